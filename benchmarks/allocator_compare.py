@@ -16,7 +16,7 @@ from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.prediction.allocator.allocator import CachingAllocator
 from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory, address_range
 from hf_memkit.prediction.allocator.replay import replay
-from hf_memkit.prediction.allocator.settings import LARGEST_SMALL, AllocatorSettings
+from hf_memkit.prediction.allocator.settings import MAX_SMALL_BLOCK, AllocatorSettings
 
 _ADDRESSES: Final = 2**48
 
@@ -183,7 +183,7 @@ class _Model:
 def _has_free(allocator: CachingAllocator, entry: Entry) -> bool:
     """Whether a free block would serve a request."""
     size = allocator.settings.rounded(entry.size_bytes)
-    pool = allocator.small if size <= LARGEST_SMALL else allocator.large
+    pool = allocator.small if size <= MAX_SMALL_BLOCK else allocator.large
     block = allocator._free_block(pool, size, entry.stream)
     if block is not None:
         pool.add(block)

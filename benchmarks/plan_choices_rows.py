@@ -108,7 +108,7 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     hooks = EngineHooks()
     if zero is not None:
         hooks = engine_hooks(zero["zero_optimization"]["stage"], len(model.sizes), gpus=row["gpus"])
-    work = wire.read(Work, found["work"])
+    work = wire.loads(Work, found["work"])
     step = step_time(
         work, RATES[row["card"]], capability=KNOWN_GPUS[row["card"]].capability, span=(0, len(work.calls)),
         micro_batches=row["accumulation"], hooks_s=hooks.beside,

@@ -1,7 +1,7 @@
 """Every published training whose memory is predicted: does a plan say that it fits, and did it run?
 
 A plan calls a setup fitting if the most that it may reserve and what lies outside the allocator take at most 92 % of
-the GPU (`hf_memkit/plan/judgement.py`, `fits`). A false "fits" is one of a training that ran out of memory on this
+the GPU (`hf_memkit/catalog/fit.py`). A false "fits" is one of a training that ran out of memory on this
 GPU.
 
 Nearly all of these trainings had a GPU much larger than they needed. So the same is asked of smaller ones: on the
@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from benchmarks.published_summary import ALLOCATED
+from hf_memkit.catalog.fit import FULL_SHARE
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.units import GIB
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 Row = Mapping[str, Any]
 Found = dict[str, Any]

@@ -211,7 +211,7 @@ def _answer(row: Row, traced: Found) -> Found:
         return {**found, "not_predicted": reason}
     if "error" in traced:
         return {**found, "not_predicted": traced["error"]}
-    work = wire.read(Work, traced["work"])
+    work = wire.loads(Work, traced["work"])
     predicted = step_time(
         work, _rates(row), capability=KNOWN_GPUS[row["card"]].capability, span=(0, len(work.calls)),
         micro_batches=row["accumulation"],

@@ -66,7 +66,7 @@ def _traced(row: Row) -> dict[str, Any]:
     if row["seq_len"] is None:
         row = {**row, "seq_len": _PADDED, "padded": True}
     work = published_then.traced(row, capability, gpu.capacity_bytes, work=True).work
-    return {"work": wire.written(_only(work, *work.steps()[-1]))}
+    return {"work": wire.dumps(_only(work, *work.steps()[-1]))}
 
 
 def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes: int) -> dict[str, Any]:
@@ -74,15 +74,15 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
-    from hf_memkit.prediction.child.gpu.fake_gpu import made_up_values, movable_modules, one_gpu
-    from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+    from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, patch_fake_values, patch_module_apply
+    from hf_memkit.prediction.child.tracer.kernel_rules import learn_use_counts
     from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
-    one_gpu(capability, capacity_bytes)
+    patch_cuda_device(capability, capacity_bytes)
     install_cuda_attention(capability)
-    movable_modules()
-    made_up_values()
-    learn_counts()
+    patch_module_apply()
+    patch_fake_values()
+    learn_use_counts()
     torch.backends.cudnn.allow_tf32 = False
     tracer = StorageTracer("cuda", capability, work=True)
     assert tracer.recorder is not None
@@ -106,7 +106,7 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
             tracer.ended("backward")
-    return {"work": wire.written(_only(work, begin, len(work.calls)))}
+    return {"work": wire.dumps(_only(work, begin, len(work.calls)))}
 
 
 def _only(work: Work, begin: int, end: int) -> Work:

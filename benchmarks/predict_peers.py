@@ -27,7 +27,7 @@ def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     for a value, so that transformers makes the mask that a compiled run would have."""
     from hf_memkit.prediction.child.gpu import cuda_device_guard
     from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
-    from hf_memkit.prediction.child.gpu.fake_gpu import movable_modules, one_gpu
+    from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, patch_module_apply
 
     cuda_device_guard.install()
     import torch
@@ -35,8 +35,8 @@ def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     from torch.distributed._tools.mem_tracker import MemTracker
     from transformers.initialization import no_init_weights
 
-    one_gpu((8, 0), 80 * GIB)
-    movable_modules()
+    patch_cuda_device((8, 0), 80 * GIB)
+    patch_module_apply()
     install_cuda_attention((8, 0))
     with FakeTensorMode(allow_non_fake_inputs=True):
         with no_init_weights(), torch.device("cuda:0"):

@@ -56,8 +56,8 @@ from dataclasses import replace
 from hf_memkit.setup.job import Job
 from hf_memkit.catalog.hardware import gpu_of_size, this_machine
 from hf_memkit.prediction import predict
-from hf_memkit.prediction.defaults import default_setup, look_at
-found = look_at(sys.argv[1])
+from hf_memkit.prediction.defaults import default_setup, describe_model
+found = describe_model(sys.argv[1])
 setup = default_setup(found, {"bf16": True, "activation_checkpointing": True})
 machine = this_machine().with_gpu(gpu_of_size("80GB"))
 for batch in (1, 2):

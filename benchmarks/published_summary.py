@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import SLACK_SHARE
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.units import GIB
-from hf_memkit.prediction.verdict import SLACK_SHARE
 
 ALLOCATED: Final = ("max_allocated", "active_bytes")
 RESERVED: Final = ("max_reserved", "nvml_less_context")

@@ -152,16 +152,16 @@ def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
-    from hf_memkit.prediction.child.gpu.fake_gpu import made_up_values, movable_modules, one_gpu
-    from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+    from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, patch_fake_values, patch_module_apply
+    from hf_memkit.prediction.child.tracer.kernel_rules import learn_use_counts
     from hf_memkit.prediction.child.tracer.tracer import StorageTracer
     from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 
-    one_gpu(capability, capacity_bytes)
+    patch_cuda_device(capability, capacity_bytes)
     install_cuda_attention(capability)
-    movable_modules()
-    made_up_values()
-    learn_counts()
+    patch_module_apply()
+    patch_fake_values()
+    learn_use_counts()
     tracer = StorageTracer("cuda", capability, work=work)
     watch = TrainingWatch(tracer)
     with tempfile.TemporaryDirectory() as folder, FakeTensorMode(allow_non_fake_inputs=True), tracer:

@@ -42,7 +42,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_memkit.prediction.child.gpu import cuda_device_guard
-from hf_memkit.prediction.child.gpu.fake_gpu import one_gpu
+from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device
 from hf_memkit.prediction.child.tracer.cuda_dtypes import TABLE, type_of_call
 
 DTYPES: Final = (
@@ -211,7 +211,7 @@ def main(arguments: list[str]) -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     cuda_device_guard.install()
-    one_gpu((12, 0), 80 * 2**30)
+    patch_cuda_device((12, 0), 80 * 2**30)
     return update({TABLE: written(content())}, "cuda_dtypes.py", check="--check" in arguments)
 
 

@@ -28,7 +28,7 @@ def needs(info: PresetInfo) -> str:
 def descriptions() -> str:
     """A row a preset, from index.yaml."""
     rows = (
-        [f"[`{each.name}`]({each.name}.json)", each.summary, each.for_whom, each.saves, each.costs, needs(each)]
+        [f"[`{each.name}`]({each.name}.json)", each.summary, each.audience, each.saves, each.costs, needs(each)]
         for each in preset_index().values()
     )
     return table("preset | what it is | for | saves | costs | needs", rows)

@@ -21,7 +21,7 @@ def presets() -> str:
             + ("*" if each in preset.where_possible else "")
             for each in preset.techniques
         ]
-        rows.append([f"`{name}`", preset.for_whom, ", ".join(links)])
+        rows.append([f"`{name}`", preset.audience, ", ".join(links)])
     note = "\\* left out, with a note, where it does not apply to the model."
     return f"{table('preset | for whom | techniques', rows)}\n\n{note}"
 

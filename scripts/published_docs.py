@@ -22,8 +22,8 @@ from benchmarks.published_summary import (
     reserved_error,
     total_error,
 )
+from hf_memkit.catalog.fit import CONTEXT_SLACK_BYTES
 from hf_memkit.common.units import MIB
-from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
 
 EVIDENCE = RESULTS / "published.json"
 
@@ -42,12 +42,12 @@ def short(content: Mapping[str, Any]) -> str:
     fits = json.loads((RESULTS / "plan_choices.json").read_text())["fits"]
     refused, narrowly = len(fits["ran_and_called_not_fitting"]), len(fits["of_these_below_the_whole_gpu"])
     ran = fits["ran_and_fit"] + refused
-    ran_out, caught = fits["out_of_memory"], fits["out_of_memory"] - len(fits["false_fits"])
+    ran_out = fits["out_of_memory"]
     lines = [
-        f"**Does it fit?** {fits['rows']} trainings: {ran} ran, {ran_out} ran out of memory. `memkit plan` rejects "
-        f"{caught} of the {ran_out} and accepts {fits['ran_and_fit']} of the {ran}. Of the {refused} others it "
-        f"rejects {narrowly} only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
-        "([a fuller GPU slows training down](docs/plan.md#what-fits-means-here)).",
+        f"**Does it fit?** {fits['rows']} trainings: {ran} ran, {ran_out} ran out of memory. "
+        f"memkit predicts [*fits*](docs/predict.md#what-fits-means) for {fits['ran_and_fit']} of the {ran}, and for "
+        f"{len(fits['false_fits']) or 'none'} of the {ran_out}. {narrowly} of the other {refused} need more than "
+        f"{100 * fits['full_share']:.0f} % of the GPU, but not more than all of it.",
     ]
     cells = [
         _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),

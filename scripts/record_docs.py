@@ -1,4 +1,4 @@
-"""Writes the tables of record fields in docs/measuring.md and docs/design.md from measuring/record_types.py."""
+"""Writes the tables of record fields in docs/measuring.md from measuring/record_types.py."""
 
 from __future__ import annotations
 
@@ -80,18 +80,6 @@ def record_tables(classes: dict[str, Record], kinds: dict[str, str]) -> str:
     return "\n".join(parts)
 
 
-def names_table(classes: dict[str, Record], kinds: dict[str, str]) -> str:
-    """The kinds of record with the names of their own fields."""
-    rows = []
-    for kind, name in kinds.items():
-        record = classes[name]
-        shared = [f"*{base}*" for base in record.bases if base != "_Record"]
-        names = ", ".join([*(f"`{each.name}`" for each in record.fields), *shared])
-        words = re.split("[.:] ", record.words)[0].rstrip(".")
-        rows.append([f"`{kind}`", words, names])
-    return table("kind | what it is | fields", rows)
-
-
 def tables() -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     classes, kinds = read_types()
@@ -100,7 +88,6 @@ def tables() -> dict[Path, dict[str, str]]:
             "counters": counters_table(classes),
             "records": record_tables(classes, kinds),
         },
-        ROOT / "docs" / "design.md": {"records": names_table(classes, kinds)},
     }
 
 

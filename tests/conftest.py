@@ -1,4 +1,4 @@
-"""What all tests share: a machine description, the recipe, and a way to run the real command line."""
+"""Fixtures and hooks of all tests: a machine, a recipe, the real command line, and the choice of tests to run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# Before torch is imported. Threads that spin while they wait make a busy machine several times slower.
+# Set before torch is imported: threads that spin while they wait make a busy machine several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["HF_HUB_OFFLINE"] = "1"  # tests do not depend on whether the hub can be reached
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests must not depend on the hub
 
 # A shell that runs the tests in the background ignores Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -34,7 +34,7 @@ from hf_memkit.setup.techniques.allocator import VARIABLE
 from tests.cpu_limit import CpuLimit
 from tests.loaded import Loaded, Ran, loaded
 
-# Scripts that tests run as their users would build no operator of their own beside memkit's.
+# Scripts that tests run use the operators that memkit built, instead of building them again.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,10 +51,10 @@ def machine() -> Machine:
     return Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
-# Files that share what a session makes once: where tests run in several processes, these stay in one.
+# Test files that share a session fixture. In a parallel run they stay in one process.
 SHARING = dict.fromkeys(("test_live_ledger", "test_stepping", "test_zero_r"), "test_presets")
 
-# What takes longest begins first, so that the processes end at about the same time.
+# The slowest files start first, so that all processes end at about the same time.
 LONGEST = (
     "test_presets", "test_pack", "test_pack_exports", "test_variants", "test_rules", "test_fake_equals_real",
     "test_resume", "test_split_states_live", "test_gpu_benchmark", "test_processes",
@@ -67,7 +67,7 @@ MARKERS = {
     "exhaustive": ("--exhaustive", "repeat what others show"),
     "older": ("--older", "need the environments of scripts/older_environments"),
 }
-"""Marker → the option with which its tests run, and what the last line says of them otherwise."""
+"""Marker → (option that runs its tests, why they are left out without it)."""
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 NO_OPERATORS = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 
@@ -83,14 +83,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
     config.pluginmanager.register(CpuLimit(MARKERS))
     if not (config.option.slow or config.option.exhaustive or hasattr(config, "workerinput")):
-        # On a machine that has built the operators too, a test that uses one and has no marker is found out.
+        # An empty folder shows tests that use an operator without the marker, even if this machine has built it.
         config.stash[NO_OPERATORS] = tempfile.TemporaryDirectory()
         os.environ["TORCH_EXTENSIONS_DIR"] = config.stash[NO_OPERATORS].name
         os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
 
 
 def group(path: str) -> str:
-    """The tests of a file stay in one process, with those of the files that share its fixtures."""
+    """The name of the group of a test file, which runs in one process: the files that share its session fixtures."""
     stem = Path(path).stem
     return SHARING.get(stem, stem)
 
@@ -99,8 +99,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if {"single", "double"} & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.operators)
         item.add_marker(pytest.mark.alone)
-        item.add_marker(pytest.mark.timeout(1200))  # the first of them waits for all the trainings
-    # What it records must be right with every supported transformers: CI runs these tests against the oldest too.
+        item.add_marker(pytest.mark.timeout(1200))  # the first test waits for all trainings
+    # Records must be right with every supported transformers: CI also runs these tests with the oldest one.
     if item.path.is_relative_to(ROOT / "tests" / "measuring" / "memory") and "make_trainer" in getattr(
         item, "fixturenames", ()
     ):
@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         markers = {marker.name for marker in item.iter_markers()}
         why = [name for name, (option, _) in MARKERS.items() if name in markers and not chosen[option]]
         if why and ("older" in markers or not config.option.exhaustive):
-            config.stash[LEFT_OUT][why[-1]] += 1  # the option that lets all of its markers run
+            config.stash[LEFT_OUT][why[-1]] += 1  # the last option is the one that runs it
         else:
             kept.append(item)
     if len(kept) < len(items):
@@ -142,16 +142,16 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line: what was left out, and what to type to run it."""
+    """Prints which tests were left out, and the option that runs them."""
     left_out = [] if hasattr(config, "workerinput") else list(config.stash[LEFT_OUT].items())
-    said = [f"{count} tests that {MARKERS[name][1]} (scripts/test {MARKERS[name][0]})" for name, count in left_out]
-    if said:
-        print("Left out: " + "; ".join(said))
+    notes = [f"{count} tests that {MARKERS[name][1]} (scripts/test {MARKERS[name][0]})" for name, count in left_out]
+    if notes:
+        print("Left out: " + "; ".join(notes))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, by group. xdist's own groups do nothing under pytest 9.2, which keeps the names of tests."""
+    """Makes `--dist loadfile` keep groups together; xdist's own groups have no effect with pytest 9.2."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByGroup(LoadFileScheduling):  # type: ignore[misc]
@@ -162,9 +162,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _as_at_the_start() -> Iterator[None]:
-    """The command line quietens transformers and sets the allocator's variable for its process; here that would be the
-    next test's process too."""
+def _restored_process() -> Iterator[None]:
+    """Restores what the command line changes in its process, which is also the next test's: the allocator's variable
+    and the log level of transformers."""
     before = os.environ.get(VARIABLE)
     yield
     if before is None:
@@ -182,7 +182,8 @@ VARIANTS = (
     pytest.param("infinity", marks=pytest.mark.operators),
     pytest.param("lora", marks=pytest.mark.exhaustive),
 )
-"""Of the recipe gpt2-on-16gb, for what trains: the one with the most of an engine. Other recipes train without."""
+"""Variants of the recipe gpt2-on-16gb, for tests that train it. It uses DeepSpeed the most; other recipes train
+without."""
 
 Memkit = Callable[..., subprocess.CompletedProcess[str]]
 Quick = Callable[..., Ran]
@@ -190,10 +191,10 @@ Quick = Callable[..., Ran]
 
 @pytest.fixture
 def memkit(tmp_path: Path) -> Memkit:
-    """Runs the command line as a user does, in a process of its own, in an empty folder, with no GPU in sight."""
+    """Runs the command line as a user does: in a new process, in an empty folder, without a GPU."""
 
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        # What stands on PYTHONPATH stays: an older transformers, where CI tests against it.
+        # Keep PYTHONPATH: CI puts an older transformers there.
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
         environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
         environment.update(options.pop("env", {}))
@@ -213,7 +214,7 @@ def process() -> Iterator[Loaded]:
 
 @pytest.fixture
 def quick_memkit(process: Loaded, tmp_path: Path) -> Quick:
-    """As `memkit`, from a process that has loaded the libraries: for what is not about starting."""
+    """Like `memkit`, but forked from a process that has imported the libraries, which saves seconds."""
     return lambda *arguments, cwd=tmp_path: process.run(["memkit", *arguments], cwd)
 
 
@@ -226,17 +227,17 @@ def text_file(tmp_path: Path) -> Path:
 
 
 def of_this_cpu() -> set[str]:
-    """What an exported rehearsal in bf16 also has on a CPU without bf16 instructions."""
+    """Additional files of an exported rehearsal in bf16 on a CPU without bf16 instructions."""
     return {"fp32_products.py"} if bf16_slowdown() >= SLOW_BF16 else set()
 
 
 def load_script(name: str) -> SimpleNamespace:
-    """What a file of scripts/ defines."""
+    """The names that a file in scripts/ defines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
         return SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / name)))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Every line of a records file, each of which must parse."""
+    """The lines of a records file; each must be valid JSON."""
     return [json.loads(line) for line in path.read_text().splitlines()]

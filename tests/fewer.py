@@ -1,5 +1,5 @@
-"""Fewer cases of a list or a product of lists, the same ones each time; the others run with `scripts/test --slow` or
-`--exhaustive`, which CI does not call.
+"""Selects the cases of a list or of a product of lists that run by default, always the same ones. The others run with
+`scripts/test --exhaustive`, which CI does not call.
 
 @pytest.mark.parametrize("event", first(EVENTS))
 @pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, quick=6))
@@ -16,12 +16,12 @@ import pytest
 
 
 def first(cases: Sequence[Any]) -> list[Any]:
-    """All cases, the first of them in the short run: it shows the mechanism, the others repeat it."""
+    """All cases. The first one runs by default; the others test the same mechanism and run with `--exhaustive`."""
     return some(cases, *cases[:1])
 
 
 def some(cases: Sequence[Any], *kept: Any) -> list[Any]:
-    """All cases, of which the kept ones run as their test does, and the others with `--exhaustive`."""
+    """All cases. The kept ones run by default, the others with `--exhaustive`."""
     return [
         pytest.param(
             *(case if isinstance(case, tuple) else (case,)),
@@ -32,10 +32,10 @@ def some(cases: Sequence[Any], *kept: Any) -> list[Any]:
 
 
 def pairs(cases: Sequence[tuple[str, str]], *, quick: int) -> list[Any]:
-    """All cases; of the first `quick` first values one runs as its test does, each with another second value where
-    there is one, and the others run with `--exhaustive`.
+    """All cases. By default one case runs for each of the first `quick` first values, with a different second value
+    each time if possible; the others run with `--exhaustive`.
 
-    Those of a second value with bf16 in its name carry that marker.
+    Cases with bf16 in their second value get the marker `bf16`.
     """
     used: Counter[str] = Counter()
     kept: list[tuple[str, str]] = []
@@ -56,12 +56,12 @@ def pairs(cases: Sequence[tuple[str, str]], *, quick: int) -> list[Any]:
 
 
 def one_each(cases: Sequence[Any], *keys: Callable[[Any], Hashable]) -> list[Any]:
-    """A case for each value of each key: the first that has it. Without keys: the first case."""
+    """All cases. By default the first case with each value of each key runs; without keys only the first case."""
     seen: set[tuple[int, Hashable]] = set()
-    found = []
+    parameters = []
     for case in cases:
         values = {(number, key(case)) for number, key in enumerate(keys)} or {(0, None)}
         marks = [pytest.mark.exhaustive] if values <= seen else []
         seen |= values
-        found.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks))
-    return found
+        parameters.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks))
+    return parameters

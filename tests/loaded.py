@@ -1,8 +1,8 @@
-"""A process that has loaded the libraries, and forks one for each command or script: seconds saved each time.
+"""A process that has imported the libraries and forks for each command or script, which saves seconds each time.
 
-    python -m tests.loaded       reads a line of JSON a job, answers with a line of JSON
+    python -m tests.loaded       reads jobs as lines of JSON, and answers each with a line of JSON
 
-A job runs as it would by itself: its own working folder, environment variables, output and exit code.
+Each job has its own working folder, environment variables, output and exit code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Ran:
-    """How a job ended: exit code, what it printed, seconds."""
+    """The result of a job: exit code, output, seconds."""
 
     returncode: int
     stdout: str
@@ -40,32 +40,32 @@ class Ran:
 
 
 class Loaded:
-    """The process; `run` starts a job in it and waits."""
+    """The process; `run` runs a job in a fork of it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        # What stands on PYTHONPATH stays: an older transformers, where CI tests against it.
+        # Keep PYTHONPATH: CI puts an older transformers there.
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
         environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
         environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        # As in an activated environment: another ninja would build everything again.
+        # Use this environment's ninja: another one would build all operators again.
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.loaded"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # its libraries are loaded: what they cost is no test's
+        self._process.stdout.readline()  # wait until the libraries are imported, so that no test's time includes it
 
     def run(self, arguments: Sequence[str | Path], folder: Path) -> Ran:
         """`["memkit", …]` or `["script.py"]`, in `folder`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        said = Path(tempfile.mkdtemp(dir=self._folder.name))
-        job = {"arguments": [str(each) for each in arguments], "folder": str(folder), "said": str(said)}
+        output = Path(tempfile.mkdtemp(dir=self._folder.name))
+        job = {"arguments": [str(each) for each in arguments], "folder": str(folder), "output": str(output)}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        stdout, stderr = ((said / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        stdout, stderr = ((output / name).read_text(errors="replace") for name in ("stdout", "stderr"))
         return Ran(answer["returncode"], stdout, stderr, answer["seconds"])
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ def _leave(job: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(Path(job["said"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
+        os.dup2(os.open(Path(job["output"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     code = 0
     try:
         first, *rest = job["arguments"]

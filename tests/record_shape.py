@@ -1,4 +1,4 @@
-"""Whether records are as `hf_memkit.measuring.record_types` has them. In: a record. Out: what is not."""
+"""Checks records against the types in `hf_memkit.measuring.record_types`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hf_memkit.measuring.record_types import RECORDS, ProposedChange
 
 
 def misfits_in(folder: Path) -> list[str]:
-    """Of all records below `folder`."""
+    """The `misfits` of all records below a folder."""
     records = [record for path in sorted(folder.rglob("memory-rank*.jsonl")) for record in read_records(path)]
     return [misfit for record in records for misfit in misfits(record)]
 
 
 def misfits(record: Mapping[str, Any]) -> list[str]:
-    """Fields that no class names, and values of another type."""
+    """A message for each field that the record's type does not have, and for each value of another type."""
     kind = record["kind"]
     return _of(RECORDS[kind], record, kind) if kind in RECORDS else [f"{kind}: no such record"]
 
@@ -28,17 +28,17 @@ def _of(hint: Any, value: Any, place: str) -> list[str]:
     if is_typeddict(hint):
         if not isinstance(value, Mapping):
             return [f"{place}: {value!r} is no mapping"]
-        hints, found = get_type_hints(hint), []
+        hints, wrong = get_type_hints(hint), []
         for name, each in value.items():
             if name not in hints:
-                found += [] if place == "run.prediction" else [f"{place}.{name}: in no class"]
+                wrong += [] if place == "run.prediction" else [f"{place}.{name}: in no class"]
             elif not (each is None and hint is ProposedChange):
-                found += _of(hints[name], each, f"{place}.{name}")
-        return found
+                wrong += _of(hints[name], each, f"{place}.{name}")
+        return wrong
     if origin is dict:
-        return [wrong for name, each in value.items() for wrong in _of(inner[1], each, f"{place}.{name}")]
+        return [misfit for name, each in value.items() for misfit in _of(inner[1], each, f"{place}.{name}")]
     if origin is list:
-        return [wrong for each in value for wrong in _of(inner[0], each, f"{place}[]")]
+        return [misfit for each in value for misfit in _of(inner[0], each, f"{place}[]")]
     if origin is Literal:
         return [] if value in inner else [f"{place}: {value!r} is none of {inner}"]
     if origin in (Union, UnionType):

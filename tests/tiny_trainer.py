@@ -19,7 +19,7 @@ LAYERS = 2
 
 def tiny_gpt2() -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    # Dropout stays on: a callback that touched the random state would change the losses.
+    # With dropout, a callback that changes the random state changes the losses.
     return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=LAYERS, n_head=2, vocab_size=64, n_positions=16))
 
 
@@ -30,7 +30,7 @@ def samples(count: int = 64, length: int = 8) -> list[dict[str, torch.Tensor]]:
 
 
 def trainer_in(
-    folder: Path, callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: Any = Trainer, **given: Any
+    folder: Path, callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: Any = Trainer, **arguments: Any
 ) -> Trainer:
     settings = {
         "output_dir": str(folder / "run"),
@@ -41,43 +41,43 @@ def trainer_in(
         "per_device_train_batch_size": 2,
         "logging_steps": 1,
         "save_strategy": "no",
-        **given,
+        **arguments,
     }
-    made: Trainer = trainer_class(
+    trainer: Trainer = trainer_class(
         model=model if model is not None else tiny_gpt2(),
         args=TrainingArguments(**to_installed_arguments(settings)),
         train_dataset=samples(),
         eval_dataset=samples(4),
         callbacks=list(callbacks),
     )
-    return made
+    return trainer
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
-    """Makes Trainers; whatever they record is as `hf_memkit.measuring.record_types` has it."""
+    """Makes Trainers; checks that all their records have the types of `hf_memkit.measuring.record_types`."""
     yield functools.partial(trainer_in, tmp_path)
     assert not misfits_in(tmp_path)
 
 
 def losses_of(trainer: Trainer) -> list[float]:
-    """The losses that Trainer logged, to be compared exactly."""
-    found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    found += [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert found
-    return found
+    """The losses that Trainer logged, for exact comparison."""
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    losses += [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert losses
+    return losses
 
 
 class FakeAllocator:
-    """A reader with the numbers of a GPU's allocator, where there is no GPU. The test says what is in use when."""
+    """A memory reader that returns a GPU allocator's figures without a GPU; the test sets them."""
 
     def __init__(self) -> None:
-        self.device: torch.device | None = torch.device("cpu")  # so that the walk sees the weights "on the device"
+        self.device: torch.device | None = torch.device("cpu")  # the device on which the weights count
         self.resident_gib = self.high_gib = 10.0
         self.resets = 0
 
     def use(self, extra_gib: float) -> None:
-        """Something took this much on top, and gave it back."""
+        """Allocates and frees this much in addition."""
         self.high_gib = max(self.high_gib, self.resident_gib + extra_gib)
 
     def read(self) -> dict[str, float]:

@@ -1,4 +1,2 @@
-"""What memkit knows of things that others make: GPUs, hosts, models, optimizers, libraries and their arguments.
-
-A new GPU, architecture or optimizer is a row here.
-"""
+"""Facts about GPUs, hosts, models, optimizers, and libraries with their arguments. A new GPU, architecture or
+optimizer is a row here."""

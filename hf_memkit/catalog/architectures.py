@@ -1,8 +1,6 @@
-"""Config values of well-known causal language models, for a machine that cannot reach the hub.
-
-Only what sets the shapes. Source of each: the model's own config.json on the hub; `parameters` is the count that the
-model's page states for it, which the tests compare with the model that these values build.
-"""
+"""Config values of well-known causal language models, for machines without access to the hub. Only values that
+determine the shapes, each from the model's config.json on the hub. `parameters` is the count on the model's page;
+tests compare it with the model built from these values."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`config` as `AutoConfig.for_model` takes it, with its `model_type`; `parameters`: tied ones once."""
+    """`config`: arguments of `AutoConfig.for_model`, with `model_type`. `parameters`: their number, tied ones once."""
 
     config: Mapping[str, Any]
     parameters: int
@@ -134,10 +132,8 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 
 
 def built_in(name: str) -> tuple[str, Architecture] | None:
-    """The hub ID and config of a well-known model, by its ID with or without the organisation, in any case.
-
-    Instruction-tuned forms have their base model's shapes: `Llama-3.1-8B-Instruct` finds `Llama-3.1-8B`.
-    """
+    """Hub ID and config of a well-known model, by its ID with or without the organisation, in any case.
+    Instruction-tuned models have the shapes of their base model: `Llama-3.1-8B-Instruct` finds `Llama-3.1-8B`."""
     wanted = name.lower().rpartition("/")[2].removesuffix("-instruct").removesuffix("-base")
     for hub_id, architecture in ARCHITECTURES.items():
         if hub_id.lower() == name.lower() or hub_id.lower().rpartition("/")[2] == wanted:

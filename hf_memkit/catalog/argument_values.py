@@ -1,13 +1,10 @@
-"""Values for fields of TrainingArguments: of the field's type, from text or from a file, or refused; and names that
-nearly are fields.
-
-TrainingArguments converts and checks next to nothing: a text `"false"` for a truth value trains as if it were true,
-and `1e-4`, which YAML 1.1 takes for text, fails at the first comparison (transformers 5.23.0: hf_argparser.py
-`parse_dict` makes the dataclass from what the file holds).
-"""
+"""Validate values for fields of TrainingArguments, and find misspelt names of fields. TrainingArguments hardly
+validates: the text `"false"` counts as true, and `1e-4`, which YAML 1.1 reads as text, fails at the first comparison
+(transformers 5.23.0: hf_argparser.py, `parse_dict`)."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import enum
 import types
@@ -23,26 +20,26 @@ from hf_memkit.catalog.former_arguments import EXAMPLES, SHARED, ever_fields
 from hf_memkit.common.errors import did_you_mean
 
 _NEAR: Final = 0.85
-"""Least likeness (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
+"""Minimum similarity (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
 
 
 def misspelt(name: str) -> tuple[str, ...]:
-    """The fields of TrainingArguments, or of TRL's configs, that `name` nearly is; empty if it is one, or near none.
-    Several, if it lacks the word that distinguishes them.
+    """The fields of TrainingArguments or of TRL's configs that `name` may be a misspelling of; empty if none.
 
-    A name with a word more than the field's, without its first word, or with another word in the place of one is a
-    script's own name; so is one that lacks a word of TRL's field (`use_nested_quant`). Of TRL's fields those of one
-    word (`dtype`), those of experimental configs and those that other scripts have too are too like scripts' names.
+    There are several if `name` lacks the word that distinguishes them. Scripts may have such arguments themselves, so
+    no name counts that has an extra word, lacks the first word, or replaces a word; nor one that lacks any word of a
+    TRL field (`use_nested_quant`). TRL fields of one word (`dtype`), of experimental configs, or shared with other
+    scripts are not compared.
 
     >>> misspelt("per_device_train_batchsize"), misspelt("ref_model_name_or_path"), misspelt("block_size")
     (('per_device_train_batch_size',), (), ())
     >>> misspelt("per_device_batch_size")
     ('per_device_train_batch_size', 'per_device_eval_batch_size')
     """
-    if not unknown(name) or name in ever_fields("trl"):
+    if not is_unknown(name) or name in ever_fields("trl"):
         return ()
-    ours, others = library_versions.argument_types(), library_versions.fields(stable=True) - SHARED
-    fields = [*ours, *sorted(field for field in others if "_" in field and field not in ours)]
+    of_transformers, of_trl = library_versions.argument_types(), library_versions.fields(stable=True) - SHARED
+    fields = [*of_transformers, *sorted(field for field in of_trl if "_" in field and field not in of_transformers)]
     close = difflib.get_close_matches(name, fields, cutoff=_NEAR)
     nearest = next((field for field in close if not _other_words(name, field)), None)
     if nearest is None:
@@ -52,12 +49,12 @@ def misspelt(name: str) -> tuple[str, ...]:
     if nearest not in ever_fields("transformers"):
         return ()
     length = len(nearest.split("_"))
-    return tuple(each for each in fields if _lacks_words(name, each) and len(each.split("_")) == length)
+    return tuple(field for field in fields if _lacks_words(name, field) and len(field.split("_")) == length)
 
 
-def unknown(name: str) -> bool:
-    """Whether `name` is neither a field of TrainingArguments, in any version, or of TRL's configs, nor an argument of
-    the example scripts."""
+def is_unknown(name: str) -> bool:
+    """Whether `name` is no field of TrainingArguments (any version) or TRL's configs, and no argument of the example
+    scripts."""
     return name not in library_versions.fields() and name not in EXAMPLES and name not in ever_fields("transformers")
 
 
@@ -68,45 +65,45 @@ def _lacks_words(name: str, field: str) -> bool:
 
 
 def _other_words(name: str, field: str) -> bool:
-    mine, its = name.split("_"), field.split("_")
-    if len(mine) > len(its):
-        return all(word in mine for word in its)
-    if len(mine) < len(its):
-        return mine == its[-len(mine) :]
-    return any(difflib.SequenceMatcher(None, *pair).ratio() < 0.6 for pair in zip(mine, its, strict=True))
+    words, field_words = name.split("_"), field.split("_")
+    if len(words) > len(field_words):
+        return all(word in words for word in field_words)
+    if len(words) < len(field_words):
+        return words == field_words[-len(words) :]
+    return any(difflib.SequenceMatcher(None, *pair).ratio() < 0.6 for pair in zip(words, field_words, strict=True))
 
 
-def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """(the values under today's names, each of its field's type; a line for each that is wrong).
+def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Convert values to the types of their fields.
 
-    Names that are no field of TrainingArguments are left as they are: a script has arguments of its own.
+    Names that are no field of TrainingArguments are kept: they may belong to a script.
 
-    >>> checked({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
+    Returns:
+        The values under current names, and a line for each wrong one.
+
+    >>> check_values({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
     ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: expected int, got str'])
     """
     hints = library_versions.argument_types()
-    found: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     problems = []
     for given, value in values.items():
         name = library_versions.current_name(given)
-        if name in found and found[name] != value:
-            problems.append(f"{given}={value!r}: the same field as {_other(name, given, values)}; give one of them")
+        if name in valid and valid[name] != value:
+            other = next(key for key in values if key != given and library_versions.current_name(key) == name)
+            problems.append(f"{given}={value!r}: the same field as {other}; give one of them")
         elif name not in hints:
-            found[name] = value
+            valid[name] = value
         else:
             try:
-                found[name] = _typed(value, hints[name])
+                valid[name] = _typed(value, hints[name])
             except ValueError as error:
                 problems.append(f"{given}={value}: {error}")
-    return found, problems
-
-
-def _other(name: str, given: str, values: Mapping[str, Any]) -> str:
-    return next(key for key in values if key != given and library_versions.current_name(key) == name)
+    return valid, problems
 
 
 def _typed(value: Any, hint: Any) -> Any:
-    """As `convert`, of a value that a file or a caller gave."""
+    """`value` from a file or a caller as a value of type `hint`, as in `convert`."""
     arms = _arms(hint)
     if isinstance(value, PurePath):
         value = str(value)
@@ -122,7 +119,8 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 def convert(text: str, hint: Any) -> Any:
-    """`text`, read as YAML, as a value of type `hint`; a ValueError says what is allowed."""
+    """`text`, parsed as YAML, as a value of type `hint`. Raises ValueError if it has another type; names the allowed
+    ones."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -130,7 +128,8 @@ def convert(text: str, hint: Any) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply. Write fewer brackets") from None
     if isinstance(value, str) and float in _arms(hint):
-        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
+        with contextlib.suppress(ValueError):
+            value = float(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
     return _fitted(value, hint)
 
 
@@ -146,7 +145,7 @@ def _fitted(value: Any, hint: Any) -> Any:
         if word not in allowed:
             raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
         return word
-    from pydantic import TypeAdapter, ValidationError  # late: environments that memkit only traces in may have none
+    from pydantic import TypeAdapter, ValidationError  # environments that memkit only traces in may lack pydantic
 
     try:
         return TypeAdapter(hint).validate_python(value, strict=False)
@@ -158,15 +157,8 @@ def _enums(arms: tuple[Any, ...]) -> list[type[enum.Enum]]:
     return [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
 
 
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def _arms(hint: Any) -> tuple[Any, ...]:
-    """The types that a union allows, flat."""
+    """The types of a union, flat."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return tuple(flat for arm in typing.get_args(hint) for flat in _arms(arm))
     return (hint,)

@@ -1,8 +1,5 @@
-"""Another Python environment, with whose libraries trainings are traced, or memkit runs.
-
-In: what `--python` or `--compare-with` names. Out: the interpreter, and the versions of all that is installed for it;
-or why trainings cannot be traced there. memkit need not be installed there (`boot.py`).
-"""
+"""Other Python environments, for tracing with their libraries or for running memkit (`--python`, `--compare-with`).
+memkit need not be installed there (`boot.py`)."""
 
 from __future__ import annotations
 
@@ -40,16 +37,17 @@ if sys.version_info >= (3, 8):
             found.setdefault(name.lower().replace("_", "-"), each.version)
 print(json.dumps(["%d.%d.%d" % sys.version_info[:3], found]))
 """
-"""Of two distributions with one name the first is imported."""
+"""Prints the Python version, and name → version of each distribution: of two with one name Python imports the
+first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python interpreter that traces can be made with.
+    """A Python interpreter that trainings can be traced with.
 
     Attributes:
         python: its path.
-        libraries: name of a distribution, in small letters with hyphens → its version.
+        libraries: name of a distribution, in lower case with hyphens → its version.
     """
 
     python: str
@@ -57,25 +55,25 @@ class Environment:
 
 
 def python_of(given: str | Path, option: str = "--python") -> Path:
-    """The interpreter that is meant: by its path, its name, or the folder of its environment; an InputError where
-    there is none."""
+    """Path of the interpreter given by its path, its name, or the folder of its environment. Raises InputError if
+    there is no such program."""
     path = Path(shutil.which(given) or given)
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.is_file() or not os.access(path, os.X_OK):
         raise InputError(f"{option} {given}: no such program. Give a Python, such as /other/venv/bin/python.")
-    return path.absolute()  # not resolved: a venv's Python is a link, and knows by its place which venv
+    return path.absolute()  # not resolved: a venv's Python is a link whose path identifies the venv
 
 
 def find_environment(python: str | Path, option: str = "--python") -> Environment:
-    """The environment of an interpreter, such as `/other/venv/bin/python`, or of a venv's folder; an InputError where
-    training is not traced with what it has, with what to install."""
+    """The environment of an interpreter such as `/other/venv/bin/python`, or of a venv's folder. Raises InputError if
+    there is no Python, or libraries are missing or too old; with the packages to install."""
     path = python_of(python, option)
     try:
-        ran = subprocess.run(
+        completed = subprocess.run(
             [path, "-c", _PROBE], capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL
         )
-        python_version, libraries = json.loads(ran.stdout.splitlines()[-1])
+        python_version, libraries = json.loads(completed.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         raise InputError(
             f"{option} {python}: not a Python that runs here. Give one, such as /other/venv/bin/python."
@@ -87,16 +85,16 @@ def find_environment(python: str | Path, option: str = "--python") -> Environmen
 
 
 def refuse_too_old_here() -> None:
-    """As `refuse_too_old`, of this environment."""
-    found = {}
+    """`refuse_too_old` for this environment."""
+    libraries = {}
     for name in OLDEST:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    refuse_too_old(found, sys.executable, sys.executable)
+            libraries[name] = version(name)
+    refuse_too_old(libraries, sys.executable, sys.executable)
 
 
 def missing_here() -> str:
-    """Why a verb finds no library that trains, in words; empty: they are all there."""
+    """Why this environment cannot trace trainings; empty if it can."""
     try:
         refuse_too_old_here()
     except InputError as error:
@@ -105,8 +103,16 @@ def missing_here() -> str:
 
 
 def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str) -> None:
-    """Refuses an environment (library → version) that lacks a library that traces need, or has one that is too old,
-    with the oldest that works. `where`: how the user named its interpreter."""
+    """Check that an environment has all libraries that traces need, in versions that work.
+
+    Args:
+        libraries: library → version.
+        python: its interpreter, for the command in the message.
+        where: the interpreter as the user named it.
+
+    Raises:
+        InputError: one is missing or too old; names the oldest version that works.
+    """
     if not libraries.keys() & OLDEST.keys():
         raise InputError(
             f"{where}: no torch, no transformers. "

@@ -1,8 +1,6 @@
-"""Arguments that the installed transformers or TRL no longer has, and what to write instead.
-
-Which version had which field is generated from the published wheels (`scripts/argument_fields.py`); what is gone
-follows from the source of the installed libraries. Only the successors are written by hand.
-"""
+"""Arguments that the installed transformers or TRL has removed, and their successors. The versions that had each field
+are generated from the published wheels (`scripts/argument_fields.py`); the current fields are read from the source of
+the installed libraries. Only the successors are written by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ _SUCCESSORS: Final[Mapping[str, str]] = {
     "total_episodes": "max_steps",
     "response_length": "max_completion_length: {}",
 }
-"""Argument → what replaces it; `{}` is its value."""
+"""Argument → its replacement; `{}` is its value."""
 
 _INSTEAD: Final[Mapping[str, str]] = {
     # transformers 5.23.0, by file of each.
@@ -109,7 +107,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "vllm_enable_prefix_caching": "set --enable_prefix_caching of `trl vllm-serve`",
     "truncation_mode": "sequences are cut at their end",
 }
-"""Argument without a successor → what holds instead."""
+"""Argument without a successor → the current behaviour."""
 
 EXAMPLES: Final = frozenset(
     {
@@ -152,18 +150,18 @@ EXAMPLES: Final = frozenset(
         "wandb_entity", "wandb_project", "wandb_run_group",
     }
 )  # fmt: skip
-"""Arguments of well-known scripts, which no class of transformers or TRL has."""
+"""Arguments of well-known scripts that no class of transformers or TRL has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """An argument that a library had, and that the installed one no longer has.
+    """An argument that a library had, and that the installed version lacks.
 
     Attributes:
         owner: the class that had it.
-        library: whose class that is: transformers or TRL.
+        library: the library of that class: transformers or TRL.
         last: the last minor version that had it.
-        fix: what to write instead, or to delete it, and what holds then.
+        fix: its replacement, or to delete it, and the effect.
     """
 
     owner: str
@@ -177,44 +175,39 @@ class Former:
 
 
 def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
-    """Those of `given` (name → value) that the installed libraries no longer have.
+    """The arguments among `given` (name → value) that the installed libraries have removed.
 
-    A field of TrainingArguments counts in every file, one of TRL only in a file that is for TRL: its fields have names
-    that scripts use for arguments of their own.
+    Fields of TrainingArguments are reported in every file, fields of TRL only in files for TRL: other scripts use
+    their names too.
 
     >>> former_arguments({"warmup_ratio": 0.1, "bf16": True})["warmup_ratio"].fix
     'write warmup_steps: 0.1'
     """
-    now, found = library_versions.fields(), {}
+    current, former = library_versions.fields(), {}
     gone = _last("transformers", "TrainingArguments")
     for name in given:
-        if name in gone and name not in now:
-            found[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
+        if name in gone and name not in current:
+            former[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
-    of_trl = {name for each in _history()["trl"]["classes"] for name in _last("trl", each)}
-    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if _for_unsloth(given) else frozenset())
-    for name in (each for each in given if each in gone_from_trl):
+    of_trl = {name for owner in _history()["trl"]["classes"] for name in _last("trl", owner)}
+    for_unsloth = given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in name for name in names)
+    gone_from_trl = of_trl - ever_fields("transformers") - (_OF_UNSLOTH if for_unsloth else frozenset())
+    for name in (name for name in given if name in gone_from_trl):
         classes = trl_in_use(names - {name})
-        had = next((each for each in classes if name in _last("trl", each)), None)
-        still = any(name in library_versions.trl_classes().get(each, ()) for each in (*classes, *_BESIDE))
-        if had is not None and not still and (name not in EXAMPLES or name in _SUCCESSORS):
-            found[name] = Former(had, "TRL", _last("trl", had)[name], _fix(name, given))
-    return found
-
-
-def _for_unsloth(given: Mapping[str, Any]) -> bool:
-    """Whether a script reads the file that loads its model with unsloth."""
-    return given.get("use_gradient_checkpointing") == "unsloth" or any("unsloth" in str(name) for name in given)
+        owner_then = next((owner for owner in classes if name in _last("trl", owner)), None)
+        still_known = any(name in library_versions.trl_classes().get(owner, ()) for owner in (*classes, *_BESIDE))
+        if owner_then is not None and not still_known and (name not in EXAMPLES or name in _SUCCESSORS):
+            former[name] = Former(owner_then, "TRL", _last("trl", owner_then)[name], _fix(name, given))
+    return former
 
 
 @cache
 def ever_fields(library: Literal["transformers", "trl"]) -> frozenset[str]:
     """Every name that was a field of one of the library's classes in any version."""
-    return frozenset(name for made in _history()[library]["classes"].values() for name in _names(made))
+    return frozenset(name for spans in _history()[library]["classes"].values() for name in _names(spans))
 
 
 def _fix(name: str, given: Mapping[str, Any]) -> str:
-    """What to do with a former argument among `given`."""
     value = given[name]
     successor = _SUCCESSORS.get(name, "")
     if not successor or value in (None, False, "", 0):
@@ -226,10 +219,10 @@ def _fix(name: str, given: Mapping[str, Any]) -> str:
 
 
 _OF_UNSLOTH: Final = frozenset({"max_seq_length"})
-"""Former fields of TRL that are arguments of unsloth's FastLanguageModel.from_pretrained (its own documentation)."""
+"""Former fields of TRL that are arguments of unsloth's FastLanguageModel.from_pretrained (unsloth's documentation)."""
 
 _BESIDE: Final = ("ModelConfig", "ScriptArguments", "DatasetMixtureConfig", "GRPOScriptArguments")
-"""Classes of TRL that are parsed beside a trainer's config."""
+"""Classes of TRL that are parsed together with a trainer's config."""
 
 _ONLY_TRL: Final = frozenset(
     {
@@ -237,7 +230,7 @@ _ONLY_TRL: Final = frozenset(
         "use_bnb_nested_quant", "use_peft",
     }
 )  # fmt: skip
-"""Fields of those that other scripts hardly have (trl 1.16.0: trainer/model_config.py, scripts/utils.py)."""
+"""Fields of these classes that are rare in other scripts (trl 1.16.0: trainer/model_config.py, scripts/utils.py)."""
 
 SHARED: Final = frozenset(
     {
@@ -251,32 +244,32 @@ SHARED: Final = frozenset(
         "top_k", "top_p", "total_episodes", "truncation_mode", "use_liger", "vf_coef", "whiten_rewards",
     }
 )  # fmt: skip
-"""Fields of TRL's trainers, in one version or another, whose names other scripts have too."""
+"""Fields of TRL's trainers, in any version, whose names other scripts use too."""
 
 
 def trl_in_use(names: Set[str]) -> list[str]:
-    """The installed classes of TRL that a file with these names is for; none if nothing shows that it is for TRL.
+    """The installed classes of TRL that a file with these names is for; none if it may not be for TRL.
 
-    Names that other scripts have too show nothing, but for `beta` with `loss_type`. Of the trainers' configs those
-    that have most of the other names, in one version or another; of these those that have most of all names, then
-    those that have most of them now, and stable ones before experimental ones.
+    Names that other scripts use too are no evidence, except `beta` with `loss_type`. Of the trainers' configs those
+    with most of the other names in any version are chosen; ties are broken by most of all names, then by most current
+    names, then stable before experimental.
     """
-    now = library_versions.trl_classes()
-    installed = [name for name in _history()["trl"]["classes"] if name in now]
-    beside = [name for name in installed if name in _BESIDE]
+    current = library_versions.trl_classes()
+    installed = [name for name in _history()["trl"]["classes"] if name in current]
+    extra = [name for name in installed if name in _BESIDE]
     trainers = [name for name in installed if name not in _BESIDE]
-    common = ever_fields("transformers") | EXAMPLES | {name for each in beside for name in _ever_trl(each)}
+    common = (ever_fields("transformers") | EXAMPLES).union(*map(_ever_trl, extra))
     own = names - common
     counts = {
-        each: (len(own & _ever_trl(each) - SHARED), len(own & _ever_trl(each)), len(own & now[each]))
-        for each in trainers
+        name: (len(own & _ever_trl(name) - SHARED), len(own & _ever_trl(name)), len(own & current[name]))
+        for name in trainers
     }
     most = max(counts.values(), default=(0, 0, 0))
     if not most[0] and not names & _ONLY_TRL and not {"beta", "loss_type"} <= names:
         return []
-    used = [each for each in trainers if counts[each] == most]
-    used = [each for each in used if each in library_versions.stable_trl_classes()] or used
-    return [*used, *(each for each in beside if names & now[each] - EXAMPLES)]
+    used = [name for name in trainers if counts[name] == most]
+    used = [name for name in used if name in library_versions.stable_trl_classes()] or used
+    return [*used, *(name for name in extra if names & current[name] - EXAMPLES)]
 
 
 @cache
@@ -296,6 +289,6 @@ def _ever_trl(owner: str) -> frozenset[str]:
 
 @cache
 def _last(library: str, owner: str) -> Mapping[str, str]:
-    """Field → the last version of the class that had it; without those that the newest version has."""
+    """Field → the last version of the class that had it; without fields of the newest version."""
     spans = _history()[library]["classes"].get(owner, {})
     return {name: span.partition("-")[2] for span, names in spans.items() for name in names if span[-1] != "-"}

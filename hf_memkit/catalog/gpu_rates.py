@@ -1,16 +1,16 @@
-"""How fast named GPUs are: achievable rates by type, memory bandwidth, PCIe, NVLink; each figure with its source.
+"""Rates of named GPUs: achievable rates by dtype, memory bandwidth, PCIe, NVLink; each figure with its source.
 
-*Achievable* is what a large product, or a large copy, reaches when it is measured; where nobody has published that, it
-is the data sheet's dense figure times the share that the same generation reaches, and the source says so. Figures with
-sparsity are refused (tests/catalog/test_gpu_rates.py).
+*Achievable* is the measured rate of a large product or a large copy. Without a published measurement it is the data
+sheet's dense figure times the share that the same generation reaches, and the source says that. Figures with sparsity
+are refused (tests/catalog/test_gpu_rates.py).
 
-NVIDIA's own documents were read at second hand: behind "by" stands the page, and "unchecked" where none was found.
+NVIDIA's documents were read at second hand: the page follows "by", and "unchecked" means that none was found.
 
-Products are measured at 8192 x 8192 x 8192 where the report tells sizes, else at the best of its sizes, which the
-source says and which flatters GPUs that a power limit binds: smaller ones end before a power limit binds
-(an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce GPUs hold clocks above the boost clock of their data
-sheet, so that their products reach up to 12 % more than its figure. 16-bit products are those with fp32 accumulation,
-as PyTorch runs them, at half the headline rate on GeForce GPUs.
+Products are measured at 8192 x 8192 x 8192 if the report gives sizes, else at the best of its sizes, and the source
+says that. The best size flatters GPUs with a power limit, which short products do not reach (an L4, 72 W, shows 71
+TFLOPS at 2048 and 59 at 8192). GeForce GPUs hold clocks above the boost clock of their data sheet, so that their
+products exceed its figure by up to 12 %. 16-bit products accumulate in fp32, as in PyTorch, at half the headline rate
+on GeForce GPUs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SIXTEEN_BITS: Final = ("bfloat16", "float16")
 
 
 def _dense(*, sixteen: float | None = None, **tflops: float) -> dict[str, float]:
-    """`sixteen` stands for bfloat16 and float16, whose rates are one on every GPU that has both."""
+    """Dense rates by dtype. `sixteen`: of bfloat16 and float16, equal on every GPU that has both."""
     return tflops if sixteen is None else tflops | dict.fromkeys(_SIXTEEN_BITS, sixteen)
 
 
@@ -45,17 +45,17 @@ def _measured(source: str, **tflops: float) -> dict[str, Figure]:
 
 
 def _as_on(source: str, **figures: float) -> dict[str, Figure]:
-    """Rates of another GPU with the same chip, or shares of a relative's dense rates; `source` names it."""
+    """Rates of another GPU with the same chip, or shares of a related GPU's dense rates; `source` names it."""
     return {dtype: Figure(value, source) for dtype, value in figures.items()}
 
 
 def _borrowed(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """The same of a sister GPU: measured, but not on this one."""
+    """Rates of a related GPU: measured, but not on this one."""
     return {dtype: replace(figure, measured=False) for dtype, figure in figures.items()}
 
 
 def _pcie(generation: int, lanes: int = 16) -> Figure:
-    """What page-locked copies reached on one GPU of this generation with 16 lanes, in proportion to the lanes."""
+    """Rate of page-locked copies on one GPU of this generation with 16 lanes, in proportion to the lanes."""
     value, source = {
         3: (12.35, "RRZE-HPC/gpu-benches@1038c5d README.md, cuda-memcpy, on a V100 PCIe"),
         4: (25.1, "NVIDIA/nvbandwidth#42, on an A100 SXM4"),
@@ -81,19 +81,23 @@ def _rates(
     pcie: Figure,
     nvlink: float | None = None,
 ) -> GpuRates:
-    """A row: of each type what is `achieved`, or its share; else the share that 16-bit products reach of theirs."""
-    reached = dict(achieved or {})
+    """One GPU. Achieved rate of each dtype: measured, else a related GPU's share, else the 16-bit share."""
+    achieved_tflops = dict(achieved or {})
     for dtype, share in (shares or {}).items():
-        reached[dtype] = _share_of(dense[dtype], share, "dense rate")
-    sixteen = next(dtype for dtype in _SIXTEEN_BITS if dtype in reached)
-    like = Figure(min(1, reached[sixteen].value / dense[sixteen]), f"as {sixteen}: {reached[sixteen].source}")
+        achieved_tflops[dtype] = _share_of(dense[dtype], share, "dense rate")
+    sixteen = next(dtype for dtype in _SIXTEEN_BITS if dtype in achieved_tflops)
+    sixteen_share = Figure(
+        min(1, achieved_tflops[sixteen].value / dense[sixteen]), f"as {sixteen}: {achieved_tflops[sixteen].source}"
+    )
     if copies is None:
         assert copies_share is not None
         copies = _share_of(memory, copies_share, "bandwidth")
     return GpuRates(
         dense_tflops={dtype: Figure(value, sheet) for dtype, value in dense.items()},
         achievable_tflops={
-            dtype: reached[dtype] if dtype in reached else _share_of(value, like, "dense rate")
+            dtype: achieved_tflops[dtype]
+            if dtype in achieved_tflops
+            else _share_of(value, sixteen_share, "dense rate")
             for dtype, value in dense.items()
         },
         memory_gb_per_s=Figure(memory, sheet),
@@ -104,8 +108,8 @@ def _rates(
     )
 
 
-def _share_of(value: float, share: Figure, what: str) -> Figure:
-    return Figure(round(value * share.value, 1), f"{share.value:.3f} of the {what}, {share.source}")
+def _share_of(value: float, share: Figure, quantity: str) -> Figure:
+    return Figure(round(value * share.value, 1), f"{share.value:.3f} of the {quantity}, {share.source}")
 
 
 # Shares of relatives, where a GPU itself has no published measurement.
@@ -427,7 +431,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=900,
     ),
 }
-"""By the names of `gpu_sizes.KNOWN_GPUS`. Where a GPU is sold as an SXM module and with PCIe: the module's."""
+"""Rates by the names of `gpu_sizes.KNOWN_GPUS`; for GPUs sold as an SXM module and with PCIe those of the module."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(
@@ -479,19 +483,18 @@ _SIZE: Final = re.compile(r"\d+gb")
 
 
 def rates_of(name: str) -> GpuRates | None:
-    """Of a GPU by its name in `KNOWN_GPUS` or as PyTorch reports it; None: nothing is known of it, and a plan has no
-    times.
-
-    PyTorch names the variant: "NVIDIA A100 80GB PCIe" and "NVIDIA A100-SXM4-80GB" are two rows. A size is left out of
-    some names ("NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4060 Ti"): they are known if one row has the rest.
-    """
+    """Rates of a GPU by its name in `KNOWN_GPUS` or as PyTorch reports it; None if unknown, and a plan then has no
+    times. PyTorch names the variant: "NVIDIA A100 80GB PCIe" and "NVIDIA A100-SXM4-80GB" are two rows. Names without a
+    size ("NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4060 Ti") are known if one row has the other words."""
     if name in RATES:
         return RATES[name]
     wanted = _words(name)
     for without_pcie in (frozenset(), frozenset({"pcie"})):
-        found = [row for known, row in {**RATES, **VARIANTS}.items() if _is(wanted - without_pcie, _words(known))]
-        if found:
-            return found[0] if len(found) == 1 else None
+        rows = [
+            row for known, row in {**RATES, **VARIANTS}.items() if _is_same_name(wanted - without_pcie, _words(known))
+        ]
+        if rows:
+            return rows[0] if len(rows) == 1 else None
     return None
 
 
@@ -500,7 +503,7 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(word for word in words if word and not _NO_KIND.fullmatch(word))
 
 
-def _is(wanted: frozenset[str], known: frozenset[str]) -> bool:
-    """Whether both have the same words, but for a size that only one of them names."""
+def _is_same_name(wanted: frozenset[str], known: frozenset[str]) -> bool:
+    """Whether both have the same words, except for a size that only one of them has."""
     sizes = [{word for word in words if _SIZE.fullmatch(word)} for words in (wanted, known)]
     return wanted - sizes[0] == known - sizes[1] and (not all(sizes) or sizes[0] == sizes[1])

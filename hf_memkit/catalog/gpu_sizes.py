@@ -1,4 +1,4 @@
-"""Named GPUs: what PyTorch reports of each, and the thread that shows it."""
+"""Memory and compute capability of named GPUs, as PyTorch reports them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """`box_gb`: the size on the box. `capability`: CUDA compute capability. `total_gib`: what PyTorch reports as total
-    capacity on Linux (the least of several reports; newer drivers report less), and the `thread` that shows it.
-    `context_mib`: what a training's process held outside PyTorch's allocator, measured; None: not measured."""
+    """A named GPU.
+
+    Attributes:
+        box_gb: size on the box.
+        capability: CUDA compute capability.
+        total_gib: total capacity that PyTorch reports on Linux, the minimum of several reports (newer drivers report
+            less); None: no report.
+        thread: thread with the report.
+        context_mib: memory of a training's process outside PyTorch's allocator, measured; None: not measured.
+    """
 
     box_gb: int
     capability: float
@@ -20,8 +27,8 @@ class KnownGpu:
 
 
 _HOPPER_MIB: Final = 758
-"""In every training on an H100: torch 2.11, CUDA 13.0 (benchmarks/results/predict.json, `outside_allocator_gib`). Of
-these 619 MiB come with the context, the rest with libraries (`calibrate` in that file)."""
+"""In every training on an H100: torch 2.11, CUDA 13.0 (benchmarks/results/predict.json, `outside_allocator_gib`). 619
+MiB of it belong to the context, the rest to libraries (`calibrate` in that file)."""
 
 
 KNOWN_GPUS: Final[dict[str, KnownGpu]] = {
@@ -58,4 +65,4 @@ KNOWN_GPUS: Final[dict[str, KnownGpu]] = {
 }
 
 VISIBLE_SHARE: Final = 0.975
-"""GiB that PyTorch sees for each "GB" on the box, where no report is at hand: as with an RTX A4000."""
+"""GiB that PyTorch sees for each "GB" on the box of a GPU without a report: the ratio of an RTX A4000."""

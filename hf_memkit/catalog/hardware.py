@@ -1,8 +1,6 @@
-"""The machine a job will run on: this one, or one that is described by a GPU's name or size.
-
-`this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a GPU that need not be here. Capacities
-are what PyTorch can see, not what the box says, and `usable_bytes` is what is left after the CUDA context.
-"""
+"""The machine for a job: this one, or one described by a GPU's name or size. `this_machine()` inspects this machine;
+`named_gpu("T4")` and `gpu_of_size("16GB")` describe other GPUs. Capacities are as PyTorch reports them, not the size
+on the box; `usable_bytes` excludes the CUDA context."""
 
 from __future__ import annotations
 
@@ -29,11 +27,11 @@ from hf_memkit.common.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.common.user_files import user_path
 
 CONTEXT_BYTES = 500 * MIB
-"""What the CUDA context and loaded kernels take outside PyTorch's allocator where that is not known of the GPU
-(`KnownGpu.context_mib`). Assumed: it differs by GPU, driver and torch, and 300 to 600 MiB is usual."""
+"""Memory of the CUDA context and loaded kernels outside PyTorch's allocator, for GPUs without a measured
+`KnownGpu.context_mib`. Assumed: it differs by GPU, driver and torch, typically 300 to 600 MiB."""
 
 SLOW_BF16 = 4.0
-"""From this `bf16_slowdown()` on a CPU is one without bf16 instructions: with them it is below 1, without above 20."""
+"""Minimum `bf16_slowdown()` of a CPU without bf16 instructions: with them it is below 1, without above 20."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +39,14 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        name: as people call it.
-        capacity_bytes: what PyTorch reports as its total.
-        context_bytes: what the CUDA context takes of that, measured or assumed (`CONTEXT_BYTES`).
-        bf16: whether the GPU computes in bf16 itself (compute capability 8.0 and later). Older GPUs emulate it:
-            `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
-        source: where these figures come from.
+        name: its common name.
+        capacity_bytes: total memory that PyTorch reports.
+        context_bytes: memory of the CUDA context in that total, measured or assumed (`CONTEXT_BYTES`).
+        bf16: whether the GPU computes in bf16 (compute capability 8.0 and later). Older GPUs emulate it, slower than
+            fp32; `torch.cuda.is_bf16_supported()` counts that as support.
+        source: source of these figures.
         here: whether the GPU is in this machine.
-        capability: CUDA compute capability, such as 8.6; None where only a size is known.
+        capability: CUDA compute capability, such as 8.6; None if only a size is known.
     """
 
     name: str
@@ -81,11 +79,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a job can use: a GPU (or none), RAM, page-locked RAM, and disk at `disk_path`.
+    """Resources of a job: a GPU (or none), RAM, page-locked RAM, and disk at `disk_path`.
 
-    `memlock_bytes` is None where page-locking is unlimited, as it is for a process with CAP_IPC_LOCK.
-    `output_free_bytes` is the free disk for checkpoints where that is another disk than `disk_path`'s; None: the same.
-    `ram_bytes` is the container's limit where one is set.
+    Attributes:
+        ram_bytes: RAM, or the container's limit if set.
+        memlock_bytes: limit of page-locked memory; None: unlimited, as for a process with CAP_IPC_LOCK.
+        output_free_bytes: free disk for checkpoints if on another disk than `disk_path`; None: the same disk.
     """
 
     gpu: Gpu | None
@@ -113,8 +112,8 @@ class Machine:
 
 
 def _key(name: str) -> str:
-    """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one GPU."""
-    # nvidia-smi adds how the GPU is mounted and its kind of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
+    """The same key for `"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"`."""
+    # nvidia-smi adds form factor and type of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
     return re.sub(r"nvidia|geforce|tesla|quadro|rtx|sxm(\d(?!\d))?|pcie|hbm\d?e?|[^a-z0-9]", "", name.lower())
 
 
@@ -125,23 +124,20 @@ _ALSO_CALLED: Final = {
     "pro6000blackwellworkstationedition": "RTX PRO 6000",
     "pro6000blackwellserveredition": "RTX PRO 6000",
 }
-"""Further names, as `_key` makes them: there is no H100 with less memory."""
+"""`_key` of further names → name. There is no H100 with less memory."""
 
 _MOST_NAMED: Final = 3
-"""GPUs that a message proposes at most."""
+"""Maximum number of GPUs that a message proposes."""
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. One that is sold as an SXM module and with PCIe is the
-    module, unless `name` says PCIe: `"A100 80GB PCIe"`.
-
-    Raises:
-        InputError: the name is not known; the message proposes the nearest.
-    """
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. A GPU sold both as an SXM module and with PCIe is the
+    module, unless `name` contains PCIe: `"A100 80GB PCIe"`. Raises InputError for an unknown name; proposes the
+    nearest."""
     by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
     known_name = by_key.get(_key(name))
     if known_name is None:
-        raise InputError(f"unknown GPU {name!r}; {_proposed(name, by_key)}")
+        raise InputError(f"unknown GPU {name!r}; {_proposal(name, by_key)}")
     named = KNOWN_GPUS[known_name]
     if named.total_gib is None:
         total_gib, how = (
@@ -151,7 +147,7 @@ def named_gpu(name: str) -> Gpu:
     else:
         total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
     return Gpu(
-        name=_variant(known_name) if "pcie" in name.lower() else known_name,
+        name=_with_pcie_name(known_name) if "pcie" in name.lower() else known_name,
         capacity_bytes=int(total_gib * GIB),
         bf16=named.capability >= 8.0,
         source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
@@ -165,14 +161,14 @@ def _context_bytes(known: KnownGpu | None) -> int:
     return CONTEXT_BYTES if measured is None else measured * MIB
 
 
-def _known(name: str) -> KnownGpu | None:
-    """The GPU in this machine that the driver calls so, if it has a name here."""
+def _known_gpu(name: str) -> KnownGpu | None:
+    """The known GPU with this name of the driver."""
     key = _key(name)
     return next((known for named, known in KNOWN_GPUS.items() if _key(named) == key), None)
 
 
-def _variant(known_name: str) -> str:
-    """The name of the PCIe version, if its rates differ from the SXM module's."""
+def _with_pcie_name(known_name: str) -> str:
+    """Name of the PCIe version, if its rates differ from the SXM module's."""
     name = f"{known_name} PCIe"
     return name if rates_of(name) in VARIANTS.values() else known_name
 
@@ -185,11 +181,11 @@ _OTHER_MAKERS: Final = {
     "Intel": r"\barc\b|\bgaudi ?\d?\b|\bhpu\b|\bxpu\b|\bponte vecchio\b",
     "Amazon": r"\btrainium\d?\b|\binferentia\d?\b",
 }
-"""Maker → what its accelerators are called."""
+"""Maker → names of its accelerators."""
 
 
-def _proposed(name: str, by_key: Mapping[str, str]) -> str:
-    """What to write instead of an unknown GPU's name."""
+def _proposal(name: str, by_key: Mapping[str, str]) -> str:
+    """Proposal for an unknown name of a GPU."""
     if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
         return f"did you mean {name.strip()}GB?"
     for maker, pattern in _OTHER_MAKERS.items():
@@ -210,8 +206,8 @@ def _proposed(name: str, by_key: Mapping[str, str]) -> str:
 
 
 def _same_number(one: str, other: str) -> bool:
-    """Whether the digits of one name are those of the other, lack some, or end otherwise: a GTX 1080 is no misspelt
-    RTX 2080."""
+    """Whether the digits of two names are equal, or differ by missing digits or the last one. A GTX 1080 is no
+    misspelt RTX 2080."""
     digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
     if len(digits[0]) == len(digits[1]) and digits[0][:-1] == digits[1][:-1]:
         return True
@@ -222,12 +218,18 @@ def _same_number(one: str, other: str) -> bool:
 
 
 def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
-    """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box; a size in
-    GiB is the real capacity. `option`: what gave it, for the message where it is no size, or too small for a
-    context."""
-    asked = parse_size(size, option)
+    """A GPU of this size with bf16 (Ampere or later).
+
+    Args:
+        size: size on the box such as `"16GB"`, or the real capacity in GiB.
+        option: its option or argument, for messages.
+
+    Raises:
+        InputError: no size, or too small for a CUDA context.
+    """
+    size_bytes = parse_size(size, option)
     exact = "gib" in size.lower() or "mib" in size.lower()
-    capacity = asked if exact else int(asked / GB * VISIBLE_SHARE * GIB)
+    capacity = size_bytes if exact else int(size_bytes / GB * VISIBLE_SHARE * GIB)
     if capacity <= CONTEXT_BYTES:
         raise InputError(
             f"{option}: {size!r}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; give more, such as 16GB"
@@ -241,8 +243,8 @@ def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
 
 
 def _this_gpu() -> Gpu | None:
-    """The first CUDA device that this process may use, through NVML, which makes no CUDA context and needs no torch.
-    NVML's total less its reserved part is what PyTorch reports."""
+    """The first CUDA device that this process may use, from NVML, without a CUDA context or torch. NVML's total less
+    its reserved part is the total that PyTorch reports."""
     import pynvml
 
     if not torch_has_cuda():
@@ -268,16 +270,16 @@ def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
         source="this machine",
         here=True,
         capability=float(f"{major}.{minor}"),
-        context_bytes=_context_bytes(_known(name)),
+        context_bytes=_context_bytes(_known_gpu(name)),
     )
 
 
 def use_one_gpu() -> None:
-    """Leaves this process one GPU, the first that it may use. Call it before anything imports torch.
+    """Restrict this process to the first GPU that it may use. Call it before anything imports torch.
 
-    With several in sight Trainer would wrap the model in DataParallel and multiply the batch. Libraries that look at
-    CUDA when they are imported (bitsandbytes, torchao) fix the choice, so it cannot wait until the setup is known.
-    Does nothing where a launcher has started the process, or where NVML does not answer.
+    With several visible, Trainer would wrap the model in DataParallel and multiply the batch. Libraries that query
+    CUDA on import (bitsandbytes, torchao) fix the choice, so it cannot wait for the setup. No effect in processes of a
+    launcher, or without NVML.
     """
     import pynvml
 
@@ -309,31 +311,35 @@ def _first_visible_device(nvml: Any) -> Any:
 
 
 def _this_gpu_by_torch() -> Gpu | None:
-    """As `_this_gpu` where NVML does not answer: this makes a CUDA context in the process."""
+    """`_this_gpu` without NVML: creates a CUDA context in this process."""
     import torch
 
     if not torch.cuda.is_available():
         return None
-    found = torch.cuda.get_device_properties(0)
-    return _gpu_here(str(found.name), int(found.total_memory), found.major, found.minor)
+    properties = torch.cuda.get_device_properties(0)
+    return _gpu_here(str(properties.name), int(properties.total_memory), properties.major, properties.minor)
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability:
-    binaries run on the same major version from their minor version on, PTX on anything newer."""
-    have = capability[0] * 10 + capability[1]
+    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability.
+    Binaries run on the same major version from their minor version on, PTX on anything newer."""
+    target = capability[0] * 10 + capability[1]
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
-        made_for = int("".join(filter(str.isdigit, number)) or 0)
-        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
+        minimum = int("".join(filter(str.isdigit, number)) or 0)
+        if minimum <= target and (kind == "compute" or minimum // 10 == capability[0]):
             return True
     return False
 
 
 def torch_with_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> str:
-    """What to install instead of a torch that was built for `architectures`, none of which runs on such a GPU."""
-    made_for = [int("".join(filter(str.isdigit, each))[:-1] or 0) for each in architectures if "_" in each]
-    age = "a newer" if capability[0] > max(made_for, default=0) else "an older"
+    """Build of torch to install instead of one for `architectures` without kernels for this compute capability."""
+    major_versions = [
+        int("".join(filter(str.isdigit, architecture))[:-1] or 0)
+        for architecture in architectures
+        if "_" in architecture
+    ]
+    age = "a newer" if capability[0] > max(major_versions, default=0) else "an older"
     return f"a torch built for {age} CUDA (pytorch.org)"
 
 
@@ -349,16 +355,12 @@ def _ram_bytes() -> int:
     return total
 
 
-def _existing(path: Path) -> Path:
+def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
+    """This machine, with the free disk at `disk_path` or its nearest existing parent. With `gpu`, the machine's GPUs
+    are not queried, which could import torch."""
+    path = user_path(disk_path).absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
-    return path
-
-
-def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
-    """This machine, with the free disk at `disk_path` (or its nearest parent that exists). With
-    `gpu`, no GPU is looked for, which could import torch."""
-    path = _existing(user_path(disk_path).absolute())
     ram_bytes = _ram_bytes()
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Machine(
@@ -373,12 +375,9 @@ def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Mach
 
 @functools.cache
 def bf16_slowdown() -> float:
-    """How many times as long as in fp32 this CPU takes for a product of bf16 matrices, measured (a tenth of a second).
-
-    The instructions that a CPU names say less: which kernel runs also depends on the build of torch and on what
-    oneDNN was told to use. The factors are untransposed, as in the backward pass of a linear layer: without
-    instructions for bf16 that is the slowest case.
-    """
+    """Time of a product of bf16 matrices on this CPU divided by its time in fp32, measured in a tenth of a second. A
+    CPU's instruction sets say less: the kernel also depends on torch's build and on oneDNN's settings. The factors are
+    not transposed, as in the backward pass of a linear layer: the slowest case without bf16 instructions."""
     import torch
 
     threads, best = torch.get_num_threads(), {}
@@ -401,36 +400,38 @@ _SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
 
 
 def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:
-    """The GPU that is described, or None.
+    """The described GPU, or None.
 
     Args:
-        gpu: a GPU's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
-        gpu_memory: a size. With a name: that GPU with so much of its memory.
-        option: what gave `gpu`, for a message: an option, or the argument `gpu` of a function.
+        gpu: a GPU's name, or a size with its unit such as `"16GB"`.
+        gpu_memory: a size; with a name, the memory of that GPU to use.
+        option: source of `gpu` for messages: an option, or a function's argument `gpu`.
 
     Raises:
         InputError: an unknown GPU, no size, or more memory than the GPU has; names the option.
     """
     of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
     if gpu is not None and gpu_memory:
-        return _of_at_most(gpu_of_size(gpu_memory, of_memory), _named(gpu, option), f"{of_memory} {gpu_memory}")
+        return _checked_size(
+            gpu_of_size(gpu_memory, of_memory), _gpu_of_option(gpu, option), f"{of_memory} {gpu_memory}"
+        )
     if gpu is not None:
-        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _named(gpu, option)
+        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _gpu_of_option(gpu, option)
     return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
 
 
-_AS_ON_THE_BOX: Final = 1.1
-"""A size is that of the box, of which a driver keeps a part: a T4 of 16 GB shows 14.56 GiB."""
+_ROUNDED_UP: Final = 1.1
+"""Tolerance for a size on the box, of which the driver reserves a part: a T4 of 16 GB shows 14.56 GiB."""
 
 
-def _of_at_most(size: Gpu, named: Gpu, given: str) -> Gpu:
-    if size.capacity_bytes > _AS_ON_THE_BOX * named.capacity_bytes:
+def _checked_size(size: Gpu, named: Gpu, given: str) -> Gpu:
+    if size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
         shown = f"{named.capacity_bytes / GIB:.2f} GiB"
         raise InputError(f"{given}: {named.name} has {shown}. Give less, or omit --gpu or --gpu-memory")
     return named if size.capacity_bytes >= named.capacity_bytes else named.with_capacity(size.capacity_bytes)
 
 
-def _named(name: str, option: str) -> Gpu:
+def _gpu_of_option(name: str, option: str) -> Gpu:
     try:
         return named_gpu(name)
     except InputError as error:
@@ -440,11 +441,8 @@ def _named(name: str, option: str) -> Gpu:
 def described_machine(
     gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
 ) -> Machine:
-    """This machine with what is described in place of its own; `path` is where states may be swapped to.
-
-    Raises:
-        InputError: an unknown GPU, or no size; names the `option`, as in `described_gpu`.
-    """
+    """This machine with the described GPU, RAM and swap folder `path` instead of its own. Raises InputError if an
+    unknown GPU, or no size; names the `option`, as in `described_gpu`."""
     ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

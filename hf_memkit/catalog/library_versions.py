@@ -1,6 +1,5 @@
-"""Differences between versions of transformers, torch and accelerate in names and arguments. Here only; what the child
-process does otherwise with earlier versions is in `prediction/child/older_libraries.py`.
-"""
+"""Names and arguments that differ between versions of transformers, torch and accelerate. Other differences that the
+child process handles are in `prediction/child/older_libraries.py`."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ from typing import Any, Final, Literal
 from packaging.version import Version
 
 OLDEST: Final = {"torch": "2.8", "transformers": "4.57", "accelerate": "1.3"}
-"""Of each library that traces need the oldest version that works."""
+"""Oldest version of each library that traces work with."""
 
 FreeOrder = Literal["segment", "block", "address"]
-"""What decides between free blocks of equal size: the age of their segment and then the address (torch 2.13 and later,
-pytorch pull request 183591), the age of the block (torch 2.12, 178362), or the address alone (torch 2.11)."""
+"""How the allocator orders free blocks of equal size: by their segment's age, then address (torch 2.13 and later,
+pytorch pull request 183591), by the block's age (torch 2.12, 178362), or by address only (torch 2.11)."""
 
 CALLBACKS_OF_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
-"""Modules whose callbacks are not the user's."""
+"""Modules of callbacks that come with libraries."""
 
 GENERATION_FIELDS: Final = frozenset(
     {
@@ -34,10 +33,10 @@ GENERATION_FIELDS: Final = frozenset(
         "sortish_sampler",
     }
 )  # fmt: skip
-"""What Seq2SeqTrainingArguments have beside TrainingArguments (transformers 5.23.0: training_args_seq2seq.py)."""
+"""Fields that Seq2SeqTrainingArguments add to TrainingArguments (transformers 5.23.0: training_args_seq2seq.py)."""
 
 # transformers 5.23 renamed these fields; the old names are deprecated there, and the new ones unknown before.
-# Source: transformers/training_args.py, 5.22.0 and 5.23.0. memkit speaks the new names everywhere.
+# Source: transformers/training_args.py, 5.22.0 and 5.23.0. memkit uses the new names everywhere.
 _RENAMED = {
     "activation_checkpointing": "gradient_checkpointing",
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
@@ -46,38 +45,38 @@ _CURRENT = {old: new for new, old in _RENAMED.items()}
 
 
 def current_name(name: str) -> str:
-    """Today's name of a TrainingArguments field that was renamed; any other name as it is."""
+    """Current name of a TrainingArguments field; a field that was never renamed keeps its name."""
     return _CURRENT.get(name, name)
 
 
 def names_of(name: str) -> tuple[str, ...]:
-    """All names of a TrainingArguments field, of which one is given: today's, and that of before if it was renamed.
+    """All names of a TrainingArguments field: the current one first, then its former one.
 
     >>> names_of("gradient_checkpointing"), names_of("optim")
     (('activation_checkpointing', 'gradient_checkpointing'), ('optim',))
     """
-    today = current_name(name)
-    return (today, _RENAMED[today]) if today in _RENAMED else (today,)
+    current = current_name(name)
+    return (current, _RENAMED[current]) if current in _RENAMED else (current,)
 
 
 def name_in_version(name: str, transformers: tuple[int, ...]) -> str:
-    """A field's name (today's) in that version of transformers, such as `(5, 22)`; empty: not known, today's name."""
+    """Name of a field in a version of transformers such as `(5, 22)`; `()`, an unknown version: the current name."""
     return _RENAMED.get(name, name) if () < transformers < (5, 23) else name
 
 
 _SOURCES: Final = ("training_args.py", "trainer_utils.py", "debug_utils.py")
-"""The files of transformers that have TrainingArguments and the enumerations of its fields."""
+"""Files of transformers that define TrainingArguments and the enumerations of its fields."""
 
 
 def _folder_of(library: str) -> Path | None:
-    """Where a library is installed; None if it is not. Nothing is imported."""
+    """Folder of an installed library, found without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(library)
     return next((Path(place) for place in (spec and spec.submodule_search_locations) or ()), None)
 
 
 @cache
 def _classes(library: str, *patterns: str) -> Mapping[str, ast.ClassDef]:
-    """Every class in the installed library's files, by name; empty if their source is missing."""
+    """Name → class definition in the installed library's source files; empty without its source."""
     folder = _folder_of(library)
     files = [file for pattern in patterns for file in sorted(folder.glob(pattern))] if folder else []
     try:
@@ -87,38 +86,40 @@ def _classes(library: str, *patterns: str) -> Mapping[str, ast.ClassDef]:
     return {node.name: node for body in reversed(parsed) for node in body if isinstance(node, ast.ClassDef)}
 
 
-def _declared(made: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+def _declared(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
     """The fields that a dataclass declares itself and takes as arguments."""
-    for field in made.body:
+    for field in node.body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            given = "init=False" not in ast.unparse(field.value or field)
-            if given and "ClassVar" not in ast.unparse(field.annotation):
+            is_argument = "init=False" not in ast.unparse(field.value or field)
+            if is_argument and "ClassVar" not in ast.unparse(field.annotation):
                 yield field.target.id, field
 
 
 @cache
 def _written_types() -> Mapping[str, Any]:
-    """Name → type of every field, as the source has them: importing the class takes seconds, because it imports torch.
-    An enumeration is one of the same values; a type of another library is `Any`. Empty without the source."""
+    """Name → type of every field, read from the source, because importing the class imports torch and takes seconds.
+    Enumerations are rebuilt with the same values; types of other libraries are `Any`. Empty without the source."""
     classes = _classes("transformers", *_SOURCES)
     known = _Names({"Literal": Literal})
     for name, node in classes.items():
-        members = [each for each in node.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)]
+        members = [
+            member for member in node.body if isinstance(member, ast.Assign) and isinstance(member.value, ast.Constant)
+        ]
         if any(isinstance(base, ast.Name) and base.id == "ExplicitEnum" for base in node.bases):
             known[name] = enum.Enum(
-                name, {ast.unparse(each.targets[0]): ast.literal_eval(each.value) for each in members}
+                name, {ast.unparse(member.targets[0]): ast.literal_eval(member.value) for member in members}
             )
-    found = {}
+    types = {}
     for name, field in _declared(classes["TrainingArguments"]) if classes else ():
         try:
-            found[name] = eval(ast.unparse(field.annotation), {}, known)  # of the installed package's own source
+            types[name] = eval(ast.unparse(field.annotation), {}, known)  # of the installed package's own source
         except (AttributeError, TypeError):
-            found[name] = Any
-    return found
+            types[name] = Any
+    return types
 
 
 class _Names(dict[str, Any]):
-    """Names in an annotation: what is neither here nor a built-in type is `Any`."""
+    """Names in an annotation; unknown ones are built-in types or `Any`."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, Any)
@@ -126,13 +127,14 @@ class _Names(dict[str, Any]):
 
 @cache
 def argument_types() -> Mapping[str, Any]:
-    """Name (today's) and type of every field of the installed `transformers.TrainingArguments`."""
+    """Current name → type of every field of the installed `transformers.TrainingArguments`."""
     return {current_name(name): kind for name, kind in (_written_types() or _imported_types()).items()}
 
 
 @cache
 def _imported_types() -> Mapping[str, Any]:
-    """Without transformers the names alone, of its newest version that was read (`scripts/argument_fields.py`)."""
+    """The fields from the imported class; without transformers their names only, of its newest version in
+    `scripts/argument_fields.py`."""
     try:
         from transformers import TrainingArguments
     except ModuleNotFoundError:
@@ -145,8 +147,8 @@ def _imported_types() -> Mapping[str, Any]:
 
 @cache
 def fields(*, stable: bool = False) -> frozenset[str]:
-    """Every name, also those of before, of a field of TrainingArguments, of Seq2SeqTrainingArguments, and of the
-    configs of TRL, where it is installed; `stable`: only of those in `stable_trl_classes`."""
+    """Current and former names of all fields of TrainingArguments, Seq2SeqTrainingArguments, and TRL's configs if it
+    is installed; `stable`: of the latter only those in `stable_trl_classes`."""
     of_trl = [names for owner, names in trl_classes().items() if not stable or owner in stable_trl_classes()]
     return frozenset({*argument_types(), *_CURRENT, *GENERATION_FIELDS}.union(*of_trl))
 
@@ -155,38 +157,38 @@ _STABLE: Final = "trainer/*_config.py"
 
 
 def stable_trl_classes() -> frozenset[str]:
-    """Those of `trl_classes` that are not experimental, and belong to a trainer or to the model."""
+    """Classes of `trl_classes` that are not experimental, and configure a trainer or the model."""
     return frozenset(_classes("trl", _STABLE))
 
 
 @cache
 def trl_classes() -> Mapping[str, frozenset[str]]:
-    """Class → its fields, of TRL's configs and of what its scripts declare, read from the source: importing them takes
-    seconds. What a config inherits from transformers is left out; empty without TRL."""
+    """Class → its fields, for TRL's configs and the dataclasses of its scripts; empty without TRL. Read from the
+    source, because importing them takes seconds. Fields inherited from transformers are left out."""
     classes = _classes("trl", _STABLE, "experimental/*/*_config.py", "scripts/*.py")
 
-    def names(made: ast.ClassDef) -> set[str]:
-        bases = (ast.unparse(base) for base in made.bases)
-        inherited = (names(classes[base]) for base in bases if base in classes and base != made.name)
-        return {name for name, _ in _declared(made)}.union(*inherited)
+    def names(node: ast.ClassDef) -> set[str]:
+        bases = (ast.unparse(base) for base in node.bases)
+        inherited = (names(classes[base]) for base in bases if base in classes and base != node.name)
+        return {name for name, _ in _declared(node)}.union(*inherited)
 
     # DatasetConfig is an entry of the list `datasets`.
-    return {name: frozenset(names(made)) for name, made in classes.items() if name != "DatasetConfig"}
+    return {name: frozenset(names(node)) for name, node in classes.items() if name != "DatasetConfig"}
 
 
 @cache
 def accelerate_keys() -> frozenset[str]:
-    """Keys of the YAML of `accelerate launch` (accelerate 1.15.0: commands/config/config_args.py)."""
+    """Keys in the YAML of `accelerate launch` (accelerate 1.15.0: commands/config/config_args.py)."""
     classes = _classes("accelerate", "commands/config/config_args.py")
-    return frozenset(name for made in classes.values() for name, _ in _declared(made))
+    return frozenset(name for node in classes.values() for name, _ in _declared(node))
 
 
 @cache
 def accelerate_values(kind: str) -> tuple[str, ...]:
-    """What an enumeration of accelerate allows, such as `"DistributedType"`; empty without accelerate (accelerate
-    1.15.0: utils/dataclasses.py)."""
-    made = _classes("accelerate", "utils/dataclasses.py").get(kind)
-    members = (each.value for each in (made.body if made is not None else ()) if isinstance(each, ast.Assign))
+    """Values of an enumeration of accelerate such as `"DistributedType"`; empty without accelerate (accelerate 1.15.0:
+    utils/dataclasses.py)."""
+    node = _classes("accelerate", "utils/dataclasses.py").get(kind)
+    members = (member.value for member in (node.body if node is not None else ()) if isinstance(member, ast.Assign))
     return tuple(str(value.value) for value in members if isinstance(value, ast.Constant))
 
 
@@ -198,12 +200,12 @@ def accelerate_options_for_deepspeed() -> frozenset[str]:
         text = ((_folder_of("accelerate") or Path()) / "utils" / "launch.py").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    made = [each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+    functions = [function for function in ast.parse(text).body if isinstance(function, ast.FunctionDef)]
     names = {
         inner.attr
-        for each in made
-        if each.name == "prepare_deepspeed_cmd_env"
-        for inner in ast.walk(each)
+        for function in functions
+        if function.name == "prepare_deepspeed_cmd_env"
+        for inner in ast.walk(function)
         if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "args"
     }
     return frozenset(names)
@@ -215,7 +217,7 @@ def _installed_names() -> frozenset[str]:
 
 
 def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments`, written with today's names, under the names that the installed transformers knows.
+    """`arguments` under the names that the installed transformers knows.
 
     >>> to_installed_arguments({"activation_checkpointing": True})  # on transformers 5.22
     {'gradient_checkpointing': True}
@@ -227,13 +229,17 @@ def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def torch_has_cuda() -> bool:
-    """Whether the installed torch was built for CUDA, without importing it (torch 2.13.0: version.py)."""
+    """Whether the installed torch was built for CUDA; torch is not imported (torch 2.13.0: version.py)."""
     folder = _folder_of("torch")
     try:
         body = ast.parse(((folder or Path()) / "version.py").read_text(encoding="utf-8")).body
     except (OSError, SyntaxError):
         return False
-    cuda = [each.value for each in body if isinstance(each, ast.AnnAssign | ast.Assign) and _names_cuda(each)]
+    cuda = [
+        statement.value
+        for statement in body
+        if isinstance(statement, ast.AnnAssign | ast.Assign) and _names_cuda(statement)
+    ]
     return any(isinstance(value, ast.Constant) and value.value is not None for value in cuda)
 
 
@@ -243,13 +249,13 @@ def _names_cuda(statement: ast.AnnAssign | ast.Assign) -> bool:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether accelerate takes the value of an environment variable for true, and transformers that of an optimizer's
+    """Whether accelerate reads the value of an environment variable as true, and transformers that of an optimizer's
     option (accelerate 1.15.0: utils/environment.py, `str_to_bool`; transformers 5.23.0: utils/generic.py,
     `strtobool`)."""
     return (value or "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def free_order(torch_version: str) -> FreeOrder:
-    """How that version of torch, such as `"2.13.0+cu130"`, puts free blocks of equal size in order."""
+    """How a version of torch, such as `"2.13.0+cu130"`, orders free blocks of equal size."""
     release = Version(torch_version).release
     return "segment" if release >= (2, 13) else "block" if release >= (2, 12) else "address"

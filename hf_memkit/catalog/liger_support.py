@@ -1,8 +1,6 @@
-"""What Liger's patching knows: model types, and the keys of `liger_kernel_config` that each takes.
-
-liger-kernel 0.8.5: transformers/monkey_patch.py 3904-3958, and the signatures of the functions named there. Everything
-else it leaves alone without a word. tests/checks compares these tables with the installed package.
-"""
+"""Model types that Liger patches, and the keys of `liger_kernel_config` that each accepts. liger-kernel 0.8.5:
+transformers/monkey_patch.py 3904-3958, and the signatures of the functions named there. It silently ignores other
+models and keys. tests/checks compares these tables with the installed package."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ _BY_OPTIONS: Final[dict[tuple[str, ...], str]] = {
 LIGER_OPTIONS: Final[dict[str, frozenset[str]]] = {
     model_type: frozenset(options) for options, types in _BY_OPTIONS.items() for model_type in types.split()
 }
-"""Model type → the keys of `liger_kernel_config` that its patching reads."""
+"""Model type → the keys of `liger_kernel_config` that its patch reads."""
 
 LIGER_WITH_LOGITS: Final = frozenset({"granite", "pixtral"})
-"""Model types that Liger patches without its fused loss unless it is asked for: all logits are made
-(apply_liger_kernel_to_granite: Granite scales them; Pixtral's function has no loss at all)."""
+"""Model types that Liger patches without its fused loss by default, so that all logits are computed
+(apply_liger_kernel_to_granite: Granite scales them; Pixtral's function has no loss)."""

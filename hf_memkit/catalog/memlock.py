@@ -1,9 +1,9 @@
-"""Whether this process may lock memory, tried rather than read from a limit.
+"""Whether this process may lock memory, found by trying.
 
-DeepSpeed's buffers for NVMe are locked with `mlock` (deepspeed 0.19.8: ops/csrc/pin_memory, `ds_page_aligned_alloc`),
-which counts against RLIMIT_MEMLOCK; beyond it the process is aborted by a C++ assertion. A process with CAP_IPC_LOCK
-is above the limit, except in some containers that show the capability and do not grant it: so it is tried. Memory
-that CUDA locks for copies (`torch.Tensor.pin_memory`) does not count: the driver does that.
+DeepSpeed locks its buffers for NVMe with `mlock` (deepspeed 0.19.8: ops/csrc/pin_memory, `ds_page_aligned_alloc`),
+which counts against RLIMIT_MEMLOCK; beyond it a C++ assertion aborts the process. CAP_IPC_LOCK lifts the limit, but
+some containers show that capability without granting it, so the limit is tried, not read. Memory that CUDA locks for
+copies (`torch.Tensor.pin_memory`) does not count: the driver locks it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import mmap
 from typing import Final
 
 _MLOCK_ONFAULT: Final = 1
-"""mlock2(2): pages are locked when they are first touched. The limit counts them at once, and no RAM is used."""
+"""mlock2(2): pages are locked on first touch. The limit counts them at once, and no RAM is used."""
 
 _MAP_NORESERVE: Final = 0x4000
 """mmap(2) on Linux; `mmap.MAP_NORESERVE` exists from Python 3.13 on."""
 
 
 def can_lock(size_bytes: int) -> bool:
-    """Whether `size_bytes` can be locked now, besides what this process has locked already. Touches no memory."""
+    """Whether `size_bytes` more can be locked now. Touches no memory."""
     if size_bytes <= 0:
         return True
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,8 +1,6 @@
-"""What a model is made of, known without loading it: config → shapes on the meta device → counts.
-
-A model is named by a hub ID, a local folder, or an architecture (config values, as a recipe has them). Where the hub
-ID is not on disk and the hub cannot be reached, the architecture stands in, and `ModelFacts.origin` says so.
-"""
+"""Facts about a model without loading its weights: config → shapes on the meta device → counts. A model is named by a
+hub ID, a local folder, or an architecture (config values, as in a recipe). If a hub ID is not on disk and the hub is
+unreachable, the architecture is used, and `ModelFacts.origin` records that."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from hf_memkit.common.errors import InputError, did_you_mean
 from hf_memkit.common.user_files import user_path
 
 Origin = Literal["local", "hub", "architecture"]
-"""Where the weights come from: a local folder; the hub or its cache; nowhere (built from config values, random)."""
+"""Source of the weights: a local folder; the hub or its cache; none (built from config values, random)."""
 
 _HUB_TIMEOUT_S = 5.0
 
@@ -32,49 +30,47 @@ _CAUSAL = "AutoModelForCausalLM"
 
 @cache
 def hub_reachable() -> bool:
-    """Whether the Hugging Face hub answers; asked once a process, within five seconds.
-
-    `HF_HUB_OFFLINE=1` (or `TRANSFORMERS_OFFLINE=1`) means no without asking.
-    """
+    """Whether the Hugging Face hub answers within five seconds; asked once a process. With `HF_HUB_OFFLINE=1` (or
+    `TRANSFORMERS_OFFLINE=1`) false without asking."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE or hub_switched_off():
         return False
     try:
         HfApi().model_info("openai-community/gpt2", timeout=_HUB_TIMEOUT_S)
-    except Exception as error:  # any answer of the server counts as reached, whatever it says
+    except Exception as error:  # any response of the server counts, also an error
         return getattr(error, "response", None) is not None
     return True
 
 
 def hub_switched_off() -> str:
-    """The variables that switch the hub off, as they are set, such as `"HF_HUB_OFFLINE=1"`; empty: none does."""
+    """The variables that switch the hub off, as set, such as `"HF_HUB_OFFLINE=1"`; empty if none."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     off = [name for name in names if os.environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"}]
     return " and ".join(f"{name}={os.environ[name]}" for name in off)
 
 
 def why_no_hub() -> str:
-    """Why `hub_reachable` said no, as the end of a sentence."""
+    """Reason why `hub_reachable` is false, as the end of a sentence."""
     off = hub_switched_off()
     return f"the hub is switched off ({off})" if off else "the hub did not answer"
 
 
 def _instead_of_the_hub() -> str:
-    """What to do where a model is neither here nor in the cache, as the end of a message."""
-    names = [each.partition("=")[0] for each in hub_switched_off().split(" and ") if each]
+    """Fix for a model that is neither here nor in the cache, as the end of a message."""
+    names = [setting.partition("=")[0] for setting in hub_switched_off().split(" and ") if setting]
     return f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
 
 
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
-    """Refuses a model that is certainly not there: told at once, without torch, transformers or the hub.
+    """Refuse a model that cannot exist, at once and without torch, transformers or the hub.
 
     Args:
         name: hub ID or local folder.
-        known: whether its config values are known without the hub; None: if it is a built-in architecture.
+        known: whether its config values are known without the hub; None: look for a built-in architecture.
 
     Returns:
-        The longest sequence that its positions allow, where a file here or memkit's own list says that.
+        Maximum sequence length that its positions allow, if a local file or memkit's list has it.
 
     Raises:
         InputError: no such folder, no config in it, no hub ID, or not in the cache while the hub is switched off.
@@ -90,8 +86,8 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
             raise InputError(f"model folder {name!r} has no config.json. Give a folder written by `save_pretrained`")
         return longest_sequence(path / "config.json")
     if path.is_file() or name.startswith((".", "/", "~")):
-        what = "is a file" if path.is_file() else "does not exist"
-        raise InputError(f"model folder {name!r} {what}; give a folder with a config.json, or a hub ID")
+        problem = "is a file" if path.is_file() else "does not exist"
+        raise InputError(f"model folder {name!r} {problem}; give a folder with a config.json, or a hub ID")
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -104,8 +100,8 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         return longest_sequence(Path(cached))
     architecture = built_in(name) if known is None else None
     if hub_switched_off() and not (known or architecture):
-        names = [*ARCHITECTURES, *(each.rpartition("/")[2] for each in ARCHITECTURES)]
-        near = did_you_mean(name, names) if built_in(name) is None else ""  # whose weights are wanted here
+        names = [*ARCHITECTURES, *(hub_id.rpartition("/")[2] for hub_id in ARCHITECTURES)]
+        near = did_you_mean(name, names) if built_in(name) is None else ""  # its weights are needed here
         raise InputError(
             f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}"
             f"{near or _instead_of_the_hub()}"
@@ -116,7 +112,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
 
 
 def longest_sequence(config: Path | Mapping[str, Any]) -> int | None:
-    """The longest sequence of a config, or of the file that has it; None where it does not say so in plain words."""
+    """Maximum sequence length in a config or config file; None if it has no plain entry."""
     if isinstance(config, Path):
         try:
             config = json.loads(config.read_text(encoding="utf-8"))
@@ -125,13 +121,13 @@ def longest_sequence(config: Path | Mapping[str, Any]) -> int | None:
     if not isinstance(config, Mapping) or "text_config" in config:
         return None
     # T5's files have n_positions too, and it has no positions.
-    found = config.get("n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings")
-    return found if type(found) is int else None
+    length = config.get("n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings")
+    return length if type(length) is int else None
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Errors only from transformers' own log, inside the block."""
+    """Show only errors in transformers' log inside the block."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -144,8 +140,8 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """No garbage collection inside the block. What importing torch and transformers makes stays, and so do
-    the blocks of a replay: looking through it again and again finds nothing, and takes a sixth of the time."""
+    """Disable garbage collection inside the block. The objects created by importing torch and transformers, and the
+    blocks of a replay, all survive; scanning them repeatedly takes a sixth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -157,10 +153,8 @@ def without_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear layer (`nn.Linear`, or GPT-2's transposed `Conv1D`) of `inputs` × `outputs` weights.
-
-    `head` is true of the layer that makes the logits: neither bitsandbytes nor PEFT's "all-linear" touches it.
-    """
+    """One linear layer (`nn.Linear`, or GPT-2's transposed `Conv1D`) of `inputs` × `outputs` weights. `head`: it
+    computes the logits; neither bitsandbytes nor PEFT's "all-linear" changes it."""
 
     name: str
     inputs: int
@@ -170,7 +164,6 @@ class Linear:
 
     @property
     def elements(self) -> int:
-        """Elements of its weight."""
         return self.inputs * self.outputs
 
 
@@ -179,21 +172,21 @@ class ModelFacts:
     """A model's shapes.
 
     Attributes:
-        name: hub ID or path, as it was given.
-        origin: where its weights will come from.
-        config: its config values, without those that are None.
+        name: hub ID or path, as given.
+        origin: source of its weights.
+        config: its config values except None.
         parameters: number of parameters, tied ones once.
         largest_parameter: elements of the largest parameter.
-        sizes: elements of every parameter, tied ones once, in the order of the modules.
-        decayed: of each, whether Trainer's optimizer applies weight decay to it: it makes two groups, and DeepSpeed
-            keeps a flat buffer for each.
+        sizes: elements of every parameter, tied ones once, in module order.
+        decayed: for each parameter, whether Trainer's optimizer applies weight decay; this makes two groups, and
+            DeepSpeed keeps a flat buffer for each.
         tied: elements that a second module uses under another name (an output layer tied to the word embedding).
         layers, width, vocabulary: number of transformer layers, hidden size, rows of the word embedding.
-        maximum_length: longest sequence the positions allow, or None.
-        linears: every linear layer, in the order of the modules; empty if not known.
-        stacked: elements of parameters with three dimensions or more: the experts of a mixture, kept in one tensor.
-        batch_norms: BatchNorm layers, whose output for a sample depends on the others of its micro-batch.
-        model_class: the class of transformers, where it is no causal language model.
+        maximum_length: maximum sequence length that the positions allow, or None.
+        linears: every linear layer, in module order; empty if unknown.
+        stacked: elements of parameters with three dimensions or more: a mixture's experts, kept in one tensor.
+        batch_norms: number of BatchNorm layers, whose output for a sample depends on the rest of its micro-batch.
+        model_class: class in transformers, if it is no causal language model.
     """
 
     name: str
@@ -219,9 +212,12 @@ class ModelFacts:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The sizes by parameter group of Trainer's optimizer: with weight decay, then without."""
+        """Parameter sizes in the parameter groups of Trainer's optimizer: with weight decay, then without."""
         pairs = tuple(zip(self.sizes, self.decayed, strict=True))
-        groups = (tuple(size for size, decayed in pairs if decayed), tuple(size for size, d in pairs if not d))
+        groups = (
+            tuple(size for size, decayed in pairs if decayed),
+            tuple(size for size, decays in pairs if not decays),
+        )
         return tuple(group for group in groups if group)
 
     def to_json(self) -> dict[str, Any]:
@@ -243,23 +239,23 @@ def describe(
     use_built_in: bool = False,
     auto_class: str = _CAUSAL,
 ) -> ModelFacts:
-    """The facts of a model. Takes a second and next to no memory, whatever the model's size.
+    """The facts of a model, in a second and with little memory for any size.
 
     Args:
         name: hub ID or local folder.
-        architecture: config values to build from if `name` cannot be had, with their `model_type`.
+        architecture: config values with `model_type`, used if `name` is unavailable.
         use_hub: whether the hub may be asked.
         changes: config values to change, by the names that all architectures share (`hidden_size`,
             `num_hidden_layers`, `vocab_size` …).
-        use_built_in: whether a well-known name may be built from `hf_memkit.catalog.architectures` if it cannot be
-            had: enough to size and check, not to train.
-        auto_class: the class of transformers that makes the model from its config.
+        use_built_in: whether an unavailable well-known model may be built from `hf_memkit.catalog.architectures`:
+            enough for sizes and checks, not for training.
+        auto_class: class of transformers that makes the model from its config.
 
     Raises:
-        InputError: there is no such model and no architecture to build it from, or it is of another kind.
+        InputError: there is no such model and no architecture, or it is of another kind.
     """
-    if architecture is None and use_built_in and (known := built_in(name)) is not None:
-        architecture = known[1].config
+    if architecture is None and use_built_in and (built_in_model := built_in(name)) is not None:
+        architecture = built_in_model[1].config
     refuse_absent(name, known=architecture is not None)
     import torch
     import transformers
@@ -284,7 +280,7 @@ def describe(
             vocabulary = int(getattr(text, "vocab_size", 0) or 0)
         except InputError:
             raise
-        except Exception as error:  # config classes raise whatever they like at a wrong value
+        except Exception as error:  # config classes raise errors of any type for wrong values
             raise InputError(f"model {name!r}: {_why_not_built(error, auto_class)}") from None
     decayed_names = _decayed_names(model)
     named = tuple(model.named_parameters())
@@ -310,31 +306,35 @@ def describe(
 
 
 def _why_not_built(error: Exception, auto_class: str) -> str:
-    """What transformers says of a config from which it makes no model, and what to do."""
+    """Message for a config that transformers builds no model from."""
     kind = "causal language model" if auto_class == _CAUSAL else f"model for {auto_class.removeprefix('AutoModelFor')}"
     whole = " ".join(str(error).split())  # the first line alone can be a heading
-    if found := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole):  # then all that it knows
-        return f"transformers has no {kind} for a {found[1]}. Give a model that {auto_class} loads"
-    said = f"unknown value {whole}" if isinstance(error, KeyError) else textwrap.shorten(whole, 300, placeholder=" …")
-    return f"cannot build a {kind} from its config: {said.rstrip('.')}. Correct that value, or give another model"
+    if unrecognized := re.search(
+        r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole
+    ):  # followed by a long list
+        return f"transformers has no {kind} for a {unrecognized[1]}. Give a model that {auto_class} loads"
+    reason = (
+        f"unknown value {whole}" if isinstance(error, KeyError) else textwrap.shorten(whole, 300, placeholder=" …")
+    )
+    return f"cannot build a {kind} from its config: {reason.rstrip('.')}. Correct that value, or give another model"
 
 
 def _linears(model: Any) -> tuple[Linear, ...]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    head, found = getattr(model, "get_output_embeddings", lambda: None)(), []
+    head, linears = getattr(model, "get_output_embeddings", lambda: None)(), []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
             outputs, inputs = module.weight.shape
             if isinstance(module, Conv1D):
                 inputs, outputs = outputs, inputs
-            found.append(Linear(name, inputs, outputs, module.bias is not None, head is module))
-    return tuple(found)
+            linears.append(Linear(name, inputs, outputs, module.bias is not None, head is module))
+    return tuple(linears)
 
 
 _NOT_DECAYED = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
-"""Source: transformers 5.23.0: trainer.py, `Trainer.get_decay_parameter_names` (whose import takes seconds)."""
+"""Source: transformers 5.23.0: trainer.py, `Trainer.get_decay_parameter_names` (importing it takes seconds)."""
 
 
 def _decayed_names(model: Any) -> set[str]:
@@ -345,10 +345,12 @@ def _decayed_names(model: Any) -> set[str]:
 
 
 def _change(config: Any, changes: Mapping[str, Any]) -> None:
-    """Sets `changes`, and what must follow from them: heads, feed-forward width and token IDs have to go together."""
+    """Apply `changes`, and adapt the values that depend on them: heads, feed-forward width and token IDs."""
     for key, value in changes.items():
         setattr(config, key, value)
-    if getattr(config, "layer_types", None):  # one word a layer (Qwen3, Gemma and others): config classes compare
+    if getattr(
+        config, "layer_types", None
+    ):  # an entry for each layer (Qwen3, Gemma and others): config classes check the count
         layers = int(config.num_hidden_layers)
         config.layer_types = (list(config.layer_types) * layers)[:layers]
     heads, width = config.num_attention_heads, config.hidden_size
@@ -364,8 +366,8 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
             setattr(config, token, 0)
 
 
-def of_gated(name: str) -> str:
-    """What to do about a model of the hub whose terms nobody here has accepted."""
+def gated_message(name: str) -> str:
+    """Message for a gated model on the hub whose terms this user has not accepted."""
     return (
         f"model {name!r} is gated: accept its terms on https://huggingface.co/{name}, then log in with `hf auth "
         f"login`; or give a folder with its config.json"
@@ -389,7 +391,7 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
                 )
             raise InputError(f"model folder {name!r} has no usable config.json: {cause}. {fix}") from None
     try:
-        # Whole snapshots only: with a cached config but no cached weights the hub is needed all the same.
+        # Whole snapshots only: with a cached config but no cached weights the hub is still needed.
         return AutoConfig.from_pretrained(name, local_files_only=not use_hub), "hub"
     except (OSError, ValueError) as error:
         if architecture is not None:
@@ -397,7 +399,7 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             return AutoConfig.for_model(config_values.pop("model_type"), **config_values), "architecture"
         if use_hub:
             if "gated repo" in str(error).lower():
-                raise InputError(of_gated(name)) from None
+                raise InputError(gated_message(name)) from None
             raise InputError(
                 f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0].rstrip('.')}. Give "
                 f"another hub ID, or a folder with a config.json"

@@ -1,10 +1,10 @@
-"""What memkit knows of each optimizer, a row each: values of Trainer's `optim`, and classes that are given to it.
+"""Table of optimizers, a row each: values of Trainer's `optim`, and classes passed to Trainer.
 
-Techniques, rules, predictions, advice and rehearsals take from these rows what they need. docs/contributing.md shows
-how to add one. Standard library only.
+Techniques, rules, predictions, advice and rehearsals read these rows. docs/contributing.md shows how to add one.
+Standard library only.
 
-Bytes of states are arithmetic over the shapes of what is trained; tests compare every formula with the tensors that
-the real optimizer holds after a step.
+Bytes of states are computed from the shapes of the trained parameters; tests compare every formula with the tensors
+that the real optimizer holds after a step.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import partial
 from typing import Final, Literal
 
 SMALLEST_QUANTISED: Final = 4096
-"""Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
-optim/adam.py 78)."""
+"""Minimum elements of a quantised state (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py
+78)."""
 
 _DISTRIBUTIONS: Final = {"optimi": "torch-optimi"}
-"""Import name → pip's name, where more than `_` and `-` differs."""
+"""Import name → pip's name, if they differ by more than `_` and `-`."""
 
 _BNB_BLOCK: Final = 256
 """bitsandbytes 0.50.2: optim/optimizer.py 528."""
@@ -29,20 +29,20 @@ TORCHAO_BLOCKS: Final = {8: 256, 4: 128}
 """Bits → elements that share a scale by default (torchao 0.18.0: optim/adam.py, `block_size`)."""
 
 _TABLE_ENTRIES: Final = {8: 256, 4: 16}
-"""Bits → entries of torchao's table of a state (torchao 0.18.0: optim/quant_utils.py)."""
+"""Bits → entries of torchao's lookup table for a state (torchao 0.18.0: optim/quant_utils.py)."""
 
 _WORD: Final = 4  # bytes of fp32
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What is trained, each parameter once.
+    """Shapes of the trained parameters, tied ones once.
 
     Attributes:
-        matrices: (rows, columns) of the weights of linear layers, as they are stored.
-        embeddings: (rows, columns) of embeddings, with an output layer that is tied to one.
-        vectors: elements of all the rest.
-        projected: how many of the first `matrices` GaLore and APOLLO project; None: all of them.
+        matrices: (rows, columns) of the weights of linear layers, as stored.
+        embeddings: (rows, columns) of embeddings, including one tied to the output layer.
+        vectors: elements of all other parameters.
+        projected: number of `matrices`, from the first on, that GaLore and APOLLO project; None: all.
     """
 
     matrices: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of an optimizer's states: `quantised` with their scales and tables, and what is `plain` numbers."""
+    """Bytes of an optimizer's states: `quantised` ones with their scales and tables, and `plain` ones."""
 
     quantised: int
     plain: int
@@ -70,12 +70,12 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a formula may depend on besides the shapes.
+    """Settings that a formula may depend on.
 
     Attributes:
-        weight_bytes: of one number of a parameter; torch's own optimizers keep their states in that dtype.
-        rank: of GaLore's and APOLLO's projections.
-        momentum: whether SGD has one.
+        weight_bytes: bytes of a parameter's element; torch's optimizers keep their states in that dtype.
+        rank: rank of GaLore's and APOLLO's projections.
+        momentum: whether SGD has a momentum.
     """
 
     weight_bytes: int = 4
@@ -85,11 +85,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """Bytes of states.
+    """Bytes of an optimizer's states.
 
     Attributes:
-        bytes_of: what is trained, with these options.
-        source: the same in words; `{weight_bytes}` stands for the bytes of one number of a parameter.
+        bytes_of: computes them from the shapes and options.
+        source: the same in words; `{weight_bytes}`: the bytes of a parameter's element.
     """
 
     bytes_of: Callable[[Shapes, Options], States]
@@ -97,24 +97,24 @@ class Formula:
 
     @property
     def bytes_a_parameter(self) -> float:
-        """Of one fp32 matrix of 4096 × 4096."""
+        """Bytes per parameter for one fp32 matrix of 4096 × 4096."""
         return self.bytes_of(Shapes(((4096, 4096),)), Options()).total / 4096**2
 
 
 def _moments(count: Literal[1, 2], *, fp32: bool = False) -> Formula:
-    """`count` numbers a parameter, in the weights' dtype or always in fp32."""
+    """`count` numbers a parameter, in the weights' dtype or in fp32."""
 
     def states(shapes: Shapes, options: Options) -> States:
         return States(0, count * (_WORD if fp32 else options.weight_bytes) * sum(shapes.sizes))
 
     number = "4" if fp32 else "{weight_bytes}"
-    one = count == 1
-    source = f"one moment: {number} bytes a parameter" if one else f"two moments: {number} bytes each a parameter"
-    return Formula(states, source)
+    one, two = f"one moment: {number} bytes a parameter", f"two moments: {number} bytes each a parameter"
+    return Formula(states, one if count == 1 else two)
 
 
 def _bitsandbytes(moments: int) -> Formula:
-    """Embeddings keep 32 bits: Trainer overrides them (transformers 5.23.0: trainer.py 1331-1344)."""
+    """States in 8 bits; those of embeddings stay in 32 bits, as Trainer sets (transformers 5.23.0: trainer.py
+    1331-1344)."""
 
     def states(shapes: Shapes, options: Options) -> States:
         candidates = (*(rows * columns for rows, columns in shapes.matrices), *shapes.vectors)
@@ -122,52 +122,48 @@ def _bitsandbytes(moments: int) -> Formula:
         rest = sum(shapes.sizes) - sum(eight)
         return States(moments * sum(size + _WORD * -(-size // _BNB_BLOCK) for size in eight), moments * _WORD * rest)
 
-    each = "1 + 4/256" if moments == 1 else f"{moments} × (1 + 4/256)"
+    bytes_each = "1 + 4/256" if moments == 1 else f"{moments} × (1 + 4/256)"
     wide = f"{moments * _WORD} for embeddings and below {SMALLEST_QUANTISED} elements"
-    return Formula(states, f"{each} bytes a parameter, {wide} (bitsandbytes)")
+    return Formula(states, f"{bytes_each} bytes a parameter, {wide} (bitsandbytes)")
 
 
 def _torchao(bits: Literal[4, 8], block: int, *, wide_rest: bool) -> Formula:
-    """Both moments in `bits` each, in blocks of elements that share a scale; each has a table of its own (torchao
-    0.18.0: optim/subclass_8bit.py, `zeros`). `wide_rest`: what is not quantised is kept in fp32."""
+    """Two moments in `bits` each, in blocks of elements that share a scale, each state with its table (torchao 0.18.0:
+    optim/subclass_8bit.py, `zeros`). `wide_rest`: states that are not quantised are in fp32."""
 
     def states(shapes: Shapes, options: Options) -> States:
         sizes = shapes.sizes
-        low = [size for size in sizes if size >= SMALLEST_QUANTISED and size % block == 0]
-        each = sum(size * bits // 8 + _WORD * (size // block) + _WORD * _TABLE_ENTRIES[bits] for size in low)
+        quantised = [size for size in sizes if size >= SMALLEST_QUANTISED and size % block == 0]
+        moment = sum(size * bits // 8 + _WORD * (size // block) + _WORD * _TABLE_ENTRIES[bits] for size in quantised)
         rest = _WORD if wide_rest else options.weight_bytes
-        return States(2 * each, 2 * rest * (sum(sizes) - sum(low)))
+        return States(2 * moment, 2 * rest * (sum(sizes) - sum(quantised)))
 
     number = "1" if bits == 8 else "1/2"
-    more = f"more below {SMALLEST_QUANTISED} elements or not divisible by {block}"
-    source = f"2 × ({number} + 4/{block}) bytes a parameter (torchao); {more}"
+    exceptions = f"more below {SMALLEST_QUANTISED} elements or not divisible by {block}"
+    source = f"2 × ({number} + 4/{block}) bytes a parameter (torchao); {exceptions}"
     return Formula(states, source)
 
 
 def _low_rank_states(shapes: Shapes, options: Options) -> States:
-    """Projected: two moments of (longer side) × rank, and a projector of rank × (shorter side); the rest as AdamW."""
+    """A projected matrix has two moments of (longer side) × rank and a projector of rank × (shorter side); the others
+    AdamW's states."""
     chosen = shapes.matrices if shapes.projected is None else shapes.matrices[: shapes.projected]
     projected = 0
     for rows, columns in chosen:
         short, long = sorted((rows, columns))
-        projected += 2 * long * min(options.rank, short) + short * min(options.rank, short)
+        projected += (2 * long + short) * min(options.rank, short)
     rest = sum(shapes.sizes) - sum(rows * columns for rows, columns in chosen)
     return States(0, options.weight_bytes * (projected + 2 * rest))
 
 
-def _factored_states(shapes: Shapes, options: Options) -> States:
-    factored = sum(rows + columns for rows, columns in (*shapes.matrices, *shapes.embeddings))
-    return States(0, _WORD * (factored + sum(shapes.vectors)))
-
-
-def _momentum_states(shapes: Shapes, options: Options) -> States:
-    return States(0, options.weight_bytes * sum(shapes.sizes) if options.momentum else 0)
-
-
 _ADAMW: Final = _moments(2)
-_SGD: Final = Formula(_momentum_states, "one moment: {weight_bytes} bytes a parameter")
+_SGD: Final = Formula(
+    lambda shapes, options: States(0, options.weight_bytes * sum(shapes.sizes) * options.momentum),
+    "one moment: {weight_bytes} bytes a parameter",
+)
 _FACTORED: Final = Formula(
-    _factored_states, "4 bytes × (rows + columns) a matrix (Shazeer & Stern 2018, arXiv 1804.04235)"
+    lambda shapes, _: States(0, _WORD * sum(map(sum, (*shapes.matrices, *shapes.embeddings, shapes.vectors)))),
+    "4 bytes × (rows + columns) a matrix (Shazeer & Stern 2018, arXiv 1804.04235)",
 )
 _NONE: Final = Formula(lambda shapes, options: States(0, 0), "none")
 _LOW_RANK: Final = Formula(
@@ -176,9 +172,9 @@ _LOW_RANK: Final = Formula(
 )
 
 Rounding = Literal["nearest", "stochastic", "compensated", "tried"]
-"""What becomes of an update that is smaller than 16-bit weights can tell. `nearest`: it is lost. `stochastic`: it is
-kept on average. `compensated`: a second tensor keeps it (Kahan summation). `tried`: it is lost too, but the
-optimizer's authors train 16-bit weights with it, and say how well."""
+"""Rounding of 16-bit weights, for updates below their precision. `nearest`: they are lost. `stochastic`: they are kept
+on average. `compensated`: a second tensor keeps them (Kahan summation). `tried`: they are lost, but the optimizer's
+authors train 16-bit weights with it and report the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +182,25 @@ class Optimizer:
     """One optimizer.
 
     Attributes:
-        name: a value of `optim`; or a pattern of `module:Class`, upper or lower case, as `fnmatch` reads it.
-        algorithm: what steps. Two rows of one algorithm compute the same but for rounding.
-        technique: the technique that chooses it; empty if there is none.
-        packages: import names of what it needs beyond the core dependencies; `install_command` brings them.
-        states: bytes of its states; AdamW's where no other formula is known.
-        bits: of a state.
-        reads: what Trainer reads of `optim_args` for it; None: it takes whatever it is given.
-        takes: which of Trainer's settings for Adam reach it, as constructors name them.
-        takes_groups: it is built with Trainer's parameter groups, which carry the weight decay.
-        gradients_at_once: gradients that live together, where each is used and dropped in the backward pass; None:
-            all of them live until the step.
-        low_rank: it projects the gradients of linear layers.
-        unpaged: of an optimizer whose states lie in CUDA's managed memory: the same without; empty for all others.
-        on_cpu: whether it steps on a CPU.
+        name: a value of `optim`; or an `fnmatch` pattern of `module:Class`, in any case.
+        algorithm: its algorithm. Two rows of one algorithm compute the same except for rounding.
+        technique: the technique that selects it; empty if none.
+        packages: import names of its packages beyond the core dependencies; `install_command` installs them.
+        states: bytes of its states; AdamW's if its formula is unknown.
+        bits: bits of a state.
+        reads: options in `optim_args` that Trainer reads for it; None: it accepts all.
+        takes: Trainer's Adam settings that it receives, by their names in constructors.
+        takes_groups: whether it gets Trainer's parameter groups, which carry the weight decay.
+        gradients_at_once: number of gradients alive together, if each is used and freed in the backward pass; None:
+            all live until the step.
+        low_rank: whether it projects the gradients of linear layers.
+        unpaged: for an optimizer with states in CUDA's managed memory, the one without; otherwise empty.
+        on_cpu: whether it works on a CPU.
         rounding: of 16-bit weights.
-        rounding_option: the option that switches `rounding` on; empty if nothing has to.
-        foreach: it works on lists of all parameters at once, with temporaries as large as they are.
-        deepspeed: DeepSpeed's optimizer of the same algorithm and states, as its JSON names it; empty: there is none.
-        compiled: its step is compiled.
+        rounding_option: option that enables `rounding`; empty if it is always on.
+        foreach: whether it works on lists of all parameters, with temporaries as large as them.
+        deepspeed: DeepSpeed's optimizer of the same algorithm and states, as in its JSON; empty if none.
+        compiled: whether its step is compiled.
     """
 
     name: str
@@ -231,7 +227,7 @@ _ADEMAMIX: Final = ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_bet
 _SCHEDULE_FREE: Final = ("weight_lr_power", "r")
 _TORCHAO_READS: Final = ("block_size", "bf16_stochastic_round")
 _RATE_ONLY: Final = ()
-"""Of Adam's settings none reaches it: Trainer hands it the learning rate, and what it reads of `optim_args`."""
+"""It receives none of Adam's settings: only the learning rate, and its options in `optim_args`."""
 _GALORE_READS: Final = ("rank", "update_proj_gap", "scale", "proj_type")
 
 _bnb = partial(Optimizer, packages=("bitsandbytes",))
@@ -260,8 +256,8 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
             reads=("use_kahan_summation", "momentum_dtype", "variance_dtype", "compensation_buffer_dtype"),
             rounding="compensated", rounding_option="use_kahan_summation",
         ),
-        # Trainer gives both a block of 256 (transformers 5.23.0: trainer_optimizer.py 470), and cannot be told
-        # otherwise; it rounds to nearest unless it is asked (472).
+        # Trainer gives both a block of 256 (transformers 5.23.0: trainer_optimizer.py 470), without an option to
+        # change it; rounding is to nearest by default (472).
         Optimizer(
             "adamw_torch_8bit", "AdamW", packages=("torchao",), states=_torchao(8, 256, wide_rest=False), bits=8,
             reads=_TORCHAO_READS, rounding="stochastic", rounding_option="bf16_stochastic_round",
@@ -319,16 +315,16 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
         Optimizer("schedule_free_radam", "schedule-free RAdam", packages=("schedulefree",), reads=_SCHEDULE_FREE),
         Optimizer("schedule_free_adamw", "schedule-free AdamW", packages=("schedulefree",), reads=_SCHEDULE_FREE),
         Optimizer("schedule_free_sgd", "schedule-free SGD", packages=("schedulefree",), reads=_SCHEDULE_FREE),
-        Optimizer(  # it compensates 16-bit weights by itself (torch-optimi: optimi/stableadamw.py 121-123)
+        Optimizer(  # compensates 16-bit weights by default (torch-optimi: optimi/stableadamw.py 121-123)
             "stable_adamw", "StableAdamW", packages=("optimi",), reads=("max_lr", "kahan_sum", "decouple_lr"),
             rounding="compensated",
         ),
     )
 }  # fmt: skip
-"""Values of `optim` (transformers 5.23.0: training_args.py, `OptimizerNames`) → what is known of them. `reads` and
-`takes`: trainer_optimizer.py 195-560. `deepspeed`: what accelerate puts in their place on the CPU (accelerate 1.15.0:
-utils/deepspeed.py 27-104). `rounding`, where it is "tried": Lv et al. 2023, arXiv 2306.09782 and 2310.10195; Zhao et
-al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
+"""Value of `optim` (transformers 5.23.0: training_args.py, `OptimizerNames`) → its row. Sources: `reads` and `takes`:
+trainer_optimizer.py 195-560; `deepspeed`: the replacements by accelerate on the CPU (accelerate 1.15.0:
+utils/deepspeed.py 27-104); `rounding` "tried": Lv et al. 2023, arXiv 2306.09782 and 2310.10195; Zhao et al. 2024,
+arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
 
 _OURS: Final = "hf_memkit.*"
 
@@ -367,13 +363,13 @@ CLASSES: Final[tuple[Optimizer, ...]] = (
     Optimizer("*:AdaLomo", "AdaLomo", "", ("lomo_optim",), _FACTORED, on_cpu=False, rounding="tried"),
     Optimizer("*:Lomo", "LOMO", "", ("lomo_optim",), _NONE, rounding="tried"),
 )  # fmt: skip
-"""Classes that Trainer can be given (a setup's `optimizer.class`, `module:Class`); the first that matches counts."""
+"""Classes that can be passed to Trainer (a setup's `optimizer.class`, `module:Class`); the first match counts."""
 
 _UNKNOWN: Final = Optimizer("")
 
 
 def find_optimizer(name: str) -> Optimizer:
-    """The row of a value of `optim`, or of `module:Class`; one that says nothing if it is not known.
+    """The row of a value of `optim` or of `module:Class`; an empty row if it is unknown.
 
     >>> find_optimizer("paged_adamw_8bit").unpaged, find_optimizer("torch.optim.adamw:AdamW").algorithm
     ('adamw_bnb_8bit', 'AdamW')
@@ -384,7 +380,7 @@ def find_optimizer(name: str) -> Optimizer:
 
 
 def install_command(package: str) -> str:
-    """What installs a package, by its import name.
+    """The command that installs a package, by its import name.
 
     >>> install_command("optimi"), install_command("liger_kernel")
     ('pip install torch-optimi', 'pip install liger-kernel')
@@ -393,20 +389,20 @@ def install_command(package: str) -> str:
 
 
 def paged_form(optim: str) -> str:
-    """The paged value of `optim` that takes the place of this one: of bitsandbytes' own the same, otherwise AdamW's in
-    8 bits."""
+    """The paged replacement of `optim`: bitsandbytes' same optimizer, otherwise AdamW in 8 bits."""
     row = find_optimizer(optim)
     return next(
         (
-            one.name
-            for one in OPTIMIZERS.values()
-            if one.unpaged and (one.algorithm, one.bits, one.packages) == (row.algorithm, row.bits, row.packages)
+            paged.name
+            for paged in OPTIMIZERS.values()
+            if paged.unpaged
+            and (paged.algorithm, paged.bits, paged.packages) == (row.algorithm, row.bits, row.packages)
         ),
         "paged_adamw_8bit",
     )
 
 
 def techniques_of(rows: Callable[[Optimizer], bool]) -> tuple[str, ...]:
-    """Techniques that choose an optimizer for which `rows` is true."""
+    """Techniques that select an optimizer for which `rows` is true."""
     known: Iterable[Optimizer] = (*OPTIMIZERS.values(), *CLASSES)
     return tuple(row.technique for row in known if row.technique and rows(row))

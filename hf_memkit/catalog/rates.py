@@ -1,4 +1,4 @@
-"""What GPUs reach, as figures that carry their source: the types of `gpu_rates`."""
+"""Types for rates of GPUs and hosts, each figure with its source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number and where it comes from. `measured`: somebody measured it on this GPU; else it is a data sheet's,
-    computed, or borrowed from a sister GPU that the source names."""
+    """A number with its source. `measured`: on this GPU; otherwise from a data sheet, computed, or from a related GPU
+    that the source names."""
 
     value: float
     source: str
@@ -18,17 +18,18 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class GpuRates:
-    """
+    """Rates of a GPU.
+
     Attributes:
-        dense_tflops: by type (`"float32"` without TF32, `"tf32"`, `"bfloat16"`, `"float16"`, `"int8"`): the data
-            sheet's dense rate, 10^12 operations/s. A type that the GPU does not compute in is not there.
-        achievable_tflops: what large products reach of it; the same types.
-        memory_gb_per_s: the data sheet's bandwidth of the GPU's memory, 10^9 bytes/s.
-        achievable_memory_gb_per_s: what large copies reach of it, bytes read and bytes written together.
-        pcie_gb_per_s: one direction, page-locked memory, as reached; the source names generation and lanes.
-        nvlink_gb_per_s: one direction, all links of a GPU together, by the data sheet; None: it has none, or only
-            with a bridge that is sold by itself.
-        multiprocessors: streaming multiprocessors.
+        dense_tflops: dtype (`"float32"` without TF32, `"tf32"`, `"bfloat16"`, `"float16"`, `"int8"`) → the data
+            sheet's dense rate, 10^12 operations/s; only dtypes that the GPU computes in.
+        achievable_tflops: rate of large matrix products, measured or estimated; the same dtypes.
+        memory_gb_per_s: the data sheet's memory bandwidth, 10^9 bytes/s.
+        achievable_memory_gb_per_s: rate of large copies, bytes read plus bytes written.
+        pcie_gb_per_s: achieved rate in one direction, page-locked memory; the source names generation and lanes.
+        nvlink_gb_per_s: the data sheet's rate in one direction over all links of a GPU; None without NVLink, or if its
+            bridge is sold separately.
+        multiprocessors: number of streaming multiprocessors.
     """
 
     dense_tflops: Mapping[str, Figure]

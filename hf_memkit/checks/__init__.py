@@ -1,4 +1,4 @@
-"""Finds known mistakes before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, or a setup.
+"""Find known mistakes before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, or a setup.
 
 ```python
 problems = check(setup)

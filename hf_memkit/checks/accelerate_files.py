@@ -1,8 +1,9 @@
-"""The YAML of `accelerate launch`: the DeepSpeed config that Trainer makes of it, and where its keys stand.
+"""The YAML of `accelerate launch`: the DeepSpeed config that Trainer makes from it, and the places of its keys.
 
 ```
 YAML ──> launcher ──> environment variables ──> DeepSpeedPlugin() in TrainingArguments ──> DeepSpeed config
 ```
+
 Sources: transformers 5.23.0: training_args.py 1713-1721; accelerate 1.15.0: commands/launch.py, utils/launch.py
 (`prepare_deepspeed_cmd_env`), utils/dataclasses.py (`DeepSpeedPlugin.__post_init__`, `set_mixed_precision`).
 """
@@ -41,21 +42,21 @@ _KEYS: Final = {
 
 
 def own_engine(content: Mapping[str, Any]) -> str:
-    """The engine that the YAML chooses, such as DEEPSPEED or FSDP; empty: none, or several GPUs alone."""
+    """The engine in the YAML, such as DEEPSPEED or FSDP; empty without one."""
     kind = content.get("distributed_type", "NO")
     return "" if kind in ("NO", "MULTI_GPU", False) else str(kind)
 
 
 def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
-    """(GPUs on each machine, None: all of them; machines)."""
-    every, machines = content.get("num_processes"), content.get("num_machines")
+    """GPUs on each machine (None: all), and machines."""
+    total, machines = content.get("num_processes"), content.get("num_machines")
     nodes = machines if isinstance(machines, int) and machines > 0 else 1
-    return (max(1, every // nodes) if isinstance(every, int) and every > 0 else None), nodes
+    return (max(1, total // nodes) if isinstance(total, int) and total > 0 else None), nodes
 
 
 def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The config that Trainer fills in and DeepSpeed gets, where the YAML (`content`) names no JSON. The precision of
-    Trainer's `arguments` counts before the YAML's."""
+    """The config that Trainer fills in and DeepSpeed gets, if the YAML (`content`) names no JSON. The precision of
+    Trainer's `arguments` overrides the YAML's."""
     given = content.get(SECTION)
     own: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     precision = str(content.get(_PRECISION) or "no").lower()
@@ -63,12 +64,12 @@ def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | 
         precision = "fp16" if arguments.get("fp16") else "bf16"
     stage = own.get("zero_stage", 2)
     zero: dict[str, Any] = {"stage": int(stage) if isinstance(stage, str) and stage.isdigit() else stage}
-    for what in ("optimizer", "param"):
-        device = own.get(f"offload_{what}_device") or "none"
+    for part in ("optimizer", "param"):
+        device = own.get(f"offload_{part}_device") or "none"
         if device != "none":
-            zero[f"offload_{what}"] = {"device": device}
+            zero[f"offload_{part}"] = {"device": device}
             if device == "nvme":  # the launcher passes no path on
-                zero[f"offload_{what}"]["nvme_path"] = "none"
+                zero[f"offload_{part}"]["nvme_path"] = "none"
     if zero["stage"] == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = bool(own.get("zero3_save_16bit_model", False))
     return {
@@ -83,8 +84,8 @@ def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | 
 
 
 def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
-    """The problem of the DeepSpeed config, at the YAML's key; None if it is advice that the YAML has no key for, or if
-    a rule about the YAML says it."""
+    """The problem of the DeepSpeed config, at the YAML's key; None for advice without such a key, or if a rule for the
+    YAML reports it."""
     if problem.rule == "nvme-path-missing":
         return None
     key = _KEYS.get(problem.key)
@@ -98,8 +99,8 @@ def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
     own = place.get(name) if isinstance(place, Mapping) else None
     instead = "set mixed_precision: 'no'" if key == _PRECISION else "delete the key"
     fix = problem.fix.replace('write "auto"', instead)
-    for theirs, ours in _FIXES.items():
-        fix = fix.replace(theirs, ours)
+    for text, replacement in _FIXES.items():
+        fix = fix.replace(text, replacement)
     if re.search(r'"\w+":', fix):  # a key that only a JSON can have
         fix = f"{fix}; that takes a DeepSpeed JSON (deepspeed_config_file)"
     return replace(problem, key=key, value=own, fix=fix)
@@ -110,4 +111,4 @@ _FIXES: Final = {
     '"stage": ': "zero_stage: ",
     'use fp16, with "bf16": {"enabled": "auto"}': "set mixed_precision: fp16, and fp16: true in the arguments",
 }
-"""What a rule of DeepSpeed's JSON proposes → what the YAML has for it."""
+"""Text in a DeepSpeed rule's fix → the YAML's text."""

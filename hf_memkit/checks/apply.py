@@ -1,5 +1,5 @@
-"""Applies every rule to a subject or to files: a DeepSpeed JSON, or arguments as HfArgumentParser reads them, with the
-JSON that they name."""
+"""Apply every rule to a subject or to files: a DeepSpeed JSON, or arguments for HfArgumentParser with the JSON that
+they name."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _NAMES: Final = {"accelerate": "config of accelerate launch", "deepspeed": "Deep
 def check(job: Setup | Subject) -> list[Problem]:
     """All problems of a setup or of a subject, in the order of the file's keys; empty if there are none."""
     subject = Subject.of_setup(job) if isinstance(job, Setup) else job
-    found = _apply(subject)
-    if _stage_is_wrong(subject, found):
-        found = _whatever_the_stage(subject, found)
+    problems = _apply(subject)
+    if _stage_is_wrong(subject, problems):
+        problems = _problems_at_every_stage(subject, problems)
     if subject.launcher is not None and subject.config_file == subject.launcher_file:
-        found = [each for problem in found if (each := _as_written(problem, subject)) is not None]
+        problems = [converted for problem in problems if (converted := _at_keys_of_yaml(problem, subject)) is not None]
     order = {path: number for number, (path, _) in enumerate(walk(subject.config or {}))}
 
     def place(problem: Problem) -> int:
@@ -40,15 +40,15 @@ def check(job: Setup | Subject) -> list[Problem]:
             path = path.rpartition(".")[0]
         return order.get(path, len(order))
 
-    return sorted(found, key=place)
+    return sorted(problems, key=place)
 
 
 def _apply(subject: Subject) -> list[Problem]:
     return [problem for rule in RULES.values() for problem in rule.problems(subject)]
 
 
-def _as_written(problem: Problem, subject: Subject) -> Problem | None:
-    """A problem of a config that stands in accelerate's YAML, at the keys that the YAML has."""
+def _at_keys_of_yaml(problem: Problem, subject: Subject) -> Problem | None:
+    """A problem of a config inside accelerate's YAML, at the YAML's keys."""
     if RULES[problem.rule].module == "launcher":
         return problem
     if problem.file != subject.config_file:
@@ -57,22 +57,28 @@ def _as_written(problem: Problem, subject: Subject) -> Problem | None:
     return in_the_yaml(problem, subject.launcher or {})
 
 
-def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:
-    """Whether the stage is no ZeRO stage, or is missing beside a misspelt or misplaced key of nearly that name."""
+def _stage_is_wrong(subject: Subject, problems: list[Problem]) -> bool:
+    """Whether the stage is no ZeRO stage, or is missing and a similar key is misspelt or misplaced."""
     if subject.has(_STAGE):
         return subject.at(_STAGE) not in (0, 1, 2, 3) or isinstance(subject.at(_STAGE), bool)
     strange = ("rejected-key", "unknown-key", "misplaced-key")
-    keys = [each.key.rpartition(".") for each in found if each.rule in strange]
+    keys = [problem.key.rpartition(".") for problem in problems if problem.rule in strange]
     names = [name.lower() for section, _, name in keys if section in ("", "zero_optimization")]
     return any(name == "zero_stage" or (4 <= len(name) <= 6 and get_close_matches(name, ["stage"])) for name in names)
 
 
-def _whatever_the_stage(subject: Subject, found: list[Problem]) -> list[Problem]:
-    """The problems of the stage itself, and those at every stage: the others follow from the wrong stage."""
+def _problems_at_every_stage(subject: Subject, problems_found: list[Problem]) -> list[Problem]:
+    """Problems of the stage itself, and those at every stage: the others follow from the wrong stage."""
     at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
-    everywhere = set.intersection(*({(each.rule, each.key) for each in problems} for problems in at_stages))
-    own = [each for each in found if each.key == _STAGE and RULES[each.rule].module in ("keys", "values")]
-    return own + [each for each in at_stages[-1] if (each.rule, each.key) in everywhere and each.key != _STAGE]
+    everywhere = set.intersection(*({(problem.rule, problem.key) for problem in problems} for problems in at_stages))
+    own = [
+        problem
+        for problem in problems_found
+        if problem.key == _STAGE and RULES[problem.rule].module in ("keys", "values")
+    ]
+    return own + [
+        problem for problem in at_stages[-1] if (problem.rule, problem.key) in everywhere and problem.key != _STAGE
+    ]
 
 
 def check_file(path: str | Path, args_file: str | Path | None = None, **known: Any) -> list[Problem]:
@@ -90,11 +96,11 @@ def check_file(path: str | Path, args_file: str | Path | None = None, **known: A
 
 
 def read_subject(file: File, arguments: File | None = None, **known: Any) -> Subject:
-    """The subject that a file describes, with the arguments of a second file (`known` as in `check_file`); an
-    InputError where the second file holds no arguments, or the first is nothing that memkit checks."""
+    """The subject in a file, with the arguments of a second file (`known` as in `check_file`). Raises InputError if
+    the second file has no arguments, or memkit does not check the first."""
     if refusal := not_checked(file):
         raise InputError(f"{file.path}: {refusal}")
-    pinned = arguments is not None and arguments.other is not None and arguments.other.what == LLAMA_FACTORY
+    pinned = arguments is not None and arguments.other is not None and arguments.other.kind == LLAMA_FACTORY
     if arguments is not None and arguments.refusal and not pinned:
         raise InputError(f"--args {arguments.path}: {arguments.refusal}")
     if arguments is not None and arguments.kind not in ("arguments", "other"):
@@ -106,7 +112,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     if file.kind == "accelerate":
         own = arguments.content if arguments is not None else None
         gpus, nodes = processes(file.content)
-        known = {"gpus": gpus, "nodes": nodes} | {name: each for name, each in known.items() if each is not None}
+        known = {"gpus": gpus, "nodes": nodes} | {name: value for name, value in known.items() if value is not None}
         known |= {"launcher": file.content, "launcher_file": str(file.path)}
         config = deepspeed_of_launcher(file, own)
     if file.kind == "arguments":
@@ -122,8 +128,8 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
 
 
 def deepspeed_of_launcher(file: File, arguments: Mapping[str, Any] | None = None) -> File | None:
-    """The DeepSpeed config of a job that accelerate launches: the JSON of the arguments or of the YAML, or the YAML's
-    own; None if it chooses another engine, or none, or its JSON does not exist."""
+    """The DeepSpeed config of a job launched by accelerate: the JSON of the arguments or of the YAML, or the YAML's
+    own; None with another or no engine, or a missing JSON."""
     if own_engine(file.content) != "DEEPSPEED":
         return None
     section = file.content.get(SECTION)
@@ -135,12 +141,12 @@ def deepspeed_of_launcher(file: File, arguments: Mapping[str, Any] | None = None
 
 
 def not_checked(file: File) -> Other | None:
-    """What a file is, and what to give instead, if memkit finds nothing in it to check."""
+    """The kind of a file that memkit does not check, with the file to give instead; None if it checks it."""
     return file.other or (nothing_known(file.content) if file.kind == "arguments" else None)
 
 
 def deepspeed_of(file: File) -> File | None:
-    """The DeepSpeed config that an argument file names or holds; None if there is none, or its file does not exist."""
+    """The DeepSpeed config in, or named by, an argument file; None if there is none, or its file does not exist."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return File(file.path, "deepspeed", *parse_json(f"{file.path}: deepspeed", value))

@@ -1,7 +1,7 @@
 """Every key that DeepSpeed 0.19 knows, by section, with the values it accepts; and the key at a dotted path.
 
 `scripts/deepspeed_keys.py` writes `deepspeed_0_19.json` from DeepSpeed's own classes, since importing DeepSpeed takes
-seconds. The tables here hold what no class declares: sections that DeepSpeed reads key by key, bounds, parameters of
+seconds. The tables here have what no class declares: sections that DeepSpeed reads key by key, bounds, parameters of
 optimizers, and names that it removed or that people get wrong.
 """
 
@@ -33,7 +33,7 @@ _KINDS: Final[dict[Kind, tuple[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a key may hold.
+    """Allowed values of a key.
 
     Attributes:
         kind: whole number, number, switch (true or false), text, list, section (a mapping), any.
@@ -67,7 +67,8 @@ class Key:
         return None if right else wanted
 
     def range_error(self, value: Any) -> str | None:
-        """The bound that `value` breaks, such as "at least 0"; None if in range. Only for values of the right type."""
+        """The bound that `value` violates, such as "at least 0"; None if in range. Only for values of the right
+        type."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 return f"at least {self.least:g}"
@@ -87,7 +88,7 @@ class Section:
     """Keys of one section.
 
     Attributes:
-        keys: what it may hold, by name; None if anything goes.
+        keys: its allowed keys, by name; None if all are allowed.
         strict: DeepSpeed rejects unknown keys here. Elsewhere it ignores them.
     """
 
@@ -209,7 +210,7 @@ BOUNDS: Final[dict[str, Key]] = {
     "aio.intra_op_parallelism": whole(1),
     "activation_checkpointing.number_checkpoints": whole(1, optional=True),
 }
-"""Keys whose bounds DeepSpeed's class does not state."""
+"""Keys whose bounds DeepSpeed's class does not declare."""
 
 TORCH_OPTIMIZERS: Final = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
@@ -276,8 +277,8 @@ RENAMED: Final[dict[str, str]] = {
     "activation_checkpointing.contiguous_checkpointing": "contiguous_memory_optimization",
     "train_micro_batch_size": "train_micro_batch_size_per_gpu",
 }
-"""Wrong names that people use → the name in the same section. The first is what aio's key was called before; the
-second is in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
+"""Frequent wrong name → the name in the same section. The first is a former name of aio's key; the second is in
+DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
 
 _GENERATED: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("deepspeed_0_19.json").read_text())
 
@@ -291,14 +292,14 @@ _ALIASES: Final = {"bfloat16": "bf16"}
 
 
 def _sections() -> dict[str, Section]:
-    found = {name: Section(keys, strict=False) for name, keys in UNTYPED.items()}
+    sections = {name: Section(keys, strict=False) for name, keys in UNTYPED.items()}
     for name, section in _GENERATED["sections"].items():
         keys = {}
-        for key, says in section["keys"].items():
-            says["choices"] = tuple(says.get("choices", ()))
-            keys[key] = BOUNDS.get(f"{name}.{key}") or Key(**says)
-        found[name] = Section(keys, strict=section["strict"])
-    return found
+        for key, fields in section["keys"].items():
+            fields["choices"] = tuple(fields.get("choices", ()))
+            keys[key] = BOUNDS.get(f"{name}.{key}") or Key(**fields)
+        sections[name] = Section(keys, strict=section["strict"])
+    return sections
 
 
 SECTIONS: Final = _sections()
@@ -311,7 +312,7 @@ def section_name(path: str) -> str:
 
 
 def section_at(subject: Subject, name: str) -> Section | None:
-    """The section of that name; None if its keys are not known. Two depend on the key `type` beside them."""
+    """The section of that name; None if its keys are not known. Two depend on the key `type` next to them."""
     if name == "optimizer.params":
         return Section(OPTIMIZER_PARAMS.get(str(subject.at("optimizer.type")).lower()), strict=True)
     if name == "scheduler.params":
@@ -321,7 +322,7 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 
 def key_at(subject: Subject, path: str) -> Key | None:
-    """What the key at a dotted path may hold; None if the section, or the key in it, is unknown."""
+    """The allowed values of the key at a dotted path; None if the section, or the key in it, is unknown."""
     section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None
@@ -335,5 +336,5 @@ def places_of(name: str) -> tuple[str, ...]:
     """Every dotted path with a known key of this name, the shortest first; empty for words such as `enabled`."""
     if name in ("enabled", "type", "params", "dtype", "device"):
         return ()
-    found = [f"{section}.{name}".lstrip(".") for section, known in SECTIONS.items() if name in (known.keys or {})]
-    return tuple(sorted(found, key=len))
+    paths = [f"{section}.{name}".lstrip(".") for section, known in SECTIONS.items() if name in (known.keys or {})]
+    return tuple(sorted(paths, key=len))

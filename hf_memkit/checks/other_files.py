@@ -1,4 +1,4 @@
-"""Files that `memkit check` does not read: which tool reads them, and what to give instead."""
+"""Files that `memkit check` does not check: their tool, and the file to give instead."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Other:
     """A file of another kind.
 
     Attributes:
-        what: what it is, and who reads it; a clause.
-        instead: what to give, a sentence.
+        kind: its kind and its reader; a clause.
+        advice: the file to give, a sentence.
     """
 
-    what: str
-    instead: str
+    kind: str
+    advice: str
 
     def __str__(self) -> str:
-        return f"{self.what}. {self.instead}"
+        return f"{self.kind}. {self.advice}"
 
 
 LLAMA_FACTORY: Final = "a config of LLaMA-Factory, which reads it with the libraries that it pins"
@@ -37,7 +37,7 @@ _NAMED: Final = re.compile(
     r"(?:\s--(?:deepspeed|deepspeed_config|deepspeed_config_file|config_file|config)[\s=\\]+|\.py[ \t]+)"
     r"[\"']?([\w./~-]+\.(?:json|ya?ml))\b"
 )
-"""A config in a command: after its option, or directly after the script, as HfArgumentParser takes it."""
+"""A config in a command: after its option, or directly after the script, as for HfArgumentParser."""
 
 _MODEL: Final = "To check for this model, give its folder: memkit check args.yaml --model FOLDER"
 _ARGUMENTS: Final = "Give a DeepSpeed JSON, or a YAML or JSON file of TrainingArguments"
@@ -70,7 +70,7 @@ _TOOLS: Final = (
     ("a config of LitGPT", "checkpoint_dir train", ""),
     ("a config of Ludwig", "input_features output_features", ""),
 )  # fmt: skip
-"""What it is, keys that it has, and keys of which it has at least one, as the tools' own examples have them."""
+"""Kind of file, keys that it has, and keys of which it has at least one, from the tools' own examples."""
 
 _UNSLOTH: Final = frozenset({"model", "data", "training", "lora", "logging"})
 _UNSLOTH_TRAINING: Final = frozenset(
@@ -80,8 +80,8 @@ _UNSLOTH_TRAINING: Final = frozenset(
         "packing", "train_on_completions", "gradient_checkpointing",
     }
 )  # fmt: skip
-"""All that a config of unsloth's command line may hold, and its section `training` (unsloth_cli/config.py). Scripts
-have sections of these names too, with other keys."""
+"""All keys of a config of unsloth's command line, and of its section `training` (unsloth_cli/config.py). Scripts have
+sections of these names too, with other keys."""
 
 _SAVED: Final = (
     ("an adapter's config, of PEFT", "peft_type", ""),
@@ -108,12 +108,12 @@ _SAVED: Final = (
     ("a manifest of Kubernetes", "apiVersion kind", ""),
     ("a sweep of Weights & Biases", "method parameters", ""),
 )  # fmt: skip
-"""The same of files that libraries write, and of which no key is a training's."""
+"""The same for files written by libraries, without any key of a training."""
 
 _OF_TRAINING: Final = frozenset(
     {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 )
-"""Arguments of which a file of a script's arguments has at least one."""
+"""A file of a script's arguments has at least one of these."""
 
 _GENERATION: Final = frozenset(
     {
@@ -144,7 +144,7 @@ _FSDP: Final = frozenset(
 
 
 def other_script(path: Path, text: str) -> Other | None:
-    """What a file is that is neither JSON nor YAML, if its name or text shows that."""
+    """Kind of a file that is neither JSON nor YAML, by its name or text."""
     suffix = path.suffix.lower()
     if suffix == ".py":
         return Other("a Python script", f"Predict it: memkit predict {path} -- ARGUMENTS")
@@ -160,7 +160,7 @@ def other_script(path: Path, text: str) -> Other | None:
 
 
 def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
-    """Whose config this is, if it is another tool's than Trainer's, TRL's, DeepSpeed's or memkit's."""
+    """The tool of this config, if not Trainer, TRL, DeepSpeed or memkit."""
     keys = {str(key) for key in content}
     if is_accelerate(content):
         if content.get("compute_environment") == "AMAZON_SAGEMAKER":
@@ -168,15 +168,15 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
         return None
     training = content.get("training")
     if isinstance(training, Mapping) and len(keys) > 1 and keys <= _UNSLOTH and training.keys() <= _UNSLOTH_TRAINING:
-        return Other("a config of unsloth's command line", _to_check_of("", path, content))
-    if what := _shown_by(keys, _TOOLS):
-        return Other(what, _to_check_of(what, path, content))
-    if what := "" if keys & _OF_TRAINING else _shown_by(keys, _SAVED):
-        return Other(what, _MODEL if what == "a model's config" else _ARGUMENTS)
+        return Other("a config of unsloth's command line", _deepspeed_json_of("", path, content))
+    if kind := _kind_by_keys(keys, _TOOLS):
+        return Other(kind, _deepspeed_json_of(kind, path, content))
+    if kind := "" if keys & _OF_TRAINING else _kind_by_keys(keys, _SAVED):
+        return Other(kind, _MODEL if kind == "a model's config" else _ARGUMENTS)
     marks = {key for value in content.values() for key in _keys_inside(value)}
-    for mark, what in _MARKS.items():
+    for mark, kind in _MARKS.items():
         if mark in marks or mark in keys:
-            return Other(what, _ARGUMENTS)
+            return Other(kind, _ARGUMENTS)
     if len(keys) > 1 and keys <= _GENERATION:
         return Other("a model's generation config", _ARGUMENTS)
     plain = {key.removeprefix("fsdp_") for key in keys}
@@ -186,65 +186,63 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
 
 
 def nothing_known(content: Mapping[str, Any]) -> Other | None:
-    """What to say of a file with keys of which none is an argument of Trainer or TRL, or nearly one, and of a script's
-    own file that holds its TrainingArguments in a section."""
+    """Description of a file without any key that is, or is similar to, an argument of Trainer or TRL, or of a script's
+    own file with a section of TrainingArguments."""
     names = [str(key) for key in content]
     known = fields() | ever_fields("transformers")
     section, count = _arguments_inside(content)
-    instead = f"Give what stands under {section!r} as a file of its own" if count else _ARGUMENTS
+    instead = f"Give the content of {section!r} as a separate file" if count else _ARGUMENTS
     if count > 1 and not _of_trainer(content):
-        return Other(
-            f"a script's own config: fields of TrainingArguments stand under {section!r}, and none beside it", instead
-        )
+        return Other(f"a script's own config: all fields of TrainingArguments are in its section {section!r}", instead)
     if not names or any(name in known or misspelt(name) for name in names):
         return None
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-    what = f"nothing to check: no key is one of TrainingArguments or TRL, and this is no DeepSpeed JSON ({shown})"
-    return Other(what, instead)
+    kind = f"nothing to check: no key is one of TrainingArguments or TRL, and this is no DeepSpeed JSON ({shown})"
+    return Other(kind, instead)
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
-    """The keys that are fields of TrainingArguments, in any version, but for those that a script's config may have
-    beside a section of them."""
+    """The keys that are fields of TrainingArguments, in any version, without names that a script's config may have
+    beside such a section."""
     fields_of_trainer = argument_types().keys() | ever_fields("transformers")
     return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
 
 
 def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
-    """(the section with the most fields of TrainingArguments that is no argument itself, how many it has)."""
+    """The section with the most fields of TrainingArguments that is no argument itself, and their number."""
     counts = [
         (str(key), len(_of_trainer(value)))
         for key, value in content.items()
         if isinstance(value, Mapping) and key not in fields()
     ]
-    return max(counts, key=lambda each: each[1], default=("", 0))
+    return max(counts, key=lambda entry: entry[1], default=("", 0))
 
 
-def _shown_by(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
-    """The first kind of file whose keys these are; empty if none is."""
+def _kind_by_keys(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
+    """The first kind of file with these keys; empty if none."""
     return next(
         (
-            what
-            for what, needed, one_of in signs
-            if keys.issuperset(needed.split()) and (not one_of or not keys.isdisjoint(one_of.split()))
+            kind
+            for kind, needed, alternatives in signs
+            if keys.issuperset(needed.split()) and (not alternatives or not keys.isdisjoint(alternatives.split()))
         ),
         "",
     )
 
 
 def is_accelerate(content: Mapping[Any, Any]) -> bool:
-    """Whether it is accelerate's YAML: it has keys of its own, or so many that nothing else is among them."""
+    """Whether it is accelerate's YAML: it has a key that only accelerate has, or accelerate's keys only."""
     keys = {str(key) for key in content}
     if keys & {"compute_environment", "distributed_type", "deepspeed_config", "megatron_lm_config"}:
         return True
     return keys <= accelerate_keys() and bool(keys - fields())
 
 
-def _to_check_of(what: str, path: Path, content: Mapping[str, Any]) -> str:
-    """What of another tool's config memkit can check: the DeepSpeed JSON that it names."""
+def _deepspeed_json_of(kind: str, path: Path, content: Mapping[str, Any]) -> str:
+    """The part of another tool's config that memkit can check: the DeepSpeed JSON that it names."""
     value = content.get("deepspeed")
     named = value if isinstance(value, str) and value.endswith(".json") else ""
-    if what == LLAMA_FACTORY:
+    if kind == LLAMA_FACTORY:
         return f"Check a DeepSpeed JSON against it: memkit check {named or 'ds.json'} --args {path}"
     if named:
         return f"Check the DeepSpeed JSON that it names: memkit check {named}"

@@ -1,5 +1,5 @@
-"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes
-found."""
+"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes in a
+job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Severity = Literal["error", "warning", "hint"]
 something is lost that the run itself does not need. hint: advice that a good config may ignore."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
-"""The worst first."""
+"""From worst to least."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Problem:
         rule: ID of the rule that found it (docs/checks.md lists all).
         severity: how bad it is here.
         file: the file with the key; empty if there is none.
-        key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`; empty if
+        key: dotted path in the file, such as `zero_optimization.offload_param.buffer_size`; empty if
             the file as a whole is not checked.
         value: the key's value; None if the key is missing.
-        why: what the library does with it; a clause without a full stop.
-        fix: what to write instead; an imperative without a full stop.
+        why: the library's behaviour; a clause without a full stop.
+        fix: the correction; an imperative without a full stop.
         null: the key is in the file, and its value is null.
     """
 
@@ -88,8 +88,8 @@ class Rule:
     Attributes:
         id: its name, in kebab-case.
         severity: the default severity; a case can override it.
-        why: what the library does, in one line.
-        fix: what to do, in one line.
+        why: the library's behaviour, in one line.
+        fix: the correction, in one line.
         source: file and line of the library that show the behaviour.
         find: yields where it applies.
         module: its module in `hf_memkit.checks.rules`.
@@ -109,22 +109,22 @@ class Rule:
         return [
             Problem(
                 rule=self.id,
-                severity=found.severity or self.severity,
-                file=_file(subject, found),
-                key=found.key,
-                value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
-                why=found.why or self.why,
-                fix=found.fix or self.fix,
-                null=found.value in (None, ABSENT) and subject.is_null(found.key, found.argument),
+                severity=case.severity or self.severity,
+                file=_file_of(subject, case),
+                key=case.key,
+                value=subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value,
+                why=case.why or self.why,
+                fix=case.fix or self.fix,
+                null=case.value in (None, ABSENT) and subject.is_null(case.key, case.argument),
             )
-            for found in self.find(subject)
+            for case in self.find(subject)
         ]
 
 
-def _file(subject: Subject, found: Found) -> str:
-    if found.launcher:
+def _file_of(subject: Subject, case: Found) -> str:
+    if case.launcher:
         return subject.launcher_file
-    return subject.arguments_file if found.argument else subject.config_file
+    return subject.arguments_file if case.argument else subject.config_file
 
 
 RULES: dict[str, Rule] = {}

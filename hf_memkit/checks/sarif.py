@@ -37,8 +37,8 @@ def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
 def _rule(id: str) -> dict[str, Any]:
     rule = RULES.get(id)
     if rule is None:  # each problem has its own text
-        what = "a file that memkit does not check" if id == "not-checked" else "the recipe file is not valid"
-        return {"id": id, "shortDescription": {"text": what}}
+        text = "a file that memkit does not check" if id == "not-checked" else "the recipe file is not valid"
+        return {"id": id, "shortDescription": {"text": text}}
     return {
         "id": id,
         "shortDescription": {"text": rule.why},
@@ -64,15 +64,15 @@ def _result(problem: Problem, index: int, lines: Mapping[str, int]) -> dict[str,
 
 
 def _line(key: str, lines: Mapping[str, int]) -> int:
-    """The key's line; of what is absent, that of the section it belongs to: the top level starts at line 1."""
-    path = key.partition(": ")[0]  # a recipe's variants have the setup's key behind their own
+    """The key's line; for an absent key that of its section: the top level starts at line 1."""
+    path = key.partition(": ")[0]  # keys of a recipe's variants: "variant: setup's key"
     while path and path not in lines:
         path = path.rpartition(".")[0]
     return lines.get(path, 1)
 
 
 def _uri(file: str) -> str:
-    """Relative to the folder that memkit runs in, as code scanning wants it, where the file lies below that."""
+    """Relative to the current folder, as code scanning requires, if the file is inside it."""
     path = Path(file).absolute()
     if path.is_relative_to(Path.cwd()):
         return quote(path.relative_to(Path.cwd()).as_posix())

@@ -1,4 +1,4 @@
-"""The subject of a check: a DeepSpeed config, Trainer's arguments, and what is known of the model and the machine."""
+"""The subject of a check: a DeepSpeed config, Trainer's arguments, and known facts about the model and the machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Subject:
             which names and values are allowed.
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
-        settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
+        settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
     config: Mapping[str, Any] | None = None
@@ -87,7 +87,7 @@ class Subject:
     def __post_init__(self) -> None:
         if self.arguments is not None:
             given = self.arguments
-            # Where both names are set, Trainer takes the new one (transformers 5.23.0: training_args.py 1533-1543).
+            # With both names Trainer uses the new one (transformers 5.23.0: training_args.py 1533-1543).
             old = {name: value for name, value in given.items() if current_name(name) != name}
             current = {current_name(name): value for name, value in old.items()} | {
                 name: value for name, value in given.items() if name not in old
@@ -102,7 +102,9 @@ class Subject:
         job = setup.job
         machine = job.machine if job is not None and job.machine.gpu is not None else None
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
-        settings = {one.key: one.value for one in setup.settings if not one.key.startswith("arguments.")}
+        settings = {
+            setting.key: setting.value for setting in setup.settings if not setting.key.startswith("arguments.")
+        }
         settings.pop("deepspeed.config", None)
         return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
 
@@ -121,8 +123,8 @@ class Subject:
     def at_stage(self, stage: int) -> Subject:
         """The same job at another ZeRO stage."""
         section = self.at("zero_optimization")
-        settled = {**section, "stage": stage} if isinstance(section, Mapping) else {"stage": stage}
-        other = replace(self, config={**(self.config or {}), "zero_optimization": settled})
+        changed = {**section, "stage": stage} if isinstance(section, Mapping) else {"stage": stage}
+        other = replace(self, config={**(self.config or {}), "zero_optimization": changed})
         object.__setattr__(other, "superseded_arguments", self.superseded_arguments)
         return other
 
@@ -155,8 +157,8 @@ class Subject:
         """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
         return self.settings.get(key, default)
 
-    def stands_at(self, key: str, argument: bool) -> Any:
-        """The value that a problem shows: of the argument `key`, or of the config or the setup; None if missing."""
+    def shown_value(self, key: str, argument: bool) -> Any:
+        """The value shown in a problem: of the argument `key`, or of the config or the setup; None if missing."""
         if argument:
             return self.argument(key)
         return self.at(key) if self.has(key) else self.setting(key)

@@ -16,7 +16,7 @@ def of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[s
     """What the worst batch needs beside a usual one, and what would make it smaller."""
     if batches is None:
         return
-    yield f"{batches.said(prediction)}."
+    yield f"{batches.sentence(prediction)}."
     if prediction.verdict == "does not fit":
         for change, needs in batches.smaller.items():
             yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
@@ -33,7 +33,7 @@ def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
 
     return {
         "worst": batches.shapes.worst,
-        "usual": {"batch": batches.shapes.usual, **needs(batches.usual)},
+        "usual": {"batch": batches.shapes.typical, **needs(batches.typical)},
         "high": batches.shapes.high,
         "smaller": {change: needs(found) for change, found in batches.smaller.items()},
     }

@@ -144,7 +144,7 @@ def _problems(
     from hf_memkit.checks import check as apply_rules
 
     if (other := not_checked(file)) is not None:
-        return [Problem("not-checked", "hint", str(file.path), "", None, other.what, other.instead.rstrip("."))]
+        return [Problem("not-checked", "hint", str(file.path), "", None, other.kind, other.advice.rstrip("."))]
     if file.kind == "recipe":
         return _recipe_problems(file, machine, gpus)
     subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)

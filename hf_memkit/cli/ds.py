@@ -85,7 +85,7 @@ def show(
         print_json({**info.to_json(), **_to_json(setup)})
         return 0
     say(f"{info.name}: {info.summary}")
-    say(f"For: {info.for_whom}")
+    say(f"For: {info.audience}")
     say(f"Saves: {info.saves}")
     say(f"Costs: {info.costs}")
     needs = [f"{info.gpus} GPUs or more"] if info.gpus > 1 else []

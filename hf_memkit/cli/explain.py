@@ -81,7 +81,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     Raises:
         InputError: there is no such file.
     """
-    from hf_memkit.catalog.argument_values import checked, misspelt
+    from hf_memkit.catalog.argument_values import check_values, misspelt
     from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.catalog.library_versions import current_name
     from hf_memkit.checks.apply import deepspeed_of, deepspeed_of_launcher
@@ -106,7 +106,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []
-    found, ignored = checked(file.content)
+    found, ignored = check_values(file.content)
     ignored += [f"{name}: did you mean {' or '.join(near)}?" for name in found if (near := misspelt(str(name)))]
     ignored += [f"{name}: appears twice, the last is used" for name in file.duplicates]
     # What has not its field's type may be another tool's: `bf16: auto`.
@@ -122,7 +122,7 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     else:
         notes = []
     if ignored or file.other:
-        whose = f"{file.other.what}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
+        whose = f"{file.other.kind}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
         notes.append(": ".join([str(file.path), whose, *(["; ".join(ignored[:_LISTED])] if ignored else [])]))
     return _with_model(values), notes
 

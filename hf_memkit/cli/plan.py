@@ -34,7 +34,7 @@ from hf_memkit.prediction.launch_command import is_command
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
     from hf_memkit.common.user_script import UserScript
-    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.judgement import Judgement
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
@@ -216,9 +216,9 @@ def plan(
         tell(f"--write {write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
     elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
         tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
-    if not fits and ("unfinished" in verdicts or len(plans) < len(machines)):
+    if not fits and "tight" not in verdicts and ("unfinished" in verdicts or len(plans) < len(machines)):
         return NOT_FINISHED
-    return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
+    return 0 if (fits or "tight" in verdicts) and (not verify or any(each.passed for each in ran)) else 1
 
 
 def _planned(
@@ -267,14 +267,15 @@ class _Progress:
         self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
         self._count, self._began = 0, time.monotonic()
 
-    def __call__(self, judged: Judged) -> None:
+    def __call__(self, judged: Judgement) -> None:
         from hf_memkit.common.units import format_gib
 
         self._count += 1
         found = judged.prediction
         gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
         step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
-        fits = f"{'fits' if judged.fits else 'does not fit'}{f' {gpu}' if gpu else ''}"
+        verdict = found.verdict if found is not None and not judged.is_other else "does not fit"
+        fits = f"{verdict}{f' {gpu}' if gpu else ''}"
         said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
         if judged.lacks_host:
             said += f": {judged.why.partition('; on the GPU')[0]}"

@@ -26,11 +26,11 @@ def verified(
     def done(each: Verified) -> None:
         found.append(each)
         if not each.passed:
-            tell(f"{each.judged.candidate.name}: {each.failed}")
+            tell(f"{each.judgement.candidate.name}: {each.failed}")
 
     try:
         with ended_by_signals():
-            plan, _ = verify(plan, script, environment=environment, said=tell, done=done)
+            plan, _ = verify(plan, script, environment=environment, on_start=tell, on_end=done)
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
     if plan.proposed is not None and not any(each.passed for each in found):

@@ -94,7 +94,7 @@ def setups_for(machines: Sequence[Machine], options: SetupOptions, *, ram: str |
 
 
 def _setup(request: Request, options: SetupOptions) -> Setup:
-    from hf_memkit.recipes.resolve import read_own, resolve
+    from hf_memkit.recipes.resolve import read_own_arguments, resolve
 
     own: dict[str, Any] = {
         "args": options.args,
@@ -102,7 +102,7 @@ def _setup(request: Request, options: SetupOptions) -> Setup:
         "accumulation": options.accumulation,
     }
     if request.recipe is None:
-        return resolve(read_own(request, options.settings or (), **own), None)[0]
+        return resolve(read_own_arguments(request, options.settings or (), **own), None)[0]
     from hf_memkit.cli.predict import read_recipe
 
     recipe, request = read_recipe(request, options.settings, preset=options.preset, **own)

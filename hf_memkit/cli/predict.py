@@ -41,7 +41,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict train.py --gpu "RTX 4090" --short -- --per_device_train_batch_size 8
 
-      FITS: … at most 16.57 GiB (…); RTX 4090 has 23.00 GiB available.
+      FITS: needs up to 17.1 GiB; RTX 4090 has 23.5 GiB.
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 
@@ -232,7 +232,7 @@ def _with_own(
     accumulation: int | None,
 ) -> Request:
     """The request with its preset and the user's own arguments."""
-    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own_arguments
     from hf_memkit.setup.own_arguments import wrong_counts
 
     name, techniques = preset or "", tuple(technique or ())
@@ -244,7 +244,7 @@ def _with_own(
             raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
         techniques = tuple(each for each in techniques if each in PRESETS)
     request = replace(request, preset=name, techniques=techniques)
-    request = read_own(request, settings or (), args, batch_size=batch_size, accumulation=accumulation)
+    request = read_own_arguments(request, settings or (), args, batch_size=batch_size, accumulation=accumulation)
     if problems := wrong_counts(request.arguments):
         raise SettingError("\n".join(problems))
     return request
@@ -263,7 +263,7 @@ _INSTEAD: Final = {
 
 def read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
     """The recipe, and the request with its own arguments; refuses options that have no place beside a recipe."""
-    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own_arguments
     from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
@@ -275,7 +275,7 @@ def read_recipe(request: Request, settings: list[str] | None, **options: Any) ->
     recipe = load_recipe(request.recipe or "")
     if request.data is not None and is_here(request.data):
         check_data(recipe, request.data)
-    return recipe, read_own(request, settings or (), recipe=recipe)
+    return recipe, read_own_arguments(request, settings or (), recipe=recipe)
 
 
 def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Setup, Prediction | None]:

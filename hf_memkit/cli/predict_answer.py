@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
+from hf_memkit.catalog.fit import full_share_text, slack_text
 from hf_memkit.cli.printing import typed_command
 from hf_memkit.common.answer.answer import (
     Answer,
@@ -28,7 +29,6 @@ from hf_memkit.common.answer.terminal import show, show_blocks
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.measuring.report.answer import GLOSSARY
 from hf_memkit.prediction.prediction import size_text
-from hf_memkit.prediction.verdict import usable_bytes
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
@@ -172,9 +172,9 @@ def title_of(setup: Setup) -> str:
 
 def batch_of(setup: Setup) -> str:
     """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
-    from hf_memkit.recipes.by_data import padded
+    from hf_memkit.recipes.by_data import padded_columns
 
-    longest = "up to " if "data.task" in setup and padded(setup) else ""
+    longest = "up to " if "data.task" in setup and padded_columns(setup) else ""
     return f"{setup.micro_batch_size} × {longest}{setup.sequence_length} tokens"
 
 
@@ -195,11 +195,14 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     """What the allocator takes, the least that it needs, and what the machine holds."""
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
-    outside = size_text(prediction.outside_allocator_bytes)
+    outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
+    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share_text(level)} of "
     return {
         "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
-        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory",
+        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory; "
+        f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}",
+        **({"limit": limit + size_text(prediction.room_bytes)} if prediction.capacity_bytes else {}),
         "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
         f"disk {size_text(prediction.disk_bytes)}",
     }
@@ -245,11 +248,10 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
     """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
-    fixed, tight = prediction.outside_allocator_bytes, prediction.verdict == "tight"
-    usable = usable_bytes(prediction.capacity_bytes or 0, fixed, prediction.memory_fraction)
-    least = prediction.peak_reserved_bytes[1] if tight else prediction.smallest_cap_bytes
-    needs = prediction.confidence.with_slack(least)
-    if prediction.categories["activations"] + prediction.categories["loss"] <= needs - usable:
+    too_much = prediction.least_bytes - prediction.room_bytes
+    if prediction.verdict == "tight":
+        too_much = prediction.total_bytes[1] - prediction.limit_bytes
+    if prediction.categories["activations"] + prediction.categories["loss"] <= too_much:
         return ""
     several, single = _SMALLER.get(what, _SMALLER_BY_OPTIONS)
     return several if micro_batch > 1 else single

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit.common.units import GIB, format_gib
 
 if TYPE_CHECKING:
-    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.judgement import Judgement
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.recipes.variant_search import Judge
     from hf_memkit.setup.setup import Setup
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class NextSetup:
     """A setup of the same batch that fits, traced."""
 
-    found: Judged
+    found: Judgement
 
     def __str__(self) -> str:
         candidate = self.found.candidate
@@ -79,7 +79,7 @@ def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant |
     return NextVariant(name) if name is not None else None
 
 
-def next_setup(nearest: Callable[[], Judged | None]) -> NextSetup | None:
+def next_setup(nearest: Callable[[], Judgement | None]) -> NextSetup | None:
     """What `nearest` finds; None where it finds nothing, or where nothing can be traced."""
     from hf_memkit.common.errors import InputError
 

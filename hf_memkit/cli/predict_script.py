@@ -41,7 +41,7 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
         if not (is_path or is_file):
             what = f"give a model with --model {target}"
         raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
-    return UserScript.found(target, arguments, is_module=is_module)
+    return UserScript.at(target, arguments, is_module=is_module)
 
 
 def found_command(

@@ -103,7 +103,7 @@ def list_presets(
 
     if as_json:
         presets = [
-            {"name": name, "for_whom": each.for_whom, "techniques": list(each.techniques)}
+            {"name": name, "for_whom": each.audience, "techniques": list(each.techniques)}
             for name, each in PRESETS.items()
         ]
         print_json({"presets": presets, "techniques": [t.to_json() for t in TECHNIQUES.values()]})
@@ -177,10 +177,10 @@ def copy(
 def _resolved(name: str, options: PresetOptions) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
-    from hf_memkit.recipes.resolve import read_own, resolve
+    from hf_memkit.recipes.resolve import read_own_arguments, resolve
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
-    request, script = read_own(options.request(name), options.settings or (), options.args), options.script
+    request, script = read_own_arguments(options.request(name), options.settings or (), options.args), options.script
     if script not in SCRIPTS:
         known = ", ".join(SCRIPTS)
         raise InputError(f"--for {script}: unknown{did_you_mean(script, SCRIPTS) or f'; write one of {known}'}")
@@ -252,7 +252,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
             f"preset {name!r} sets no argument, so there is no file to write. "
             f"memkit preset show {name} has its lines of code"
         )
-    missing = [each.what for each in file.outside if each.essential]
+    missing = [each.setting for each in file.outside if each.essential]
     if missing and script != "trainer":
         raise InputError(
             f"--for {script}: this script cannot run preset {name!r}: it has no argument for {'; '.join(missing)}. "

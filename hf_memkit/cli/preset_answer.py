@@ -21,7 +21,7 @@ def presets_answer() -> Answer:
     from hf_memkit.presets import PRESETS
     from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES
 
-    rows = [(name, each.for_whom, ", ".join(each.techniques)) for name, each in PRESETS.items()]
+    rows = [(name, each.audience, ", ".join(each.techniques)) for name, each in PRESETS.items()]
     by_family = {
         family: ", ".join(name for name, each in TECHNIQUES.items() if each.family == family) for family in FAMILIES
     }
@@ -63,7 +63,7 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
 
     parts = [part.strip() for part in setup.preset.split("+")]
     lines = [f"PROBLEM: {problem}" for problem in setup.problems]
-    lines += [f"{part}: {PRESETS[part].for_whom}" if part in PRESETS else f"{part}: a technique" for part in parts]
+    lines += [f"{part}: {PRESETS[part].audience}" if part in PRESETS else f"{part}: a technique" for part in parts]
     rows = [(name, TECHNIQUES[name].saves, TECHNIQUES[name].costs) for name in setup.techniques]
     beside = "".join(f" --technique {name}" for name in _beside(setup))
     return Answer(
@@ -85,7 +85,7 @@ def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *
     """Prints, after the files were written, what they are and how they are used; on standard error what they cannot
     hold."""
     target = files[0]
-    if missing := [each.what for each in shown.outside if each.essential]:
+    if missing := [each.setting for each in shown.outside if each.essential]:
         say_to_stderr(
             f"Note: this file alone is not preset {setup.preset!r}. Your script must also set: "
             f"{'; '.join(missing)} (below)"
@@ -136,7 +136,7 @@ def _aside(setup: Setup, file: ArgumentFile) -> Iterator[str]:
     if file.outside:
         yield "An argument file cannot set this; do it in the script or the shell:"
         for line in file.outside:
-            yield f"  {line.what}: {line.reason}"
+            yield f"  {line.setting}: {line.reason}"
             yield f"      {line.line}"
         beside = f", techniques={json.dumps(_beside(setup))}" if _beside(setup) else ""
         yield f'Or do all of it in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)'

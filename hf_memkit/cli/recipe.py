@@ -25,7 +25,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit recipe gpt2-on-16gb --dry-run --short --gpu T4
 
-      FITS: … at most 11.68 GiB (…); T4 has 14.07 GiB available.
+      FITS: needs up to 12.2 GiB; T4 has 14.6 GiB.
 
   memkit recipe gpt2-on-16gb --set learning_rate=1e-5
 

@@ -215,7 +215,7 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
     the machine with the GPU, so that `gpu_verdict` is of the GPU alone."""
     plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
     about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
-    return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
+    return {**prediction.to_json(), **about, "gpu_verdict": prediction.with_verdict(plenty).verdict}
 
 
 def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.recipes.variant_search import Judge
     from hf_memkit.run.folder import RecipeRun
-    from hf_memkit.run.ranks import Place
+    from hf_memkit.run.ranks import LaunchLayout
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class RunOptions(FolderOptions):
         return {**vars(self.request), **super().values()}
 
 
-def read_request(options: RunOptions, recipe: Recipe, launched: Place | None = None) -> Request:
+def read_request(options: RunOptions, recipe: Recipe, launched: LaunchLayout | None = None) -> Request:
     """Reads the request with the user's own arguments, and refuses what is wrong on any machine before torch is
     imported or a process starts. `launched`: ranks and machines that a launcher gives."""
-    from hf_memkit.recipes.resolve import read_own
+    from hf_memkit.recipes.resolve import read_own_arguments
     from hf_memkit.recipes.settings import refuse_wrong
 
     gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
     if launched is not None:
         gpus, nodes = launched.gpus, launched.nodes
-    request = read_own(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
+    request = read_own_arguments(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
     refuse_wrong(recipe, request)
     return request
 
@@ -87,7 +87,7 @@ def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
 
 
 def resolved_run(
-    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place, judge: Judge
+    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
     without; the prediction that it was chosen by, None where it could not be predicted). A DoesNotFitError where no

@@ -26,7 +26,7 @@ from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import is_command, read_command
 from hf_memkit.run.planned import PlannedRun
-from hf_memkit.run.script import ScriptRun, predicted
+from hf_memkit.run.script import ScriptRun, predict_script
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -246,7 +246,7 @@ def run(
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     given = [*(f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None), *(arguments or ())]
-    found = UserScript.found(script, given, is_module=module)
+    found = UserScript.at(script, given, is_module=module)
     options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
-    prediction = predicted(found) if predict else planned.prediction if planned is not None else None
+    prediction = predict_script(found) if predict else planned.prediction if planned is not None else None
     return ScriptRun(found, {**options, "prediction": prediction}, planned)

@@ -30,7 +30,7 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
     MASTER_PORT,
-    Place,
+    LaunchLayout,
     Ranks,
     errors_to_launcher,
     leave_exit_code,
@@ -70,12 +70,12 @@ class FolderOptions:
         values = self.values()
         return [_flag(name) for name in names or values if values[name] not in (None, "", (), False)]
 
-    def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:
+    def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> LaunchLayout:
         """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`. Refuses
         options that contradict each other or the launcher, or lack something."""
         if ranks.launched:
             return self._launcher_s_place(ranks)
-        place = Place(
+        place = LaunchLayout(
             self.gpus or gpus,
             self.nodes or nodes,
             self.node_rank or 0,
@@ -98,8 +98,8 @@ class FolderOptions:
             )
         return place
 
-    def _launcher_s_place(self, ranks: Ranks) -> Place:
-        place = Place(ranks.local_world_size, ranks.nodes)
+    def _launcher_s_place(self, ranks: Ranks) -> LaunchLayout:
+        place = LaunchLayout(ranks.local_world_size, ranks.nodes)
         if place.processes != ranks.world_size:
             raise InputError(
                 f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
@@ -142,7 +142,7 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
     from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
     from hf_memkit.run.launch import launch
-    from hf_memkit.run.machine import refuse_what_does_not_fit
+    from hf_memkit.run.machine import refuse_too_large
 
     if not ranks.is_first:
         return train(RecipeRun.from_json(ranks.share("job")), ranks, options)
@@ -158,7 +158,7 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(visible))
         use_one_gpu()
     refuse_mistakes(job)
-    refuse_what_does_not_fit(job, printing.say_to_stderr)
+    refuse_too_large(job, printing.say_to_stderr)
     ranks.share("job", job.to_json())
     return train(job, ranks, options)
 
@@ -185,7 +185,7 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
     return 0
 
 
-def refuse_too_few_gpus(place: Place) -> None:
+def refuse_too_few_gpus(place: LaunchLayout) -> None:
     """Fewer GPUs than processes would put two of them on one GPU; none at all means a rehearsal."""
     import torch
 
@@ -196,7 +196,7 @@ def refuse_too_few_gpus(place: Place) -> None:
         raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
 
 
-def _same_processes(job: RecipeRun, place: Place) -> None:
+def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
     """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""

@@ -1,1 +1,1 @@
-"""What everything stands on: errors, sizes, the words of ledgers and records, files and imports."""
+"""Base modules: errors, sizes, names of phases and categories, user files and imports."""

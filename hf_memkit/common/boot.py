@@ -1,13 +1,13 @@
-"""memkit in the Python that trains, whether it is installed there or not.
+"""Run memkit in another Python, whether or not memkit is installed there.
 
 ```
 PYTHON hf_memkit/common/boot.py predict train.py …                       as `memkit predict train.py …`
 PYTHON hf_memkit/common/boot.py -m hf_memkit.prediction.child.serve      as `python -m
 hf_memkit.prediction.child.serve`
 ```
-Of the environment that memkit is installed in, that Python sees memkit alone; for the command line also the packages
-in `_LENT`, which memkit prints with, and never the others: transformers looks for DeepSpeed, Liger kernels and more,
-and would take those that lie beside memkit.
+From memkit's environment that Python imports memkit only; for the command line also the packages in `_LENT`, which
+memkit prints with. It must see no others: transformers looks for DeepSpeed, Liger kernels and more, and would use
+those installed next to memkit.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _LENT = (
 )  # fmt: skip
 _VERSION = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by earlier versions of Python, too
 is_booted = False
-"""Whether this process is a command line that was started through this file."""
+"""Whether this process is a command line started through this file."""
 
 _COMPILED = ("pydantic", "pydantic_core")
-"""Those of `_LENT` that work with one version of Python only."""
+"""Packages of `_LENT` that work with one version of Python only."""
 
 PLACE = "MEMKIT_LENDS"
-"""The environment variable that says where `_LENT` lies: memkit's own version of Python and its folder of packages,
-such as `3.12:/own/lib/python3.12/site-packages`."""
+"""Environment variable with the version of memkit's Python and its folder of packages, such as
+`3.12:/own/lib/python3.12/site-packages`."""
 
 
 def command(*arguments: str, python: str = sys.executable) -> list[str]:
-    """The command by which that Python runs `memkit ARGUMENTS`, or with `-m` a module of memkit."""
+    """The command line that runs `memkit ARGUMENTS` (with `-m` first: a module of memkit) in `python`."""
     return [python, BOOT, *arguments]
 
 
 class _Lent:
-    """Finds packages of `_LENT` in memkit's own environment."""
+    """Finder for packages of `_LENT` in memkit's environment."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -56,54 +56,53 @@ class _Lent:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if path is not None or name not in _LENT or (name in _COMPILED and not self.same_version):
             return None
-        found: ModuleSpec | None = PathFinder.find_spec(name, [self.place])
-        return found
+        spec: ModuleSpec | None = PathFinder.find_spec(name, [self.place])
+        return spec
 
 
 def place_of(file: str) -> str:
-    """The value of `PLACE` for the environment in which a package's `__init__.py` is this file."""
+    """The value of `PLACE` for the environment that has this package's `__init__.py`."""
     return f"{_VERSION}:{Path(file).resolve().parents[1]}"
 
 
 def places() -> list[str]:
-    """The folder of `PLACE` in a command line that was started through this file; else none."""
+    """The folder in `PLACE` if this process is a command line started through this file; else none."""
     _, _, place = os.environ.get(PLACE, "").partition(":")
     return [place] if place and is_booted else []
 
 
 def missing(package: str | None) -> str:
-    """What to say if Python finds no such package, and memkit could not lend its own; empty: it is another package."""
+    """Error line for a package of `_LENT` that neither Python has; empty for other packages."""
     if not places() or package not in _LENT:
         return ""
     version = os.environ[PLACE].partition(":")[0]
     return (
-        f"{sys.executable}: no {package}, and memkit's own is made for Python {version}. "
+        f"{sys.executable}: no {package}, and memkit's copy of it is for Python {version}. "
         f"Type: {sys.executable} -m pip install {package}"
     )
 
 
 def lend() -> None:
-    """From here on memkit imports the packages of its own environment, of the versions that it needs."""
+    """Import packages of `_LENT` from memkit's environment, in the versions that memkit needs."""
     for place in places():
         sys.meta_path.insert(0, _Lent(place))
 
 
 def take_back() -> None:
-    """Before a user's script runs in this process: its imports find what its environment has; what that lacks stays
-    lent, for memkit's own lines at the end."""
-    lenders = [each for each in sys.meta_path if isinstance(each, _Lent)]
+    """Give a user's script the packages of its environment; memkit's remain as a fallback for memkit's last lines."""
+    lenders = [finder for finder in sys.meta_path if isinstance(finder, _Lent)]
     if not lenders:
         return
     for name in [name for name in sys.modules if name.partition(".")[0] in _LENT]:
         del sys.modules[name]
-    sys.meta_path[:] = [*(each for each in sys.meta_path if each not in lenders), *lenders]
+    sys.meta_path[:] = [*(finder for finder in sys.meta_path if finder not in lenders), *lenders]
 
 
 def _main() -> None:
     if sys.version_info < OLDEST_PYTHON:
-        found, oldest = (".".join(map(str, each[:2])) for each in (sys.version_info, OLDEST_PYTHON))
         print(
-            f"memkit: error: {sys.executable}: Python {found}. memkit needs {oldest} or later there.", file=sys.stderr
+            f"memkit: error: {sys.executable}: Python {_VERSION}. memkit needs %d.%d or later there." % OLDEST_PYTHON,
+            file=sys.stderr,
         )
         sys.exit(2)
     own = sys.path[0] if sys.path and sys.path[0] == str(Path(BOOT).parent) else None
@@ -111,7 +110,7 @@ def _main() -> None:
         sys.path[0] = _PACKAGE
     else:  # `python -P`
         sys.path.insert(0, _PACKAGE)
-    import hf_memkit.common.boot as booted  # its other modules are found through the package's own path from here on
+    import hf_memkit.common.boot as booted  # memkit's other modules are then imported through the package's path
 
     if own is not None:
         sys.path[0] = str(Path.cwd())  # as with `python -m`

@@ -1,11 +1,11 @@
-"""Processes that end when the process that started them has ended, also where that was killed.
+"""Processes that end when their parent process ends, even if the parent was killed.
 
 Linux sends a parent-death signal when the *thread* that started a process ends (prctl(2), PR_SET_PDEATHSIG). So:
 
 | the process | what it does |
 |---|---|
-| is forked by a thread that lasts | `end_with`, first thing |
-| is a program, started by a thread that lasts | `Popen(preexec_fn=ends_with_this())` |
+| is forked by a long-lived thread | `end_with`, first thing |
+| is a program, started by a long-lived thread | `Popen(preexec_fn=ends_with_this())` |
 | is forked by any thread | `watch`: another thread of it waits for the parent's end |
 """
 
@@ -23,31 +23,31 @@ _DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
 
 
 def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """This process gets the signal when the thread that forked it ends."""
+    """Send this process the signal `by` when the thread that forked it ends."""
     _end_with(ctypes.CDLL(None).prctl, parent, by)
 
 
 def ends_with_this(by: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """For `preexec_fn` of a program: it gets the signal when this thread ends. Give a launcher SIGTERM, at which it
-    ends its ranks, and SIGKILL to what may have a handler of that."""
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # looked up here: in the forked process a lock may be held
+    """A `preexec_fn` that sends the new program the signal `by` when this thread ends. SIGTERM is for launchers, which
+    then end their ranks; SIGKILL for programs that may handle SIGTERM otherwise."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()  # before the fork: afterwards a lock may be held
     return lambda: _end_with(prctl, parent, by)
 
 
 def _end_with(prctl: Any, parent: int, by: signal.Signals) -> None:
     prctl(_DEATH_SIGNAL, by)
-    if os.getppid() != parent:  # it had ended before
+    if os.getppid() != parent:  # the parent ended before this call
         os._exit(1)
 
 
 def watch(parent: int) -> None:
-    """This process ends when that one has ended, whichever thread forked it."""
+    """End this process when `parent` has ended, whichever thread forked it."""
     watched = select.poll()
     try:
         watched.register(os.pidfd_open(parent), select.POLLIN)
     except ProcessLookupError:
         os._exit(1)
-    if os.getppid() != parent:  # it had ended before, and another has its number
+    if os.getppid() != parent:  # the parent ended before this call, and another process has its number
         os._exit(1)
 
     def wait() -> None:

@@ -2,13 +2,13 @@
 
 ```
 MemkitError
-├── InputError            wrong input: what was given, where, and what to do next (exit code 2)
-│   ├── RecipeError       a recipe file that is not valid; lists every problem of the file
+├── InputError            wrong input: the value, its place, and the fix (exit code 2)
+│   ├── RecipeError       an invalid recipe file; lists all of its problems
 │   ├── DataError         training data that cannot be used
 │   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
 │   ├── ScriptFailed      a user's script that raised, or ended, before it trained
 │   ├── NoKernel          an operation that a GPU refuses in the type of its tensors
-│   └── Unmodelled        what a traced training cannot show
+│   └── Unmodelled        a setting or operation whose memory a trace cannot show
 ├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
 ├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
 └── RunError              a run that started and could not go on (exit code 1)
@@ -34,13 +34,13 @@ class MemkitError(Exception):
 
 
 class InputError(MemkitError):
-    """Wrong input. The message names the bad value, the place it stands in, and what to do next."""
+    """Wrong input. The message names the bad value, its place, and the fix."""
 
     exit_code = 2
 
 
 class RecipeError(InputError):
-    """A recipe file that is not valid. `problems` holds one line a problem: file, key, value, what is allowed."""
+    """An invalid recipe file. `problems` has one line for each problem: file, key, value, allowed values."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -59,7 +59,7 @@ class ScriptFailed(InputError):
     """A user's script that raised, or ended, before it trained.
 
     Attributes:
-        text: what Python prints of that: a traceback.
+        text: the traceback that Python prints.
     """
 
     def __init__(self, message: str, *, text: str) -> None:
@@ -67,18 +67,17 @@ class ScriptFailed(InputError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Between processes: an exception is made again from its message alone."""
+        """Pickle `text` too: by default an exception is restored from its message alone."""
         return partial(ScriptFailed, text=self.text), (str(self),)
 
 
 class NoKernel(InputError, NotImplementedError):
-    """An operation that a GPU refuses in the type of its tensors. A library that catches what torch raises there, and
-    then computes in another way, catches this too."""
+    """An operation that a GPU does not support for the dtype of its tensors. Libraries that fall back on torch's own
+    error here fall back on this one too."""
 
 
 class Unmodelled(InputError):
-    """A setting or an operation whose memory a traced training cannot show: it is refused, or bounded by formulas, and
-    never guessed. The message says which, and why."""
+    """A setting or operation whose memory a trace cannot show. The message names it and the reason."""
 
 
 class DoesNotFitError(MemkitError):
@@ -90,16 +89,16 @@ class MissingPackageError(MemkitError):
 
 
 class RunError(MemkitError):
-    """A run that started and could not go on."""
+    """A run that started and could not continue."""
 
 
 class TraceFailed(RunError):
     """A training that could not be traced.
 
     Attributes:
-        kind: the name of the exception in the child, or how its process ended (`"SIGABRT"`).
-        refused: whether memkit itself refused it, with a message for the user.
-        details: the end of the child's traceback.
+        kind: name of the exception in the child process, or the signal that ended it (`"SIGABRT"`).
+        refused: whether memkit refused it, with a message for the user.
+        details: end of the child's traceback.
     """
 
     def __init__(self, message: str, *, kind: str, refused: bool = False, details: str = "") -> None:
@@ -108,8 +107,8 @@ class TraceFailed(RunError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'resident'?"` if something in `known` is close to `word`, otherwise an empty string."""
+    """`"; did you mean 'resident'?"` if a name in `known` is close to `word`; otherwise an empty string."""
     known = list(known)
-    begins = [each for each in known if word and each.startswith(word)]
-    close = begins if len(begins) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    extended = [name for name in known if word and name.startswith(word)]
+    close = extended if len(extended) == 1 else difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, so that the package alone loads nothing."""
+"""Names of a package that are imported on first use, so that importing the package loads nothing else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562).
+    """The `__getattr__` and `__dir__` of a package (PEP 562).
 
     Args:
-        package: its `__name__`.
-        modules: the module inside it that each name comes from.
+        package: `__name__` of the package.
+        modules: name → the package's module that defines it.
     """
 
     def get(name: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def short_address(path: Path) -> Iterator[str]:
-    """A path to bind or connect a socket to, as short for a long folder as for a short one."""
+    """A path shorter than 107 bytes at which a socket can be bound or connected, for a `path` of any length."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -1,8 +1,5 @@
-"""Sizes: parse what people write, print what people read.
-
-GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a GPU's box ("16 GB") is a
-name rather than a size: `hf_memkit.catalog.hardware` knows what such a GPU really has.
-"""
+"""Parse sizes and rates, and format them. GiB is always 2**30 bytes, GB always 10**9 bytes. The figure on a GPU's box
+("16 GB") is a name, not a size: `hf_memkit.catalog.hardware` has the real capacity of such a GPU."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ _FACTOR = {
 }  # fmt: skip
 
 
-def parse_size(text: str, what: str = "") -> int:
+def parse_size(text: str, subject: str = "") -> int:
     """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30).
 
     Args:
         text: a number and a unit.
-        what: the size of what, with which a message begins, such as `"RAM"`.
+        subject: start of an error message, such as `"RAM"`.
 
     Raises:
         InputError: `text` is not a size, has no unit, or is not above zero.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
-    place = f"{what}: " if what else ""
+    place = f"{subject}: " if subject else ""
     if match and not match[2] and float(match[1]) > 0:
         raise InputError(f"{place}{text!r} has no unit; did you mean {match[1]}GB?")
     factor = _FACTOR.get(match[2].lower()) if match else None
@@ -74,16 +71,10 @@ def format_gib(size_bytes: float) -> str:
     return f"{gib:.2f} GiB" if gib < 100 else f"{gib:.1f} GiB"
 
 
-def format_mib(size_bytes: float) -> str:
-    """`"190.7 MiB"`."""
-    return f"{size_bytes / MIB:.1f} MiB"
-
-
 def format_size(size_bytes: float) -> str:
-    """A size in the unit in which it can be read: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`.
-
-    From 0.1 of a unit on it is that unit, so that nothing but nothing reads as 0.00.
-    """
+    """A size in a readable unit: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`. A unit is used from 0.1 of it on, so that
+    only 0 bytes are shown as 0.00."""
     if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
         return format_gib(size_bytes)
-    return format_mib(size_bytes) if abs(size_bytes) >= MIB / 10 else f"{size_bytes / KIB:.1f} KiB"
+    size, unit = (MIB, "MiB") if abs(size_bytes) >= MIB / 10 else (KIB, "KiB")
+    return f"{size_bytes / size:.1f} {unit}"

@@ -1,6 +1,5 @@
-"""Files of the user's. In: a text that may be nested without end, or a path that may be a link. Out: the content, or
-the file written; one line where that is refused.
-"""
+"""Read and write the user's files: parsing with limits on nesting and size, and writing that never follows broken
+links."""
 
 from __future__ import annotations
 
@@ -15,18 +14,16 @@ from hf_memkit.common.errors import InputError
 T = TypeVar("T")
 
 _MOST: Final = 100_000
-"""Values on one level. An alias of YAML may stand for itself, or a few lines of them for a thousand millions."""
+"""Maximum number of values on one level. A few lines of YAML aliases can expand to a thousand million values, or refer
+to themselves."""
 
 _DEEPEST: Final = 100
-"""Levels; a DeepSpeed config has five. What walks over a content may recurse so far."""
+"""Maximum nesting, so that code may recurse over a content. A DeepSpeed config has five levels."""
 
 
 def parsed(place: str, parse: Callable[[str], T], text: str) -> T:
-    """`parse(text)`, JSON or YAML.
-
-    Raises:
-        InputError: it is nested too deeply, or holds itself; names `place`. What else `parse` raises goes on.
-    """
+    """`parse(text)` for JSON or YAML, with limits on nesting and size. Raises InputError if `text` is nested too
+    deeply or contains itself; names `place`. Other errors of `parse` are not caught."""
     try:
         content = parse(text)
     except RecursionError:
@@ -52,16 +49,13 @@ def _too_deep(place: str) -> InputError:
 
 
 def user_path(path: str | Path) -> Path:
-    """`path` with `~` and `~user` replaced; that of an unknown user stays as it is, as in a shell."""
+    """`path` with `~` and `~user` expanded; an unknown user is left as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
 def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another name, or --overwrite") -> None:
-    """Makes sure that `write_text` may write `path`.
-
-    Raises:
-        InputError: it exists and is not to be overwritten (ends with `instead`), or is a link to what does not exist.
-    """
+    """Check that `write_text` may write `path`. Raises InputError if `path` exists and `overwrite` is false (the
+    message ends with `instead`), or it is a broken link."""
     if path.is_symlink() and not path.exists():
         raise InputError(
             f"{path}: a link to {path.readlink()}, which does not exist. Remove it, or choose another name"
@@ -71,11 +65,8 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: bool = True) -> None:
-    """Writes a file and, unless that is not to be, its folder. A link that leads nowhere is never written through.
-
-    Raises:
-        InputError: it cannot be written, or came to exist.
-    """
+    """Write a file and, with `make_folder`, its folder. Never writes through a broken link. Raises InputError if the
+    file cannot be written, or exists and `overwrite` is false."""
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,6 @@
-"""A user's training script, run as Python itself would run it.
-
-`memkit run` and `memkit predict` hand their process over. As after `python SCRIPT ARGUMENTS` and `python -m MODULE
-ARGUMENTS`, `__main__`, `__file__`, `sys.argv` and `sys.path[0]` are the script's: what it defines can be pickled, also
-for workers that are spawned.
-"""
+"""Run a user's training script as Python would. `memkit run` and `memkit predict` give their process to the script:
+`__main__`, `__file__`, `sys.argv` and `sys.path[0]` are those of `python SCRIPT ARGUMENTS` or `python -m MODULE
+ARGUMENTS`. Its objects can therefore be pickled, also for spawned workers."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ from hf_memkit.common.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class UserScript:
-    """A script or module, and the arguments that it gets.
+    """A script or module with its arguments.
 
     Attributes:
         target: path of the script, or dotted name of the module.
         is_module: whether `target` is a module's name (`-m`).
-        arguments: what stands behind it on the command line.
+        arguments: the arguments after it on the command line.
     """
 
     target: str
@@ -34,13 +31,9 @@ class UserScript:
     arguments: tuple[str, ...] = ()
 
     @classmethod
-    def found(cls, target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> UserScript:
-        """The script, if it is there.
-
-        Raises:
-            InputError: there is no such file, or it is a folder without `__main__.py`. A module is looked for when it
-                is run: that imports its package.
-        """
+    def at(cls, target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> UserScript:
+        """The script, after a check that it exists. A module is checked when it is run, because the check imports its
+        package. Raises InputError if there is no such file, it is a notebook, or a folder without `__main__.py`."""
         if not is_module:
             path = Path(target)
             if not path.exists():
@@ -59,20 +52,20 @@ class UserScript:
 
     @property
     def name(self) -> str:
-        """`"train.py"` or `"-m trl.scripts.sft"`: what it is called in sentences, in whichever folder it lies."""
+        """`"train.py"` or `"-m trl.scripts.sft"`: its name in messages, without its folder."""
         return str(self) if self.is_module else Path(self.target).resolve().name
 
     def run(self) -> None:
-        """Runs it in this process, which is its own from then on. What it raises comes through, SystemExit too."""
+        """Run the script in this process. Exceptions of the script, also SystemExit, are not caught."""
         code = self.take_over()
         exec(code, vars(sys.modules["__main__"]))
 
     def take_over(self) -> types.CodeType:
-        """Makes this process the script's, up to its first line. The code that is returned is for `__main__`.
+        """Set up this process for the script. Returns the code to execute in `__main__`.
 
         Raises:
-            InputError: there is no such module, or none that can be run.
-            SyntaxError: of the script, as Python tells it.
+            InputError: there is no such module, or it cannot be run.
+            SyntaxError: of the script.
         """
         main = types.ModuleType("__main__")
         vars(main).update(__builtins__=builtins, __annotations__={})
@@ -84,14 +77,14 @@ class UserScript:
     def _file_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
         given = Path(self.target)
         path = given / "__main__.py" if given.is_dir() else given
-        _look_first_in(given.resolve() if given.is_dir() else given.resolve().parent)
+        _put_first_in_path(given.resolve() if given.is_dir() else given.resolve().parent)
         file = str(path.absolute())
         vars(main).update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
         # Without `dont_inherit` this module's `from __future__` would be the script's too.
         return self.target, compile(path.read_bytes(), file, "exec", dont_inherit=True)
 
     def _module_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
-        _look_first_in(Path.cwd())
+        _put_first_in_path(Path.cwd())
         spec = _spec(self.target)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _spec(f"{self.target}.__main__")
@@ -113,8 +106,8 @@ class UserScript:
         return str(spec.origin), code
 
 
-def _look_first_in(folder: Path) -> None:
-    """In place of the folder that Python put first for memkit; with `python -P` it has put none."""
+def _put_first_in_path(folder: Path) -> None:
+    """Replace memkit's folder, the first of `sys.path`. With `python -P` there is none to replace."""
     if not sys.flags.safe_path:
         sys.path[0] = str(folder)
 
@@ -127,4 +120,4 @@ def _spec(module: str) -> ModuleSpec | None:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return None
-        raise  # what its package imports is missing
+        raise  # its package imports a missing module

@@ -1,4 +1,4 @@
-"""Changes to a module of a library at the moment it is imported, so that nothing is imported before its time."""
+"""Change a library's module when it is imported, without importing it early."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec
 
 
 def when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
-    """Calls `then` with the module once it has been imported, or at once if it was. Of several for one module the
-    one that was asked for last is called last."""
+    """Call `then` with the module after its import, or now if it is imported already. Several calls for one module run
+    in the order of registration."""
     if name in sys.modules:
         then(sys.modules[name])
     else:
@@ -19,7 +19,7 @@ def when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
 
 
 class _Import:
-    """A finder on `sys.meta_path`. Waits for one import, and is gone then."""
+    """Finder on `sys.meta_path` that waits for one import and then removes itself."""
 
     def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -30,7 +30,7 @@ class _Import:
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)  # by whoever else finds it
+        spec = importlib.util.find_spec(fullname)  # by the other finders
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -38,5 +38,5 @@ class _Import:
                 execute(module)
                 self._then(module)
 
-            spec.loader.exec_module = then_change  # type: ignore[method-assign]  # of this loader alone
+            spec.loader.exec_module = then_change  # type: ignore[method-assign]  # of this loader only
         return spec

@@ -1,8 +1,8 @@
-"""Parts that no library has, installed on live objects when training begins: one `NAME.py` each, a long one with
-further files `NAME_….py`.
+"""Training components that no library offers, installed on a model or a Trainer when training begins.
 
-Each part is self-contained: it imports the standard library, torch, transformers and the library it is for, and
-nothing of memkit, because `memkit recipe --export` copies it beside the exported script. Two forms:
+A component is one file `NAME.py`; a long one has more files `NAME_….py`. It imports the standard library, torch,
+transformers and the library that it extends, and nothing of memkit, because `memkit recipe --export` copies it next to
+the exported script. Two kinds:
 
 - a model part has `install(model, **options) -> undo`: changes that one model, and `undo()` reverts them;
 - a trainer part has `trainer_options(*, model, processing_class, arguments, **options)`: keyword arguments for

@@ -1,9 +1,7 @@
-"""Stops a run whose samples are not grouped by length; warns where all have one length.
+"""Stops a run whose samples are not grouped by length; warns if all samples have the same length.
 
-Trainer cannot group an IterableDataset, which has no length: it logs a warning and trains in the data set's order
+Trainer cannot group an IterableDataset, which has no length: it logs a warning and keeps the data set's order
 (transformers 5.23.0: trainer.py 1075-1086).
-
-This file needs torch and transformers only, so that it can lie beside a script.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
 
 
 def _sampler(loader: Any) -> Any:
-    """The sampler beneath what accelerate puts around it in several processes (BatchSamplerShard)."""
-    here = getattr(loader, "batch_sampler", None)
+    """The sampler inside the wrappers that accelerate adds with several processes (BatchSamplerShard)."""
+    sampler = getattr(loader, "batch_sampler", None)
     for _ in range(4):
-        if here is None or isinstance(here, LengthGroupedSampler):
+        if sampler is None or isinstance(sampler, LengthGroupedSampler):
             break
-        here = getattr(here, "batch_sampler", None) or getattr(here, "sampler", None)
-    return here
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return sampler

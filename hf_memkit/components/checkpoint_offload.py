@@ -3,8 +3,6 @@
 On a CUDA GPU Trainer does this itself (`activation_checkpointing_kwargs={"offload": true}`, transformers 5.17 and
 later), with pinned memory, which PyTorch refuses on a machine without an accelerator. Here pinning is optional, so
 that a rehearsal on a CPU runs the same code.
-
-This file needs torch and transformers only, so that it can lie beside a script.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Activation checkpointing over segments of several consecutive layers (Chen et al. 2016, arXiv 1604.06174).
 
 Transformers checkpoints layer by layer: it keeps every layer's input and recomputes one layer at a time. A segment
-keeps one input for several layers and recomputes all of them together. Bytes at the highest point of backward, of L
+keeps one input for several layers and recomputes all of them together. Peak of backward, for L
 layers in segments of k: ceil(L / k) inputs + k layers.
 
-A model's forward loops over its layers, and each has keyword arguments of its own, so that no module stands for a
-segment. Hooks open torch's own checkpoint before the first layer of a segment and close it after the last, in the way
-of torch:torch/distributed/_composable/checkpoint_activation.py; recomputing calls the same layers with the same
+A model's forward loops over its layers and passes different keyword arguments to each, so no module contains a whole
+segment. Hooks open torch's checkpoint before the first layer of a segment and close it after the last, as
+torch:torch/distributed/_composable/checkpoint_activation.py does; recomputing calls the same layers with the same
 arguments.
-
-This file needs torch and transformers only, so that it can lie beside a script.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import (
-    _checkpoint_without_reentrant_generator,  # torch has no public form that opens and closes apart
+    _checkpoint_without_reentrant_generator,  # torch has no public function that opens and closes separately
     noop_context_fn,
 )
 from transformers.cache_utils import Cache
@@ -28,8 +26,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 
 def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
-    """Checkpoints every `segment_layers` consecutive layers of `model` as one; returns a function that undoes it. A
-    ValueError where it has no stack of layers that transformers can checkpoint."""
+    """Checkpoints every `segment_layers` consecutive layers of `model` together; returns a function that undoes it.
+
+    Raises:
+        ValueError: the model has no list of layers that transformers can checkpoint.
+    """
     if segment_layers < 1:
         raise ValueError(f"segment_layers={segment_layers}: must be at least 1")
     stacks = [_Stack(owner, list(layers), segment_layers) for owner, layers in _stacks_of(model)]
@@ -38,8 +39,8 @@ def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
             f"{type(model).__name__} has no nn.ModuleList of GradientCheckpointingLayer. Omit segment-checkpointing"
         )
 
-    # The flag of the modules around the layers: with it a model makes no cache in training. The layers' own stays off,
-    # because it would checkpoint each of them once more.
+    # With this flag on the modules around the layers, a model makes no cache in training. It stays off on the layers,
+    # where it would checkpoint each layer once more.
     around: list[Any] = [
         module
         for module in model.modules()
@@ -65,10 +66,8 @@ _REPLICATE = "_replicate_for_data_parallel"
 
 
 def _no_replicas() -> Any:
-    """In place of the method by which nn.DataParallel copies a module (torch:torch/nn/parallel/replicate.py).
-
-    Copies share their hooks, and run at the same time: one would close the segment that another one has open.
-    """
+    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py). The copies
+    share their hooks and run at the same time: one would close a segment that another opened."""
     raise RuntimeError(
         "segment-checkpointing does not work under nn.DataParallel, which Trainer uses if one process sees several "
         "GPUs. Start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"
@@ -76,7 +75,7 @@ def _no_replicas() -> Any:
 
 
 def _stacks_of(model: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
-    """(module that has it, list of layers), without lists inside of a layer."""
+    """(owner module, list of layers) for each list that is not inside a layer."""
     inner = {
         id(part)
         for layer in model.modules()
@@ -186,7 +185,7 @@ class _Stack:
             raise RuntimeError("torch's checkpoint did not end with the segment. Omit segment-checkpointing")
 
     def _abandon(self) -> None:
-        """Closes what a forward pass that did not come to its end left open: torch's hooks would stay for ever."""
+        """Closes the segment of a forward pass that did not finish, because torch's hooks would stay installed."""
         opened, self._open, self._previous = self._open, None, None
         self._calls = []
         if opened is not None:
@@ -194,20 +193,20 @@ class _Stack:
 
 
 class _Call:
-    """A layer's call, with the hidden states apart from the other arguments."""
+    """A layer's call, with the hidden states separate from the other arguments."""
 
     def __init__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._layer, self._args, self._kwargs = layer, args, kwargs
-        found = args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(found, Tensor):
+        hidden = args[0] if args else kwargs.get("hidden_states")
+        if not isinstance(hidden, Tensor):
             raise RuntimeError(
                 f"{type(layer).__name__} was called without a hidden_states tensor, which a segment needs. Omit "
                 "segment-checkpointing"
             )
-        self.hidden: Tensor = found
+        self.hidden: Tensor = hidden
 
     def without_hidden(self) -> _Call:
-        """The same call, holding no hidden states: those inside a segment are what is to be freed."""
+        """The same call without its hidden states, which must be freed inside a segment."""
         if self._args:
             self._args = (None, *self._args[1:])
         else:
@@ -232,7 +231,7 @@ def _hidden_of(output: Any) -> Tensor:
 
 
 def _same(one: Tensor, other: Tensor | None) -> bool:
-    """Whether both are the same unchanged values; DeepSpeed passes an alias of a layer's output on, not the output."""
+    """Whether both tensors have the same unchanged storage; DeepSpeed passes on an alias of a layer's output."""
     return (
         other is not None
         and one.shape == other.shape

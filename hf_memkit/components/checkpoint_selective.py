@@ -1,10 +1,8 @@
 """Selective activation checkpointing: matrix products and attention are kept, everything else is recomputed.
 
-What is kept took most of the arithmetic; what is recomputed (norms, activation functions, dropout, residual sums)
-takes next to none. A `context_fn` in `activation_checkpointing_kwargs` would do the same, but TrainingArguments are
-saved as JSON, which holds no function: it is installed on the layers instead.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+The kept operations do most of the arithmetic; the recomputed ones (norms, activation functions, dropout, residual
+sums) do almost none. A `context_fn` in `activation_checkpointing_kwargs` would do the same, but TrainingArguments are
+saved as JSON, which cannot hold a function. So it is installed on the layers.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _FLAGS: tuple[str, ...] = ("gradient_checkpointing", "_gradient_checkpointing_fu
 
 _aten = torch.ops.aten
 _PRODUCTS: Final = {_aten.mm.default, _aten.addmm.default, _aten._scaled_mm.default}
-# Batched products are left out: eager attention makes its scores with them, one number for every pair of tokens.
+# Batched products are left out: eager attention computes its scores with them, one number per pair of tokens.
 _ATTENTION: Final = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -35,8 +33,11 @@ _ATTENTION: Final = (
 
 
 def install(model: nn.Module) -> Callable[[], None]:
-    """Checkpoints every layer of `model` selectively; returns a function that undoes it. A ValueError where
-    transformers can checkpoint none."""
+    """Checkpoints every layer of `model` selectively; returns a function that undoes it.
+
+    Raises:
+        ValueError: the model has no layer that transformers can checkpoint.
+    """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer. Omit selective-checkpointing")
@@ -59,17 +60,15 @@ def install(model: nn.Module) -> Callable[[], None]:
 
 
 class _Products:
-    """What to keep of one layer: its attention, and its matrix products but the last.
-
-    Backward needs nothing of the last product's output, and torch ends a recomputation before it. How many products a
-    layer has is counted while it first runs.
-    """
+    """Keeps one layer's attention and all its matrix products except the last. Backward does not need the output of
+    the last product, and torch stops recomputing before it. The products of a layer are counted during its first
+    forward pass."""
 
     def __init__(self) -> None:
         self._counted = 0
 
     def contexts(self) -> Any:
-        """The two contexts of one forward pass, as `context_fn` gives them to torch."""
+        """The two contexts of one forward pass, as torch expects them from `context_fn`."""
         last, seen = self._counted, {False: 0, True: 0}
 
         def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

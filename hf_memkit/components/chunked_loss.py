@@ -1,11 +1,9 @@
-"""The loss of a causal language model, a few tokens at a time: the logits of a whole batch are never made.
+"""Computes the loss of a causal language model in chunks of tokens, without the logits of a whole batch.
 
-The model's own forward runs as it is. Only while it is called with labels, its output embedding (`lm_head`) returns a
-note of what it was given instead of logits, and the model's `loss_function` turns that note into the loss, chunk by
-chunk (`chunked_loss_sum.py`). Scaling and soft-capping that a model applies to its logits in between are noted too and
-repeated for each chunk (Gemma 2 and 3, Cohere, Granite, …); anything else that a model does with them is refused.
-
-This file needs torch and transformers, and `chunked_loss_sum.py` and `chunked_loss_logits.py` beside it.
+The model's own forward runs unchanged. While it is called with labels, its output embedding (`lm_head`) returns a
+placeholder that records its input instead of logits, and the model's `loss_function` computes the loss from it, chunk
+by chunk (`chunked_loss_sum.py`). Scaling and soft-capping of the logits (Gemma 2 and 3, Cohere, Granite, …) are
+recorded too and repeated for each chunk; any other operation on them is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +18,13 @@ import torch
 from torch import Tensor, nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from hf_memkit.components.chunked_loss_logits import LogitsOnDemand, NotedLogits, Step, vocabulary_of, without_notes
+from hf_memkit.components.chunked_loss_logits import (
+    LogitsOnDemand,
+    RecordedLogits,
+    Step,
+    replace_recorded,
+    vocabulary_of,
+)
 from hf_memkit.components.chunked_loss_sum import ENGINES, ChunkedSum
 
 
@@ -47,7 +51,7 @@ def install(
 
     Raises:
         TypeError: `model` is not a causal language model with an output embedding and transformers' ForCausalLMLoss.
-        ValueError: an option is out of range, or chunks cannot repeat what the model does with its logits.
+        ValueError: an option is out of range, or the model does something with its logits that chunks cannot repeat.
         RuntimeError: installed already, or Liger fuses the loss.
     """
     if chunk_tokens is not None and chunk_tokens < 1:
@@ -59,7 +63,7 @@ def install(
     language_model = _language_model(model)
     sums = ChunkedSum(language_model.get_output_embeddings(), chunk_tokens, label_smoothing, engine)
     chunked = _ChunkedLoss(language_model, sums)
-    undo = chunked.put_in()
+    undo = chunked.install()
     if self_check:
         try:
             chunked.compare_with_own_loss()
@@ -70,7 +74,7 @@ def install(
 
 
 def _language_model(model: nn.Module) -> Any:
-    """The transformers model itself, out of PEFT's wrapper."""
+    """The transformers model, unwrapped from PEFT."""
     inner: Any = model
     if hasattr(inner, "get_base_model"):
         inner = inner.get_base_model()
@@ -90,13 +94,13 @@ def _language_model(model: nn.Module) -> Any:
 
 
 class _LossFunction:
-    """What stands in for the model's `loss_function`; a class, so that it can be recognised."""
+    """Replaces the model's `loss_function`; a class, so that `install` can recognise it."""
 
     def __init__(self, chunked: _ChunkedLoss) -> None:
         self.chunked = chunked
 
     def __call__(self, logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if isinstance(logits, NotedLogits):
+        if isinstance(logits, RecordedLogits):
             return self.chunked.loss(logits, labels, *args, **kwargs)
         if self.chunked.armed:
             raise ValueError(
@@ -117,8 +121,8 @@ class _ChunkedLoss:
         self.own_forward = model.forward
         self.signature = inspect.signature(model.forward)
 
-    def put_in(self) -> Callable[[], None]:
-        """Replace the methods on these instances; returns what takes them out again."""
+    def install(self) -> Callable[[], None]:
+        """Replaces methods of this model and its output embedding; returns a function that undoes it."""
         model, head = self.model, self.head
         new = {
             (model, _STATE): self,
@@ -142,7 +146,7 @@ class _ChunkedLoss:
         return undo
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The model's own forward, with the output embedding and the loss replaced where there are labels."""
+        """Runs the model's own forward; with labels, the output embedding and the loss are replaced."""
         training, gradients = self.model.training, torch.is_grad_enabled()
         if {**self.signature.bind_partial(*args, **kwargs).arguments, **kwargs}.get("labels") is None:
             if training and gradients:
@@ -153,17 +157,17 @@ class _ChunkedLoss:
                 )
             return self.own_forward(*args, **kwargs)
         if gradients and not training:
-            return self.own_forward(*args, **kwargs)  # gradients through the logits may be what is wanted
+            return self.own_forward(*args, **kwargs)  # the caller may want gradients through the logits
         before, self.armed = self.armed, True
         try:
             output = self.own_forward(*args, **kwargs)
         finally:
             self.armed = before
-        return without_notes(output, (lambda _: None) if gradients else LogitsOnDemand)
+        return replace_recorded(output, (lambda _: None) if gradients else LogitsOnDemand)
 
     def loss(
         self,
-        noted: NotedLogits,
+        recorded: RecordedLogits,
         labels: Tensor | None,
         vocab_size: int | None = None,
         num_items_in_batch: Tensor | float | None = None,
@@ -171,19 +175,19 @@ class _ChunkedLoss:
         shift_labels: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """As transformers' ForCausalLMLoss (transformers:loss/loss_utils.py) for the noted logits."""
+        """Computes transformers' ForCausalLMLoss (transformers:loss/loss_utils.py) for recorded logits."""
         if shift_labels is None:
             if labels is None:
                 raise ValueError(f"{self.name} passed neither labels nor shift_labels to its loss. Omit chunked_loss")
             shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-        hidden = noted.hidden.reshape(-1, noted.hidden.shape[-1])
+        hidden = recorded.hidden.reshape(-1, recorded.hidden.shape[-1])
         targets = shift_labels.reshape(-1).to(hidden.device)
         if len(targets) != len(hidden):
             raise ValueError(
                 f"chunked_loss: {len(targets)} labels for {len(hidden)} logits. Give one label a token, and omit "
                 "logits_to_keep"
             )
-        total = self.sums(hidden, targets, noted.steps, ignore_index)
+        total = self.sums(hidden, targets, recorded.steps, ignore_index)
         if num_items_in_batch is None:
             return total / (targets != ignore_index).sum()
         if isinstance(num_items_in_batch, Tensor):
@@ -191,7 +195,7 @@ class _ChunkedLoss:
         return total / num_items_in_batch
 
     def logits(self, hidden: Tensor, steps: tuple[Step, ...]) -> Tensor:
-        """The model's logits for `hidden`, with what the model does to them."""
+        """The model's logits for `hidden`, after the operations in `steps`."""
         before, self.armed = self.armed, False
         try:
             logits: Any = self.head(hidden)
@@ -203,14 +207,14 @@ class _ChunkedLoss:
         return result
 
     def compare_with_own_loss(self) -> None:
-        """Compare with the model's own loss for eight tokens, out of training mode.
+        """Compares with the model's own loss for eight tokens, in evaluation mode.
 
         Raises:
-            ValueError: they differ, or the model does with its logits what cannot be repeated in chunks.
+            ValueError: they differ, or the model does something with its logits that chunks cannot repeat.
         """
         weights = list(self.model.parameters())
         if not weights or any(weight.is_meta or hasattr(weight, "ds_id") for weight in weights):
-            return  # no values here: DeepSpeed's stage 3 holds a piece of each weight
+            return  # no values: DeepSpeed's stage 3 holds a part of each weight
         words = vocabulary_of(self.head)
         tokens = torch.arange(8, device=self.model.get_input_embeddings().weight.device)[None] * 7 % words
         labels = tokens.clone()
@@ -223,7 +227,7 @@ class _ChunkedLoss:
                 try:
                     own = self.own_forward(input_ids=tokens, labels=labels).loss
                 except Exception:
-                    return  # it needs other inputs, or kernels that this device has not; it is watched in training
+                    return  # needs other inputs, or kernels that this device lacks; training checks it
                 chunked = self.model(input_ids=tokens, labels=labels).loss
         finally:
             sums.smoothing, sums.chunk = options
@@ -239,11 +243,8 @@ def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _no_replicas() -> Any:
-    """In place of the method by which nn.DataParallel copies a module (torch:torch/nn/parallel/replicate.py).
-
-    A copy takes over what stands in the instance's `__dict__`: it would run the forward of the model that it is a copy
-    of, on that model's GPU.
-    """
+    """Replaces the method that nn.DataParallel copies a module with (torch:torch/nn/parallel/replicate.py). A copy
+    shares the instance's `__dict__`, so it would run the original model's forward, on the original's GPU."""
     raise RuntimeError(
         "chunked_loss does not work under nn.DataParallel, which Trainer uses if one process sees several GPUs. Start "
         "one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one GPU"
@@ -257,21 +258,19 @@ def _head_forward(head: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         work, sums.work = sums.work, None
         return work(hidden)
     if chunked.armed and not args and not kwargs:
-        return NotedLogits(chunked, hidden)
+        return RecordedLogits(chunked, hidden)
     return sums.head_forward(hidden, *args, **kwargs)
 
 
 _disable: Any = torch.compiler.disable
-_EAGER_FORWARD = _disable(_forward, recursive=False)  # torch.compile goes on inside the model's own forward
+_EAGER_FORWARD = _disable(_forward, recursive=False)  # torch.compile still compiles the model's own forward
 _EAGER_HEAD = _disable(_head_forward)
 
 
 def _signed(own: inspect.Signature) -> Callable[..., Any]:
-    """`_forward` as a function of its own with the model's signature: Trainer reads there what the model takes.
-
-    It takes the model as its first argument, and has no `__wrapped__`: accelerate peels off what has one, and binds
-    what is left to the model (accelerate:utils/other.py, extract_model_from_parallel).
-    """
+    """A function that calls `_forward` and has the model's signature, from which Trainer reads the model's inputs. It
+    has no `__wrapped__`, because accelerate unwraps such functions and binds the inner one to the model
+    (accelerate:utils/other.py, extract_model_from_parallel)."""
 
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
         return _EAGER_FORWARD(model, *args, **kwargs)
@@ -288,7 +287,7 @@ _ABSENT = object()
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Out of training mode, each module put back as it was."""
+    """Switches to evaluation mode, and restores the mode of each module afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,7 +1,4 @@
-"""Placeholders for logits, which hold what would compute them, for the loss in chunks (`chunked_loss.py`).
-
-This file needs torch and nothing else.
-"""
+"""Placeholders for logits that record how to compute them (used by `chunked_loss.py`)."""
 
 from __future__ import annotations
 
@@ -13,21 +10,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 Step = Callable[[Any], Any]
-"""What a model does to its logits: scaling, capping, another dtype."""
+"""An operation that a model applies to its logits: scaling, capping, a cast."""
 
 
 def vocabulary_of(head: Any) -> int:
-    """Rows of the output embedding, also where PEFT wraps it or its weight is partitioned."""
+    """Rows of the output embedding, also if PEFT wraps it or its weight is partitioned."""
     return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])
 
 
-class NotedLogits:
+class RecordedLogits:
     """Placeholder for logits: the output embedding's input, and the operations that the model applied to the logits.
 
     Operations that change each logit alone are recorded; any other raises ValueError.
 
     Attributes:
-        chunked: the loss in chunks that computes logits from `hidden` (`head`, `name`, `logits(hidden, steps)`).
+        chunked: the `_ChunkedLoss`, which computes logits from `hidden` (`head`, `name`, `logits(hidden, steps)`).
         hidden: the output embedding's input, [..., width].
         steps: the operations, in order.
     """
@@ -37,30 +34,30 @@ class NotedLogits:
         self.device = hidden.device
         self.shape = torch.Size((*hidden.shape[:-1], vocabulary_of(chunked.head)))
 
-    def noted(self, step: Step) -> NotedLogits:
-        return NotedLogits(self.chunked, self.hidden, (*self.steps, step))
+    def with_step(self, step: Step) -> RecordedLogits:
+        return RecordedLogits(self.chunked, self.hidden, (*self.steps, step))
 
-    def float(self) -> NotedLogits:
-        return self.noted(lambda logits: logits.float())
+    def float(self) -> RecordedLogits:
+        return self.with_step(lambda logits: logits.float())
 
-    def to(self, *args: Any, **kwargs: Any) -> NotedLogits:
-        return self.noted(lambda logits: logits.to(*args, **kwargs))
+    def to(self, *args: Any, **kwargs: Any) -> RecordedLogits:
+        return self.with_step(lambda logits: logits.to(*args, **kwargs))
 
-    def contiguous(self) -> NotedLogits:
+    def contiguous(self) -> RecordedLogits:
         return self
 
-    def tanh(self) -> NotedLogits:
-        return self.noted(torch.tanh)
+    def tanh(self) -> RecordedLogits:
+        return self.with_step(torch.tanh)
 
-    def __mul__(self, factor: Any) -> NotedLogits:
+    def __mul__(self, factor: Any) -> RecordedLogits:
         self._must_be_constant(factor)
-        return self.noted(lambda logits: logits * factor)
+        return self.with_step(lambda logits: logits * factor)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Any) -> NotedLogits:
+    def __truediv__(self, divisor: Any) -> RecordedLogits:
         self._must_be_constant(divisor)
-        return self.noted(lambda logits: logits / divisor)
+        return self.with_step(lambda logits: logits / divisor)
 
     def __getitem__(self, index: Any) -> Any:
         raise self._refusal("indexes its logits")
@@ -70,10 +67,10 @@ class NotedLogits:
 
     @classmethod
     def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        noted = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
+        recorded = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
         if func in (torch.tanh, nn.functional.tanh) and len(args) == 1 and not kwargs:
-            return noted.tanh()
-        raise noted._refusal(f"calls {getattr(func, '__name__', func)} on its logits")
+            return recorded.tanh()
+        raise recorded._refusal(f"calls {getattr(func, '__name__', func)} on its logits")
 
     def _must_be_constant(self, value: Any) -> None:
         if not isinstance(value, Tensor | int | float) or (
@@ -88,20 +85,20 @@ class NotedLogits:
 
 
 class LogitsOnDemand(torch.Tensor):
-    """All logits of an evaluation, computed as the model does when an operation first reads them."""
+    """All logits of an evaluation, computed when an operation first reads them."""
 
-    noted: NotedLogits
+    recorded: RecordedLogits
     autocast: tuple[str, torch.dtype, bool]
-    whole: Tensor | None
+    computed: Tensor | None
 
     @staticmethod
-    def __new__(cls: Any, noted: NotedLogits) -> Any:
-        kind = noted.device.type
+    def __new__(cls: Any, recorded: RecordedLogits) -> Any:
+        kind = recorded.device.type
         autocast = torch.is_autocast_enabled(kind)
-        # accelerate turns what a model gives under autocast into fp32, and would look at every logit for it.
-        dtype = torch.float32 if autocast else noted.hidden.dtype
-        self = torch.Tensor._make_wrapper_subclass(cls, noted.shape, dtype=dtype, device=noted.device)
-        self.noted, self.whole = noted, None
+        # accelerate casts a model's outputs under autocast to fp32, which would compute every logit.
+        dtype = torch.float32 if autocast else recorded.hidden.dtype
+        self = torch.Tensor._make_wrapper_subclass(cls, recorded.shape, dtype=dtype, device=recorded.device)
+        self.recorded, self.computed = recorded, None
         self.autocast = kind, torch.get_autocast_dtype(kind), autocast
         return self
 
@@ -109,22 +106,22 @@ class LogitsOnDemand(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map_only(cls, cls.made, (args, kwargs or {}))
+        args, kwargs = tree_map_only(cls, cls.compute, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def made(self) -> Tensor:
-        if self.whole is None:
+    def compute(self) -> Tensor:
+        if self.computed is None:
             kind, dtype, enabled = self.autocast
             with torch.no_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
-                self.whole = self.noted.chunked.logits(self.noted.hidden, self.noted.steps).to(self.dtype)
-        return self.whole
+                self.computed = self.recorded.chunked.logits(self.recorded.hidden, self.recorded.steps).to(self.dtype)
+        return self.computed
 
 
-def without_notes(output: Any, instead: Callable[[NotedLogits], Any]) -> Any:
-    """The model's output, with each NotedLogits replaced by what `instead` returns for it."""
+def replace_recorded(output: Any, replacement: Callable[[RecordedLogits], Any]) -> Any:
+    """The model's output with `replacement(logits)` for each RecordedLogits."""
 
     def value_of(value: Any) -> Any:
-        return instead(value) if isinstance(value, NotedLogits) else value
+        return replacement(value) if isinstance(value, RecordedLogits) else value
 
     if isinstance(output, tuple):
         return tuple(value_of(value) for value in output)

@@ -1,13 +1,11 @@
-"""The sum of the losses of many tokens, chunk by chunk, with the fastest engine available (`chunked_loss.py`).
+"""Sums the losses of many tokens chunk by chunk with the fastest engine available (used by `chunked_loss.py`).
 
-Each chunk is done by
+A chunk is computed by
 - Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA GPU, if liger-kernel is installed;
 - `torch.nn.functional.linear_cross_entropy` in fp32, on a torch that has it (2.13). In 16 bits it returns a 16-bit
   loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
 - otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
   an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
-
-This file needs torch, and `chunked_loss_logits.py` beside it.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ _MOST_TOKENS = 1024
 
 
 def chunk_tokens_for(vocabulary: int) -> int:
-    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
-
-    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    """
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB. Larger chunks
+    make no matrix product faster; smaller ones add to the gradient of the output embedding more often."""
     fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
     return int(min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1)))
 
@@ -47,7 +43,7 @@ class ChunkedSum:
         chunk: tokens in a chunk; None: `chunk_tokens_for`.
         smoothing: label smoothing.
         engine: "auto", or one of `ENGINES`.
-        work: what the next call of the output embedding does instead of its own forward.
+        work: function that the next call of the output embedding runs instead of its own forward.
     """
 
     def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
@@ -56,7 +52,7 @@ class ChunkedSum:
         self.work: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, hidden: Tensor, targets: Tensor, steps: tuple[Step, ...], ignore_index: int) -> Tensor:
-        """The sum in fp32 for `hidden` [tokens, width] and `targets` [tokens], with `steps` done to the logits."""
+        """The sum in fp32 for `hidden` [tokens, width] and `targets` [tokens], with `steps` applied to the logits."""
         engine = self.engine_for(hidden, steps)
         if engine == "liger":
             from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -76,8 +72,8 @@ class ChunkedSum:
                 reduction="sum", ignore_index=ignore_index, options=options,
             )  # fmt: skip
             return value
-        # One call of the output embedding, with the loop inside: hooks on it run once. DeepSpeed's stage 3 gathers the
-        # weight in them, and its processes, whose batches have different numbers of chunks, must do so equally often.
+        # One call of the output embedding, with the loop inside, so that its hooks run once: DeepSpeed's stage 3
+        # gathers the weight in them, equally often in all ranks, whose batches have different numbers of chunks.
         self.work = functools.partial(self._loop, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)
         try:
             total: Tensor = self.head(hidden)
@@ -98,7 +94,7 @@ class ChunkedSum:
             )  # fmt: skip
 
         needed = torch.is_grad_enabled()
-        # Dropout of an adapter on the output embedding must be the same when it is recomputed.
+        # Recomputation must repeat the dropout of an adapter on the output embedding.
         random = type(self.head) is not nn.Linear
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for part, part_targets in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
@@ -111,37 +107,37 @@ class ChunkedSum:
         return total
 
     def engine_for(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
-        """The engine for these hidden states: the one asked for, or the fastest that is applicable."""
+        """The requested engine, or the fastest that can handle these hidden states."""
         if self.engine == "loop":
             return "loop"
-        reason = self._not_plain(hidden, steps)
+        reason = self._why_not_plain(hidden, steps)
         if not reason and self.engine in ("auto", "liger"):
-            reason = _not_liger(hidden)
+            reason = _why_not_liger(hidden)
             if not reason:
                 return "liger"
         if self.engine in ("auto", "torch"):
-            reason = self._not_plain(hidden, steps) or self._not_torch(hidden)
+            reason = self._why_not_plain(hidden, steps) or self._why_not_torch(hidden)
             if not reason:
                 return "torch"
         if self.engine != "auto":
             raise ValueError(f"chunked_loss: engine={self.engine!r}: {reason}. Write engine='auto'")
         return "loop"
 
-    def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
-        """Why the weight of the output embedding cannot be used by itself; empty if it can."""
+    def _why_not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
+        """Why the weight of the output embedding cannot be used without its forward; empty if it can."""
         head: Any = self.head
         if steps:
             return "the model scales or caps its logits"
         if type(head) is not nn.Linear:
             return f"the output embedding is a {type(head).__name__}, not an nn.Linear"
-        # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
+        # DeepSpeed's stage 3 gathers a weight in hooks of its module; other hooks expect that the module is called.
         if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
             return "the output embedding has hooks, which would not run"
         if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
             return f"the output embedding has a weight of shape {tuple(head.weight.shape)}, not (…, {hidden.shape[1]})"
         return ""
 
-    def _not_torch(self, hidden: Tensor) -> str:
+    def _why_not_torch(self, hidden: Tensor) -> str:
         if not hasattr(torch.nn.functional, "linear_cross_entropy"):
             return f"torch {torch.__version__} has no linear_cross_entropy"
         if self.smoothing:
@@ -153,7 +149,7 @@ class ChunkedSum:
         return ""
 
 
-def _not_liger(hidden: Tensor) -> str:
+def _why_not_liger(hidden: Tensor) -> str:
     if not hidden.is_cuda:
         return "Liger's kernel needs a CUDA GPU"
     missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]

@@ -1,12 +1,12 @@
-"""AdamW whose states, and gradients, are in host RAM: torchao's CPUOffloadOptimizer, made safe under Trainer.
+"""AdamW with states and gradients in host RAM: torchao's CPUOffloadOptimizer, made safe under Trainer.
 
 A trainer part (`trainer_options`). It needs a CUDA or XPU GPU, torch, transformers and torchao 0.16 or later.
 
-torchao copies a gradient to the host as soon as backward has made it (torchao 0.18.0: optim/cpu_offload.py,
-`backward_hook`). What changes gradients on the GPU after that silently has no effect. Therefore:
+torchao copies a gradient to the host as soon as backward has computed it (torchao 0.18.0: optim/cpu_offload.py,
+`backward_hook`). Later changes of gradients on the GPU silently have no effect. Therefore:
 
 - gradients are clipped here, on the host, and Trainer's `max_grad_norm` must be 0;
-- gradients are freed on the GPU only if there is no accumulation, because torchao would keep the last micro-batch's;
+- gradients are freed on the GPU only without accumulation, because torchao would use only the last micro-batch's;
 - several processes, DeepSpeed, FSDP and loss scaling (fp16) are refused.
 
 Also, a learning rate schedule must reach the small tensors that stay on the GPU. accelerate loads an empty state into
@@ -57,13 +57,16 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     def param_groups(self) -> list[dict[str, Any]]:
         """The current groups: torchao's own list goes stale (see above)."""
         on_gpu = self.d_opt.param_groups if self.d_opt is not None else []
-        return [*on_gpu, *itertools.chain.from_iterable(each.param_groups for each in self.optim_dict.values())]
+        return [
+            *on_gpu,
+            *itertools.chain.from_iterable(optimizer.param_groups for optimizer in self.optim_dict.values()),
+        ]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """The states, on GPU and host, by the parameter on the GPU."""
         on_gpu = dict(self.d_opt.state) if self.d_opt is not None else {}
-        host = {p: each.state[self.param_d2h_map[p]] for p, each in self.optim_dict.items() if each.state}
+        host = {p: o.state[self.param_d2h_map[p]] for p, o in self.optim_dict.items() if o.state}
         return {**on_gpu, **host}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -101,7 +104,7 @@ def trainer_options(
 
     Raises:
         RuntimeError: there is no CUDA or XPU GPU.
-        ValueError: arguments with which torchao's optimizer would silently train wrongly.
+        ValueError: torchao's optimizer would silently train wrongly with these arguments.
     """
     if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
         raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU. Omit it on this machine")

@@ -1,11 +1,9 @@
 """Stores in bf16 and multiplies in fp32, for CPUs without bf16 instructions.
 
-There torch multiplies bf16 matrices element by element on one core, many times slower than in fp32 (pytorch:
+On such CPUs torch multiplies bf16 matrices element by element on one core, many times slower than in fp32 (pytorch:
 aten/src/ATen/native/cpu/BlasKernel.cpp, `gemm_notrans_`). Here both factors are widened, the product is computed in
-fp32, and the result is rounded to bf16 once: what a bf16 instruction does too, which sums in fp32. Weights, gradients,
-activations and states keep their dtype, so that no technique changes.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+fp32, and the result is rounded to bf16 once. A bf16 instruction does the same, because it sums in fp32. Weights,
+gradients, activations and states keep their dtype, so no technique changes.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ _ROUNDED: Final[Mapping[Any, tuple[int, ...]]] = {
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default: (0,),  # its second, the log-sum-exp, is fp32 anyway
     _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default: (0, 1, 2),
 }
-"""Operations that multiply matrices → which of their results are of the factors' dtype."""
+"""Operations that multiply matrices → indices of the results that have the factors' dtype."""
 
 
 class Fp32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Computes the products of bf16 tensors in fp32, in this thread, while it is entered."""
+    """Context in which this thread computes the products of bf16 tensors in fp32."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -48,16 +46,12 @@ class Fp32Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, torch.Tensor):
             return result.bfloat16()
         return tuple(
-            each.bfloat16() if index in rounded and each is not None else each for index, each in enumerate(result)
+            part.bfloat16() if index in rounded and part is not None else part for index, part in enumerate(result)
         )
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """A callback that enters `Fp32Products` when training begins and leaves it when training ends.
-
-    Args:
-        model, processing_class, arguments: not used.
-    """
+    """A callback that enters `Fp32Products` when training begins and leaves it when training ends."""
     return {"callbacks": [_WhileTraining()]}
 
 

@@ -1,10 +1,8 @@
-"""Activation functions that transformers composes of many operations, done in one: less is kept for backward.
+"""Replaces activation functions that transformers composes of many operations by one operation each, to save memory.
 
 GPT-2's `gelu_new` is written as a product of powers and a tanh, and autograd keeps five tensors as large as the
-feed-forward layer for it; torch's own GELU keeps its input and computes the rest again in backward. The mathematics is
-the same, the rounding is not.
-
-This file needs torch and transformers and nothing else.
+feed-forward layer for it; torch's own GELU keeps only its input and recomputes the rest in backward. The formula is
+the same, the rounding differs.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ class QuickGELU(nn.Module):
 
 
 def _fused(module: nn.Module) -> nn.Module | None:
-    """What does the same in one operation, or None; by exact type: a subclass may compute something else."""
+    """The same function as one operation, or None. Matches the exact type: a subclass may compute something else."""
     name = type(module).__name__
     if type(module) is not getattr(activations, name, None):
         return None
@@ -43,22 +41,22 @@ def install(model: nn.Module) -> Callable[[], None]:
     Raises:
         ValueError: the model has none.
     """
-    places = [
+    replaced = [
         (parent, name, module, fused)
         for parent in list(model.modules())
         for name, module in list(parent.named_children())
         if (fused := _fused(module)) is not None
     ]
-    if not places:
+    if not replaced:
         raise ValueError(
             f"{type(model).__name__} has no activation function of several operations to fuse. Omit fused-gelu"
         )
-    for parent, name, module, fused in places:
+    for parent, name, module, fused in replaced:
         fused.train(module.training)
         setattr(parent, name, fused)
 
     def undo() -> None:
-        for parent, name, module, fused in places:
+        for parent, name, module, fused in replaced:
             if getattr(parent, name) is fused:
                 module.train(fused.training)
                 setattr(parent, name, module)

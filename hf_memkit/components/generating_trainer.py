@@ -1,9 +1,7 @@
 """transformers' Seq2SeqTrainer with Trainer's argument `optimizer_cls_and_kwargs`.
 
-Its constructor lacks this one (transformers 5.23.0: trainer_seq2seq.py, `__init__`), so that it takes no optimizer but
-those that `optim` names.
-
-This file needs transformers only, so that it can lie beside a script.
+The constructor of Seq2SeqTrainer lacks it (transformers 5.23.0: trainer_seq2seq.py, `__init__`), so it supports only
+the optimizers that `optim` names.
 """
 
 from __future__ import annotations
@@ -19,5 +17,5 @@ class GeneratingTrainer(Seq2SeqTrainer):  # type: ignore[misc]
     def __init__(self, *args: Any, optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if optimizer_cls_and_kwargs is not None:
-            # Trainer reads it when it makes the optimizer, as training begins.
+            # Trainer reads it when it creates the optimizer, at the start of training.
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs

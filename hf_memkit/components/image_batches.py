@@ -1,10 +1,8 @@
-"""A collator that opens images when a batch is made: rows that name files, or hold their bytes, → a batch of pixels.
+"""A collator that opens images when it makes a batch: rows with file names or bytes → pixels.
 
-The data set stays as small as its list of files, and opening, cropping and scaling happen in the data loader's
-workers, while the GPU computes. To train on, a random part of an image is cut out, scaled to the model's size and
-mirrored half of the time; to evaluate, the whole image is prepared as the image processor does it.
-
-This file needs numpy, pillow, torch and transformers only, so that it can lie beside a script.
+The data set stays as small as its list of files, and the data loader's workers open, crop and scale images while the
+GPU computes. For training, a random part of an image is cropped, scaled to the model's size and mirrored with a
+probability of one half; for evaluation, the image processor prepares the whole image.
 """
 
 from __future__ import annotations
@@ -24,18 +22,16 @@ _TRIES = 10
 
 
 class ImageBatches:
-    """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`.
-
-    A row has `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and
-    `augment`: whether to take a random part of the image.
-    """
+    """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`. A row has
+    `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and `augment`:
+    whether to crop a random part of the image."""
 
     def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
         """
         Args:
-            image_processor: the model's, of transformers.
+            image_processor: the model's image processor of transformers.
             smallest_crop: the smallest share of an image's area that a random part may have.
-            dtype: what the pixels are cast to, such as that of 16-bit weights; None: float32.
+            dtype: dtype of the pixels, such as that of 16-bit weights. Default: float32.
         """
         self._processor = image_processor
         self._size = target_size(image_processor)
@@ -43,7 +39,7 @@ class ImageBatches:
         self._dtype = dtype
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch; an OSError where a file is missing, or is no image."""
+        """The batch. Raises OSError if a file is missing or is not an image."""
         pixels = [self._pixels(open_image(row["image"]), bool(row.get("augment"))) for row in rows]
         labels = torch.tensor([int(row["label"]) for row in rows])
         stacked = torch.stack(pixels)
@@ -54,8 +50,8 @@ class ImageBatches:
         if augment:
             image = _random_part(image, self._size, self._smallest_crop)
             options = {"do_resize": False, "do_center_crop": False}
-        found: Tensor = self._processor(image, return_tensors="pt", **options)["pixel_values"][0]
-        return found
+        pixels: Tensor = self._processor(image, return_tensors="pt", **options)["pixel_values"][0]
+        return pixels
 
 
 def open_image(image: Mapping[str, Any]) -> Image.Image:
@@ -82,9 +78,9 @@ def target_size(image_processor: Any) -> tuple[int, int]:
 
 
 def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> Image.Image:
-    """A random part of the image, scaled to `size` (height, width) and mirrored half of the time: its share of the
-    area is drawn from `smallest` to 1, its ratio of sides from 3/4 to 4/3 (logarithmic), as torchvision's
-    RandomResizedCrop has it (Szegedy et al. 2015, arXiv:1409.4842)."""
+    """A random part of the image, scaled to `size` (height, width) and mirrored with a probability of one half. Its
+    share of the area is drawn from `smallest` to 1 and its aspect ratio from 3/4 to 4/3 (logarithmic), as in
+    torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv:1409.4842)."""
     width, height = image.size
     for _ in range(_TRIES):
         area = width * height * _uniform(smallest, 1.0)
@@ -101,44 +97,43 @@ def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> 
 
 
 def _uniform(low: float, high: float) -> float:
-    """From torch's generator: Trainer seeds it, its workers get one each, and checkpoints keep its state."""
+    """Uses torch's generator: Trainer seeds it, each worker has one, and checkpoints save its state."""
     return low + (high - low) * float(torch.rand(()))
 
 
 def each_label_split(labels: Sequence[int], share: float) -> tuple[list[int], list[int]]:
-    """(rows to train on, rows held out): the last `share` of the rows of every label, each list with its labels mixed
-    evenly, so that a part of it has about the same labels as the whole.
+    """(training rows, held-out rows): holds out the last `share` of the rows of every label.
 
-    A folder of images is sorted by label: the last rows of all would be those of one label. Within a label the order
-    stays: photographs that were taken one after the other are mostly on the same side.
+    A folder of images is sorted by label, so the last rows of the whole list would have one label. Both lists mix the
+    labels evenly: each part of a list has about the same labels as the whole. Rows of one label keep their order, so
+    photographs taken one after the other are mostly in the same list.
     """
     counts: dict[int, int] = {}
     for label in labels:
         counts[label] = counts.get(label, 0) + 1
     seen = dict.fromkeys(counts, 0)
-    place = []
+    positions = []
     for label in labels:
-        place.append((seen[label] + 0.5) / counts[label])
+        positions.append((seen[label] + 0.5) / counts[label])
         seen[label] += 1
-    order = sorted(range(len(place)), key=place.__getitem__)
+    order = sorted(range(len(positions)), key=positions.__getitem__)
     held_out = min(max(1, round(share * len(order))), len(order) - 1)
     return order[:-held_out], order[-held_out:]
 
 
 class Accuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of images whose label is the most likely one.
-
-    With `most_likely` as `preprocess_logits_for_metrics` no logits are kept: two numbers are.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the share of images whose label is the most likely one. With
+    `most_likely` as `preprocess_logits_for_metrics`, two numbers are kept and no logits."""
 
     def __init__(self) -> None:
         self._right = self._all = 0
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        found, labels = (
-            np.asarray(torch.as_tensor(each).cpu()) for each in (prediction.predictions, _labels(prediction))
+        label_ids = prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids
+        predicted, labels = (
+            np.asarray(torch.as_tensor(values).cpu()) for values in (prediction.predictions, label_ids)
         )
-        self._right += int((found == labels).sum())
+        self._right += int((predicted == labels).sum())
         self._all += labels.size
         if not compute_result:
             return {}
@@ -147,11 +142,7 @@ class Accuracy:
         return {"accuracy": accuracy}
 
 
-def _labels(prediction: EvalPrediction) -> Any:
-    return prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids
-
-
 def most_likely(logits: Any, labels: Tensor) -> Tensor:
     """The most likely label of each image."""
-    found: Tensor = (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
-    return found
+    best: Tensor = (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+    return best

@@ -2,7 +2,7 @@
 
 Both scale a parameter's update by the norm of the parameter itself: `min(1, max_unorm × ‖w‖ / ‖update‖)` (bitsandbytes
 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468). The norm of a bias is zero when training starts,
-so the update is scaled to zero in every step. The papers' own code takes 1 where a norm is zero (You et al.
+so the update is scaled to zero in every step. The papers' code uses a ratio of 1 if a norm is zero (You et al.
 2017, arXiv 1708.03888; You et al. 2019, arXiv 1904.00962). Here the ratio applies to parameters of two dimensions or
 more; biases and norms are updated without one. The states are fp32: 8-bit LARS and LAMB of bitsandbytes compute no
 ratio at all on a CPU (backends/cpu/ops.py 507-543), and are refused on CUDA (backends/cuda/ops.py 1025-1056).
@@ -15,7 +15,7 @@ from typing import Any
 from bitsandbytes import optim
 
 
-class _Adapted:
+class _NoRatioForVectors:
     """Mixin: no trust ratio for parameters with fewer than two dimensions."""
 
     param_groups: list[dict[str, Any]]
@@ -27,9 +27,9 @@ class _Adapted:
         return config
 
 
-class LAMB(_Adapted, optim.LAMB32bit):  # type: ignore[misc]
+class LAMB(_NoRatioForVectors, optim.LAMB32bit):  # type: ignore[misc]
     """Adam whose step, for each matrix, is as long as the matrix's norm times the learning rate, or shorter."""
 
 
-class LARS(_Adapted, optim.LARS32bit):  # type: ignore[misc]
+class LARS(_NoRatioForVectors, optim.LARS32bit):  # type: ignore[misc]
     """SGD with momentum whose step, for each matrix, is at most `max_unorm` × its norm × the learning rate."""

@@ -1,10 +1,10 @@
-"""torchao's 8- and 4-bit AdamW with fp32 states wherever torchao does not quantise.
+"""torchao's 8- and 4-bit AdamW, with fp32 states for parameters that torchao does not quantise.
 
 torchao keeps the states of small or indivisible parameters in the parameter's own dtype
 (torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 =
-0.999 a step changes it by at most 0.1 % downwards, and bf16 cannot tell two numbers closer than 0.4 % apart, so that
-it never falls, and rises only when a squared gradient is several times larger. GPT-2 has its norms and biases there,
-and unpadded also its word embedding.
+0.999 a step changes it by at most 0.1 % downwards, and bf16 cannot distinguish numbers closer than 0.4 %, so it
+never falls, and rises only if a squared gradient is several times larger. In GPT-2 this affects norms and biases, and
+the word embedding if it is not padded.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from torch import Tensor
 from torchao import optim
 
 
-class _WideRest:
-    """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume.
-
-    `compiled=False` runs the step as it is written instead of through torch.compile: the same arithmetic with more
-    temporaries, for machines where compiling takes longer than the run.
-    """
+class _Fp32States:
+    """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume. `compiled=False` runs the
+    step without torch.compile: the same arithmetic with more temporaries, for machines where compiling takes longer
+    than the run."""
 
     state: dict[Any, dict[str, Any]]
     param_groups: list[dict[str, Any]]
@@ -38,7 +36,7 @@ class _WideRest:
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
         buffer: Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
-        # Quantised states are a tensor subclass whose dtype is only an appearance; leave those alone.
+        # Quantised states are a tensor subclass with a nominal dtype; they stay unchanged.
         narrow = type(buffer) is Tensor and buffer.dtype in (torch.bfloat16, torch.float16)
         return buffer.float() if narrow else buffer
 
@@ -57,14 +55,14 @@ class _WideRest:
                 self.state[parameter][name] = value.to(device=parameter.device, copy=True)
 
 
-class AdamW8bit(_WideRest, optim.AdamW8bit):  # type: ignore[misc]
-    """As `torchao.optim.AdamW8bit`, with fp32 states where it does not quantise."""
+class AdamW8bit(_Fp32States, optim.AdamW8bit):  # type: ignore[misc]
+    """`torchao.optim.AdamW8bit` with fp32 states for parameters that it does not quantise."""
 
 
-class AdamW4bit(_WideRest, optim.AdamW4bit):  # type: ignore[misc]
-    """As `torchao.optim.AdamW4bit`, with fp32 states where it does not quantise."""
+class AdamW4bit(_Fp32States, optim.AdamW4bit):  # type: ignore[misc]
+    """`torchao.optim.AdamW4bit` with fp32 states for parameters that it does not quantise."""
 
 
 def _is_wide(value: Any) -> bool:
-    """A plain fp32 state of a parameter: no quantised subclass, and not the step count (it has no dimensions)."""
+    """Whether a state is a plain fp32 tensor, neither quantised nor the step count (which has no dimensions)."""
     return type(value) is Tensor and value.dtype is torch.float32 and value.dim() > 0

@@ -1,14 +1,12 @@
 """A collator that joins whole sequences in rows, instead of padding each to the longest.
 
-Two forms. Padding-free: all of a micro-batch in one row, and no padding at all. Packed: rows of a fixed length that
-hold as many whole sequences as fit (first fit, longest first), and only what is left over is padded.
+Two forms. Padding-free: the whole micro-batch in one row without padding. Packed: rows of a fixed length, filled with
+as many whole sequences as fit (first fit, longest first); only the rest of a row is padded.
 
-Sequences in one row must not see each other. transformers builds the mask for that from position ids that begin again
-at 0, but only for models that pass them on to it, without an attention mask and without a cache
-(transformers 5.23.0: masking_utils.py 873-883). Other models silently read the row as one text. So the model is tried
-first: the first sequence of a row is changed, and the second one's logits must not change.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+Sequences in one row must not see each other. transformers builds the mask for that from position ids that restart at
+0, but only for models that pass them on, without an attention mask and without a cache (transformers 5.23.0:
+masking_utils.py 873-883). Other models silently read the row as one text. So the model is tested first: a change of
+the first sequence of a row must not change the logits of the second.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _IGNORED = -100
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, length: int | None = None
 ) -> dict[str, Any]:
-    """`data_collator`, after a trial of the model; with GPU-only attention a callback tries it when training begins.
+    """`data_collator`, after a test of the model; with GPU-only attention a callback tests it when training begins.
 
     Args:
         model: the model as Trainer gets it.
@@ -54,7 +52,7 @@ def trainer_options(
             )
     callbacks: list[Any] = []
     if flash:
-        callbacks.append(_TriedOnDevice())  # this attention has no CPU form, and the model is not on its GPU yet
+        callbacks.append(_TestOnDevice())  # this attention cannot run on the CPU, and the model is not on its GPU yet
     elif not _partitioned(model):
         _refuse_leaks(model)
     if length is None:
@@ -64,12 +62,9 @@ def trainer_options(
 
 
 def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
-    """Whether sequences in one row, with position ids that begin again, affect each other.
-
-    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model does
-    not change. NaN logits count as a leak: they cannot be compared. `autocast`: the dtype to compute in, if not the
-    weights' own.
-    """
+    """Whether sequences in one row affect each other although their position ids restart. Runs two forward passes over
+    11 tokens, without gradients, in evaluation mode and without a cache. The model does not change. NaN logits count
+    as a leak, because they cannot be compared. `autocast`: the dtype to compute in. Default: that of the weights."""
     device = next(model.parameters()).device
     first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
     rows = (torch.cat([first, second]), torch.cat([first.flip(0), second]))
@@ -84,25 +79,25 @@ def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
     finally:
         for module, mode in modes.items():
             module.training = mode
-    # A sequence that is masked away adds exact zeros. Only in a mixture other tokens change how a batch is cut up for
-    # the experts, and with it the rounding.
-    one, other = (output[:, len(first) :].float() for output in outputs)
+    # A masked sequence adds exact zeros. Only in a mixture of experts other tokens change how a batch is divided
+    # among the experts, and with it the rounding.
+    first_logits, second_logits = (output[:, len(first) :].float() for output in outputs)
     mixture = any("expert" in name for name in vars(getattr(model, "config", None) or object))
     eps = torch.finfo(autocast or outputs[0].dtype).eps
-    tolerance = (64 if eps < 1e-5 else 4) * eps * float(one.abs().max()) if mixture else 0.0
-    return not bool((one - other).abs().max() <= tolerance)  # NaN is no more than any tolerance, and no less
+    tolerance = (64 if eps < 1e-5 else 4) * eps * float(first_logits.abs().max()) if mixture else 0.0
+    return not bool((first_logits - second_logits).abs().max() <= tolerance)  # True for NaN as well
 
 
 def _refuse_leaks(model: nn.Module, autocast: torch.dtype | None = None) -> None:
     name = type(model).__name__
     try:
-        found = leaks(model, autocast)
+        leaking = leaks(model, autocast)
     except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RuntimeError(
-            f"{name}: a trial with two samples in one row failed ({said}). Pad instead: technique pad-to-multiple"
+            f"{name}: a trial with two samples in one row failed ({reason}). Pad instead: technique pad-to-multiple"
         ) from error
-    if found:
+    if leaking:
         raise RuntimeError(
             f"{name}: samples in one row affect each other, because position_ids do not separate them. Pad instead: "
             "technique pad-to-multiple"
@@ -110,12 +105,12 @@ def _refuse_leaks(model: nn.Module, autocast: torch.dtype | None = None) -> None
 
 
 def _partitioned(model: nn.Module) -> bool:
-    """Whether the weights are not all here: split by ZeRO-3, or without storage."""
-    return any(hasattr(one, "ds_id") or one.is_meta for one in model.parameters())
+    """Whether some weights are missing in this process: partitioned by ZeRO-3, or on the meta device."""
+    return any(hasattr(parameter, "ds_id") or parameter.is_meta for parameter in model.parameters())
 
 
-class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
-    """Tries the model when it is on its GPU."""
+class _TestOnDevice(TrainerCallback):  # type: ignore[misc]
+    """Tests the model when training begins, because it is on its GPU then."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is not None and not _partitioned(model):
@@ -126,8 +121,7 @@ class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
 class PaddingFree:
     """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
 
-    transformers' DataCollatorWithFlattening does the work. It ignores attention masks, so that padded samples are cut
-    to their text first.
+    Uses transformers' DataCollatorWithFlattening, which ignores attention masks; so padding is removed first.
 
     Attributes:
         tokens: counted over all batches made so far in this process; `padding_tokens` is always 0.
@@ -137,7 +131,7 @@ class PaddingFree:
 
     def __init__(self, *, flash: bool = False) -> None:
         self.tokens = 0
-        # With the boundaries given, flash attention need not look for them in every layer, which waits for the GPU.
+        # With given boundaries flash attention does not search them in every layer, which waits for the GPU.
         self._flatten = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,8 +156,8 @@ class PackedRows:
         self._padding = padding
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch, in as few rows as first fit finds, the longest samples first."""
-        texts = sorted((_text_of(sample) for sample in samples), key=lambda one: -len(one["input_ids"]))
+        """The batch, packed by first fit, longest samples first."""
+        texts = sorted((_text_of(sample) for sample in samples), key=lambda text: -len(text["input_ids"]))
         rows: list[list[dict[str, list[int]]]] = []
         left: list[int] = []
         for text in texts:
@@ -173,13 +167,13 @@ class PackedRows:
                     f"a sample has {size} tokens, and a row {self.length}. Truncate it, or give a larger length "
                     "(in a preset: pack_length)"
                 )
-            place = next((number for number, free in enumerate(left) if free >= size), None)
-            if place is None:
+            fitting = next((number for number, free in enumerate(left) if free >= size), None)
+            if fitting is None:
                 rows.append([text])
                 left.append(self.length - size)
             else:
-                rows[place].append(text)
-                left[place] -= size
+                rows[fitting].append(text)
+                left[fitting] -= size
         self.tokens += len(rows) * self.length - sum(left)
         self.padding_tokens += sum(left)
         return {name: torch.tensor([self._row(name, row) for row in rows]) for name in ("input_ids", "labels")} | {
@@ -188,17 +182,17 @@ class PackedRows:
 
     def _row(self, name: str, row: list[dict[str, list[int]]]) -> list[int]:
         fill = self._padding if name == "input_ids" else _IGNORED
-        found = [number for text in row for number in text[name]]
-        return found + [fill] * (self.length - len(found))
+        tokens = [token for text in row for token in text[name]]
+        return tokens + [fill] * (self.length - len(tokens))
 
     def _positions(self, row: list[dict[str, list[int]]]) -> list[int]:
-        # The padding is a sequence of its own, so that no text sees it and it sees no text.
-        found = [number for text in row for number in range(len(text["input_ids"]))]
-        return found + list(range(self.length - len(found)))
+        # The padding counts as a separate sequence, so that it and the texts do not attend to each other.
+        positions = [position for text in row for position in range(len(text["input_ids"]))]
+        return positions + list(range(self.length - len(positions)))
 
 
 def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
-    """`input_ids` and `labels` of a sample without its padding; the first label is dropped: nothing predicts it."""
+    """`input_ids` and `labels` of a sample without padding; the first label is ignored: nothing predicts it."""
     if "input_ids" not in sample:
         raise ValueError(f"a sample has no input_ids, only {', '.join(sample)}. Tokenize the data set")
     ids = torch.as_tensor(sample["input_ids"])

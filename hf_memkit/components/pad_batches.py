@@ -3,14 +3,12 @@
 transformers has collators that pad; each pads some of the inputs. This one pads the token inputs and the labels of
 causal, masked, classification and encoder-decoder models alike. It never treats a token of the text as padding
 (GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), removes earlier
-padding, and omits inputs that the model does not take. It pads on the right, whatever the tokenizer's side is: on the
-left more padding would shift the positions of models that count them from the first column, such as GPT-2.
+padding, and omits inputs that the model does not take. It always pads on the right: padding on the
+left would shift the positions of models that count them from the first column, such as GPT-2.
 
-In causal models the first label of a sample is left out: nothing predicts it, but Trainer counts it where it does not
+In causal models the first label of a sample is ignored: nothing predicts it, but Trainer counts it if it does not
 recognise the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`; GPT-2's class has no loss type),
-and divides the summed loss by one label a sample too many.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+and would divide the summed loss by one label per sample too many.
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from torch import Tensor, nn
 _IGNORED = -100
 """Labels that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
 
-_SECOND = frozenset({"labels", "decoder_input_ids", "decoder_attention_mask"})
-"""Inputs of an encoder-decoder model that are as long as its second text."""
+_DECODER_INPUTS = frozenset({"labels", "decoder_input_ids", "decoder_attention_mask"})
+"""Inputs of an encoder-decoder model that are as long as the text for its decoder."""
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, multiple: int = 8) -> dict[str, Any]:
     """`data_collator`: pads to the batch's longest sample, rounded up to `multiple` tokens.
 
     Args:
-        model: inputs that it does not take are omitted; a causal language model gets labels if there are none.
-        processing_class: the tokenizer, for its padding token; without one it is 0.
+        model: inputs that it does not accept are omitted; a causal language model gets labels if there are none.
+        processing_class: the tokenizer, for its padding token. Default: token 0.
         arguments: not used.
         multiple: at least 1.
 
@@ -45,7 +43,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
         raise ValueError(f"multiple={multiple!r}: must be a whole number above 0")
     padding = getattr(processing_class, "pad_token_id", None)
     if padding is None:
-        # Masked and without labels, whichever token it is: only its embedding has to exist.
+        # Any token that has an embedding will do: padding is masked and has no labels.
         padding = getattr(processing_class, "eos_token_id", None) or 0
     config = getattr(model, "config", None)
     collator = PadBatches(
@@ -54,7 +52,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
         keep=_forward_names(model),
         causal=_is_causal(model),
         longest=getattr(config, "max_position_embeddings", None),
-        second_text=bool(getattr(config, "is_encoder_decoder", False)),
+        encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
     )
     return {"data_collator": collator}
 
@@ -62,11 +60,11 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
 class PadBatches:
     """Collator: a list of samples → `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
 
-    `tokens` is the longest sample's number rounded up to `multiple`, but never more than `longest`.
+    `tokens` is the length of the longest sample, rounded up to `multiple`, but at most `longest`.
 
     Attributes:
-        multiple: what the number of tokens is rounded up to.
-        tokens, padding_tokens: counted over all batches made so far in this process: of the text, and added.
+        multiple: the number of tokens is rounded up to a multiple of it.
+        tokens, padding_tokens: tokens of text and of padding in all batches so far in this process.
     """
 
     def __init__(
@@ -77,20 +75,19 @@ class PadBatches:
         keep: frozenset[str] | None = None,
         causal: bool = False,
         longest: int | None = None,
-        second_text: bool = False,
+        encoder_decoder: bool = False,
     ) -> None:
         self.multiple = multiple
         self.tokens = 0
         self.padding_tokens = 0
-        # What else there is is filled with 0.
-        self._fill = {"input_ids": padding, "decoder_input_ids": padding, "labels": _IGNORED}
+        self._fill = {"input_ids": padding, "decoder_input_ids": padding, "labels": _IGNORED}  # others: 0
         self._keep = keep
         self._causal = causal
         self._longest = longest
-        self._second = _SECOND if second_text else frozenset()
+        self._decoder_inputs = _DECODER_INPUTS if encoder_decoder else frozenset()
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch; a ValueError where samples lack fields that others have."""
+        """The batch. Raises ValueError if only some samples have a field."""
         rows = [self._row(sample) for sample in samples]
         names = rows[0].keys()
         if differing := {name for row in rows for name in row.keys() ^ names}:
@@ -104,14 +101,14 @@ class PadBatches:
             if values[0].dim() == 0:
                 batch[name] = torch.stack(values)
                 continue
-            wide = self._width(max(map(len, values))) if name in self._second else width
+            wide = self._width(max(map(len, values))) if name in self._decoder_inputs else width
             fill = self._fill.get(name, 0)
-            batch[name] = torch.stack([nn.functional.pad(one, (0, wide - len(one)), value=fill) for one in values])
+            batch[name] = torch.stack([nn.functional.pad(row, (0, wide - len(row)), value=fill) for row in values])
         return batch
 
     def _width(self, longest: int) -> int:
         width = -(-longest // self.multiple) * self.multiple
-        # Positions that the model does not have.
+        # The model has no positions beyond its longest.
         return self._longest if self._longest is not None and width > self._longest >= longest else width
 
     def _row(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -124,14 +121,17 @@ class PadBatches:
         count = len(row["input_ids"])
         row.setdefault("attention_mask", torch.ones(count, dtype=torch.int64))
         for name, value in row.items():
-            if value.dim() > 1 or (value.dim() == 1 and name not in self._second and len(value) != count):
+            if value.dim() > 1 or (value.dim() == 1 and name not in self._decoder_inputs and len(value) != count):
                 raise ValueError(
                     f"{name}: shape {tuple(value.shape)} for {count} input_ids. Give one value a token or a sample"
                 )
         text = row["attention_mask"].nonzero().flatten()
-        if len(text) and len(text) < count:  # padded before: on either side, never inside of the text
+        if len(text) and len(text) < count:  # padded before, on either side of the text
             span = slice(int(text[0]), int(text[-1]) + 1)
-            row = {name: one[span] if one.dim() and name not in self._second else one for name, one in row.items()}
+            row = {
+                name: value[span] if value.dim() and name not in self._decoder_inputs else value
+                for name, value in row.items()
+            }
         if self._causal:
             labels = row.get("labels", row["input_ids"].masked_fill(row["attention_mask"] == 0, _IGNORED)).clone()
             labels[0] = _IGNORED
@@ -140,11 +140,11 @@ class PadBatches:
 
 
 def _forward_names(model: nn.Module) -> frozenset[str] | None:
-    """What the model's forward takes by name, and the names of labels; None if it cannot be told."""
+    """Names of the inputs that the model's forward accepts, and of labels; None if unknown."""
     base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
     inner = model if base is None else base()
     parameters = inspect.signature(inner.forward).parameters
-    names = {name for name, one in parameters.items() if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    names = {name for name, value in parameters.items() if value.kind is not inspect.Parameter.VAR_KEYWORD}
     return frozenset({*names, "labels", "label", "label_ids"}) if "input_ids" in names else None
 
 
@@ -153,5 +153,5 @@ def _is_causal(model: nn.Module) -> bool:
 
     base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
     inner = model if base is None else base()
-    names = {name for one in CAUSAL.values() for name in ((one,) if isinstance(one, str) else one)}
+    names = {name for value in CAUSAL.values() for name in ((value,) if isinstance(value, str) else value)}
     return type(inner).__name__ in names

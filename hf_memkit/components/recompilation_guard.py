@@ -1,11 +1,8 @@
 """Stops a run if torch.compile compiled nothing or gave up, and warns if it keeps compiling.
 
-torch compiles a function again when what it was compiled for changes, such as the number of tokens. After
-`torch._dynamo.config.recompile_limit` times it gives up, and runs that function uncompiled from then on, with one
-line in the log (torch 2.13.0: _dynamo/convert_frame.py 1986-2038): what compiling saved is gone, in the middle of a
-run.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+torch recompiles a function when its inputs change, for example the number of tokens. After
+`torch._dynamo.config.recompile_limit` times it gives up and runs that function uncompiled from then on, with one line
+in the log (torch 2.13.0: _dynamo/convert_frame.py 1986-2038): in the middle of a run, its saving is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ def trainer_options(
     Args:
         model, processing_class: not used.
         arguments: the TrainingArguments.
-        settled_after: steps after which nothing new should be compiled.
+        settled_after: steps after which no new graph is expected.
         most: graphs that may be compiled after that without a warning.
 
     Raises:
@@ -43,7 +40,7 @@ def trainer_options(
 class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
     """Counts graphs (`torch._dynamo.utils.counters["stats"]["unique_graphs"]`, of the whole process).
 
-    Raises RuntimeError after a step in which torch gave up compiling, or after the first one if nothing was compiled.
+    Raises RuntimeError after a step in which torch gave up compiling, or after a first step that compiled nothing.
     Warns, once, if more than `most` graphs were compiled after step `settled_after`.
 
     Attributes:
@@ -94,8 +91,8 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
 
 
 def _given_up() -> int:
-    """How often torch gave up compiling a function in this process."""
+    """How often torch has given up compiling a function in this process."""
     return sum(
-        count for table in ("unimplemented", "graph_break") for said, count in counters[table].items()
-        if said.startswith(_LIMIT)
+        count for table in ("unimplemented", "graph_break") for reason, count in counters[table].items()
+        if reason.startswith(_LIMIT)
     )  # fmt: skip

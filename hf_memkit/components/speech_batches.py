@@ -1,10 +1,7 @@
-"""A collator that opens sound when a batch is made: rows that name files, or hold their bytes, → spectrograms and
-labels.
+"""A collator that opens sound when it makes a batch: rows with file names or bytes → spectrograms and labels.
 
-The data set stays as small as its list of files; decoding, resampling and the Fourier transforms happen in the data
-loader's workers, while the GPU computes.
-
-This file needs numpy, torch and transformers, and `speech_batches_sound.py` beside it.
+The data set stays as small as its list of files; the data loader's workers decode, resample and compute spectrograms
+while the GPU computes.
 """
 
 from __future__ import annotations
@@ -24,22 +21,20 @@ _IGNORED = -100
 
 
 class SpeechBatches:
-    """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`.
-
-    A row has `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`.
-    """
+    """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`. A row has
+    `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`."""
 
     def __init__(self, processor: Any, *, dtype: torch.dtype | None = None) -> None:
         """
         Args:
             processor: a `WhisperProcessor`: feature extractor and tokenizer.
-            dtype: what the spectrograms are cast to, such as that of 16-bit weights; None: float32.
+            dtype: dtype of the spectrograms, such as that of 16-bit weights. Default: float32.
         """
         self._extractor, self._tokenizer = processor.feature_extractor, processor.tokenizer
         self._dtype = dtype
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """The batch; an error where a file is missing, or is not sound."""
+        """The batch. Raises OSError if a file is missing, SoundError if it is not sound."""
         rate = self._extractor.sampling_rate
         waves = [read_sound(row["audio"].get("bytes") or row["audio"]["path"], rate) for row in rows]
         features: Tensor = self._extractor(waves, sampling_rate=rate, return_tensors="pt")["input_features"]
@@ -51,26 +46,24 @@ class SpeechBatches:
 
 
 def label_tokens(tokenizer: Any, text: str) -> list[int]:
-    """The label tokens of a text: language and task if the tokenizer has them, words, end. Without the token that the
-    decoder starts from: the model puts that before the labels itself."""
+    """The label tokens of a text: language and task if the tokenizer has them, words, end. The token that the decoder
+    starts from is left out, because the model adds it."""
     tokens: list[int] = tokenizer(text.strip())["input_ids"]
     return tokens[1:]
 
 
 class WordErrors:
-    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches.
-
-    Words are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are
-    kept, whatever the size of the evaluation set.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches. Words
+    are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are kept for
+    an evaluation set of any size."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._wrong = self._words = 0
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
-        found, wanted = (self._texts(each) for each in (prediction.predictions, prediction.label_ids))
-        for text, reference in zip(found, wanted, strict=True):
+        texts, references = (self._texts(tokens) for tokens in (prediction.predictions, prediction.label_ids))
+        for text, reference in zip(texts, references, strict=True):
             self._wrong += word_errors(reference.split(), text.split())
             self._words += len(reference.split())
         if not compute_result:
@@ -89,16 +82,14 @@ class WordErrors:
         return [self._tokenizer.basic_normalize(text) for text in texts]
 
 
-def word_errors(reference: Sequence[str], found: Sequence[str]) -> int:
-    """The fewest insertions, deletions and substitutions of words that turn `found` into `reference`.
-
-    That is their Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which
-    can be above 1.
-    """
-    row = np.arange(len(found) + 1)
-    steps = np.arange(len(found) + 1)
+def word_errors(reference: Sequence[str], words: Sequence[str]) -> int:
+    """The fewest insertions, deletions and substitutions of words that turn `words` into `reference`. This is their
+    Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which can exceed
+    1."""
+    row = np.arange(len(words) + 1)
+    steps = np.arange(len(words) + 1)
     for number, word in enumerate(reference, 1):
-        changed = row[:-1] + np.array([word != other for other in found], dtype=int)
+        changed = row[:-1] + np.array([word != other for other in words], dtype=int)
         best = np.minimum(row + 1, np.concatenate(([number], changed)))
-        row = np.minimum.accumulate(best - steps) + steps  # words that are put in, one after the other
+        row = np.minimum.accumulate(best - steps) + steps  # consecutive insertions
     return int(row[-1])

@@ -1,9 +1,8 @@
 """Reads sound files as one channel of samples at the model's rate.
 
-WAV is read here, because Python's `wave` refuses what many programs write: floats, in all its versions, and the
-"extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by soundfile.
-
-This file needs numpy only, and soundfile for what is not WAV, so that it can lie beside a script.
+WAV is read by this module, because Python's `wave` refuses formats that many programs write: floats in all its
+versions, and the "extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by
+soundfile.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PCM: Final = 1
 _FLOAT: Final = 3
 _EXTENSIBLE: Final = 0xFFFE
 _EDGE: Final = 0.05
-"""Share of the band that fades out below the limit, so that a sudden end does not ring."""
+"""Share of the band that fades out below the limit, because an abrupt cut would ring."""
 
 
 class SoundError(ValueError):
@@ -54,26 +53,25 @@ def seconds_of(source: str | Path | bytes) -> float:
         channels, rate, bits, _, data = _wav_parts(content)
         return len(data) / (channels * bits // 8) / rate
     try:
-        found = _soundfile().info(io.BytesIO(content))
+        header = _soundfile().info(io.BytesIO(content))
     except RuntimeError as error:
         raise _unreadable(error) from error
-    return float(found.frames) / float(found.samplerate)
+    return float(header.frames) / float(header.samplerate)
 
 
 def resample(samples: Samples, rate: int, wanted: int) -> Samples:
-    """`samples` of `rate` a second at `wanted` a second.
+    """Resamples `samples` from `rate` to `wanted` samples a second.
 
-    By the discrete Fourier transform: the spectrum is cut off, or continued with zeros, at half the smaller rate,
-    which is exact for what lies below (Smith, Mathematics of the DFT, 2nd ed., "Spectral interpolation"). The signal
-    is followed by silence, so that its end does not run into its beginning, and the last twentieth of the band fades
-    out.
+    Uses the discrete Fourier transform: the spectrum is cut off, or padded with zeros, at half the smaller rate, which
+    is exact for lower frequencies (Smith, Mathematics of the DFT, 2nd ed., "Spectral interpolation"). Silence after
+    the signal separates its end from its beginning, and the last twentieth of the band fades out.
     """
     if rate == wanted or not len(samples):
         return samples
     common = math.gcd(rate, wanted)
     up, down = wanted // common, rate // common
     length = math.ceil(len(samples) * up / down)
-    blocks = math.ceil((len(samples) + rate // 10) / down)  # whole ones give a whole number of new samples
+    blocks = math.ceil((len(samples) + rate // 10) / down)  # whole blocks give a whole number of new samples
     spectrum = np.fft.rfft(samples, blocks * down)
     bins = blocks * up // 2 + 1
     kept = min(bins, len(spectrum))
@@ -81,13 +79,15 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
     new = np.zeros(bins, dtype=spectrum.dtype)
     new[:kept] = spectrum[:kept]
     new[kept - edge : kept] *= 0.5 + 0.5 * np.cos(np.linspace(0, np.pi, edge))
-    found: Samples = (np.fft.irfft(new, blocks * up)[:length] * (up / down)).astype(np.float32)
-    return found
+    resampled: Samples = (np.fft.irfft(new, blocks * up)[:length] * (up / down)).astype(np.float32)
+    return resampled
 
 
 def _unreadable(error: RuntimeError) -> SoundError:
-    why = getattr(error, "error_string", str(error)).rstrip(".")  # str() of soundfile's names the buffer it read from
-    return SoundError(f"not a sound file that soundfile can read ({why}). Save it again as WAV or FLAC, or remove it")
+    reason = getattr(error, "error_string", str(error)).rstrip(".")  # its str() names the buffer
+    return SoundError(
+        f"not a sound file that soundfile can read ({reason}). Save it again as WAV or FLAC, or remove it"
+    )
 
 
 def _decode(content: bytes) -> tuple[Samples, int]:
@@ -105,7 +105,7 @@ def _decode(content: bytes) -> tuple[Samples, int]:
     data = data[: len(data) // (width * channels) * width * channels]
     if kind == _FLOAT:
         samples = np.frombuffer(data, f"<f{width}").astype(np.float32)
-    elif width == 1:  # of the PCM formats this one alone has no sign
+    elif width == 1:  # the only unsigned PCM format
         samples = (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
     elif width == 3:
         whole = np.zeros((len(data) // 3, 4), np.uint8)

@@ -1,10 +1,8 @@
 """Adafactor with stochastic rounding, so that bf16 weights keep small updates.
 
 transformers' Adafactor computes its step in fp32 and copies the result into the bf16 weight, rounded to nearest
-(transformers 5.23.0: optimization.py, Adafactor.step): what is below 1/256 of a weight is lost every time. Here the
-weight goes up or down with the probability that makes the mean right.
-
-This file needs torch only, so that it can lie beside a script.
+(transformers 5.23.0: optimization.py, Adafactor.step): an update below 1/256 of a weight is lost every time.
+Stochastic rounding goes up or down with the probability that makes the mean correct.
 """
 
 from __future__ import annotations
@@ -19,19 +17,19 @@ from torch.optim import Optimizer
 _FLOOR = 1e-30
 """Added to squared gradients (Shazeer & Stern 2018, section 5: epsilon 1)."""
 _CLIP = 1.0
-"""Root mean square that an update may have at most, before the learning rate (section 6: d)."""
+"""Maximum root mean square of an update, before the learning rate (section 6: d)."""
 _DECAY = -0.8
-"""The second moment of step t keeps 1 - t ** this of the one before (section 7.2)."""
+"""The second moment of step t keeps 1 - t ** _DECAY of the previous one (section 7.2)."""
 
 
 class Adafactor(Optimizer):
     """Adafactor (Shazeer & Stern 2018, arXiv 1804.04235), with stochastic rounding of bf16 weights.
 
-    fp32 weights get the same numbers as from transformers' with `scale_parameter=False, relative_step=False` and no
-    momentum. `bf16_stochastic_round=False` rounds bf16 weights to nearest.
+    fp32 weights get the same values as with transformers' Adafactor with `scale_parameter=False, relative_step=False`
+    and no momentum. `bf16_stochastic_round=False` rounds bf16 weights to nearest.
 
-    States are fp32, whatever the weights are: a number for each row and each column of a matrix, for each element of a
-    vector. A step holds up to four fp32 tensors of one parameter.
+    States are fp32 for weights of any dtype: a number per row and per column of a matrix, per element of a vector. A
+    step holds up to four fp32 tensors of one parameter.
     """
 
     def __init__(
@@ -76,7 +74,7 @@ class Adafactor(Optimizer):
         del gradient
         root_mean_square = update.norm(2) / update.numel() ** 0.5
         update.div_((root_mean_square / _CLIP).clamp_(min=1.0)).mul_(rate)
-        weights = parameter.float()  # a copy of 16-bit weights; the weights themselves where they are fp32
+        weights = parameter.float()  # a copy of 16-bit weights; fp32 weights themselves
         if decay:
             weights.add_(weights, alpha=-decay * rate)
         weights.sub_(update)
@@ -99,10 +97,10 @@ class Adafactor(Optimizer):
 
 
 def round_stochastically(values: Tensor) -> Tensor:
-    """`values` (fp32) in bf16, each rounded up with the probability of its distance from the number below: a random
-    number below 2**16 is added to the 16 bits that are cut off."""
+    """Casts `values` from fp32 to bf16; each rounds up with the probability of its distance from the number below. A
+    random number below 2**16 is added to the 16 bits that are cut off."""
     bits = values.view(torch.int32)
     bits = bits + torch.randint(0, 2**16, bits.shape, dtype=torch.int32, device=bits.device)
-    # An infinite or undefined number stays what it is; the sum would be another one.
+    # Infinities and NaN stay unchanged; the sum would change them.
     rounded = torch.where(values.isfinite(), (bits & -65536).view(torch.float32), values)
     return rounded.bfloat16()

@@ -1,10 +1,8 @@
 """Metrics of an evaluation that keep no logits: each batch is reduced to what the metric needs.
 
-With a metric Trainer keeps all logits of an evaluation set: samples × tokens × vocabulary numbers. With
-`batch_eval_metrics` it passes one batch at a time and keeps none; and `preprocess_logits_for_metrics` reduces a row of
+With a metric, Trainer keeps all logits of an evaluation set: samples × tokens × vocabulary numbers. With
+`batch_eval_metrics` it passes one batch at a time and keeps none; `preprocess_logits_for_metrics` reduces a row of
 logits to a token id before anything is gathered or moved.
-
-This file needs numpy, torch and transformers only, so that it can lie beside a script.
 """
 
 from __future__ import annotations
@@ -38,29 +36,27 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) 
 
 def most_likely(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
     """The most likely class of each row: int64, the shape of `logits` (or of its first tensor) without the last."""
-    found: Any = logits[0] if isinstance(logits, tuple) else logits
-    best: Tensor = found.argmax(dim=-1)
+    scores: Any = logits[0] if isinstance(logits, tuple) else logits
+    best: Tensor = scores.argmax(dim=-1)
     return best
 
 
 class TokenAccuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly.
-
-    Two numbers are kept, whatever the size of the evaluation set.
-    """
+    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly. Two numbers are
+    kept for an evaluation set of any size."""
 
     def __init__(self, *, shift: bool) -> None:
-        """`shift`: predictions at position i are of label i + 1, as in causal language models."""
+        """`shift`: predictions at position i belong to label i + 1, as in causal language models."""
         self._shift = shift
         self._right = 0
         self._all = 0
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        found, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        predicted, labels = _array(prediction.predictions), _array(prediction.label_ids)
         if self._shift:
-            found, labels = found[..., :-1], labels[..., 1:]
+            predicted, labels = predicted[..., :-1], labels[..., 1:]
         counted = labels != _IGNORED
-        self._right += int((found[counted] == labels[counted]).sum())
+        self._right += int((predicted[counted] == labels[counted]).sum())
         self._all += int(counted.sum())
         if not compute_result:
             return {}
@@ -70,21 +66,19 @@ class TokenAccuracy:
 
 
 def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
-    """Turns an ordinary `compute_metrics`, which needs everything at once, into one for `batch_eval_metrics`.
-
-    Predictions (token ids: give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM
-    as int32, 8 bytes a token, padded with -100 to the longest batch, and `metric` is called once, at the end.
-    """
+    """Adapts a `compute_metrics` that needs all predictions at once to `batch_eval_metrics`. Predictions (token ids:
+    give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM as int32, 8 bytes a
+    token, padded with -100 to the longest batch, and `metric` is called once, at the end."""
     kept: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def compute_metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, Any]:
-        found, labels = _array(prediction.predictions), _array(prediction.label_ids)
-        if found.dtype.kind == "f":
+        predicted, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        if predicted.dtype.kind == "f":
             raise ValueError(
                 "predictions are logits, which would all be kept. Give Trainer "
                 "preprocess_logits_for_metrics=most_likely"
             )
-        kept.append((found.astype(np.int32), labels.astype(np.int32)))
+        kept.append((predicted.astype(np.int32), labels.astype(np.int32)))
         if not compute_result:
             return {}
         both = [_joined([pair[side] for pair in kept]) for side in (0, 1)]
@@ -119,5 +113,5 @@ def _is_causal(model: nn.Module) -> bool:
 
     base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
     inner = model if base is None else base()
-    names = {name for one in CAUSAL.values() for name in ((one,) if isinstance(one, str) else one)}
+    names = {name for value in CAUSAL.values() for name in ((value,) if isinstance(value, str) else value)}
     return type(inner).__name__ in names

@@ -1,9 +1,7 @@
 """Stops a run in its first step if activation checkpointing recomputed too few layers.
 
-A flag proves nothing: a wrapper of the model may drop it, the model may be in evaluation mode, or the argument was set
-too late. Training then silently needs several times the memory.
-
-This file needs torch and transformers only, so that it can lie beside a script.
+The flag alone proves nothing: a wrapper of the model may drop it, the model may be in evaluation mode, or the argument
+was set too late. Training then silently needs several times the memory.
 """
 
 from __future__ import annotations
@@ -24,10 +22,9 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     """A callback that raises RuntimeError before the first optimizer step if layers were not recomputed.
 
     Args:
-        model: the model as Trainer gets it.
-        processing_class: not used.
+        model, processing_class: not used.
         arguments: the TrainingArguments.
-        every: n, if every n-th layer is checkpointed; 1: all are.
+        every: n, if every n-th layer is checkpointed.
 
     With `torch_compile` it only warns: hooks do not see what compiled code recomputes.
     """
@@ -44,8 +41,8 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
     """Hooks layers until the first optimizer step, and raises RuntimeError there if too few ran again in backward.
 
     Attributes:
-        layers, recomputed: layers that took part in the first step's backward, and those of them that ran again; None
-            before.
+        layers, recomputed: number of layers in the first step's backward, and of those that were recomputed; None
+            before it.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -61,9 +58,9 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is None or self.layers is not None:
             return
-        self._remove()  # a second beginning, after auto_find_batch_size caught an error
-        for found in (self._ran, self._again, self._flagged):
-            found.clear()
+        self._remove()  # training restarts after auto_find_batch_size caught an error
+        for numbers in (self._ran, self._again, self._flagged):
+            numbers.clear()
         self._model = weakref.ref(model)
         for number, layer in enumerate(_layers(model)):
             # On the first child, not on the layer: transformers 5.23 checkpoints a layer's `forward` and 5.17 its
@@ -131,7 +128,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The layers that transformers checkpoints; if the model has none of its class, the members of its lists."""
+    """The layers that transformers can checkpoint, else the members of the model's module lists."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if layers:
         return layers
@@ -139,12 +136,12 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _first_children(module: nn.Module) -> Iterator[nn.Module]:
-    """The first child with a forward of its own, if there is one; a list of modules is never called."""
+    """Yields the first child that is called; module lists and dictionaries never are."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
-            found = list(_first_children(child))
-            if found:
-                yield found[0]
+            inner = list(_first_children(child))
+            if inner:
+                yield inner[0]
                 return
         else:
             yield child

@@ -1,1 +1,1 @@
-"""DeepSpeed: its presets, their sizes, and what must be prepared before its engine starts."""
+"""DeepSpeed: its presets with their sizes, and preparations before its engine starts."""

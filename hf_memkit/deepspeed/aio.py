@@ -1,12 +1,11 @@
 """The `aio` section for one disk, from a measurement of some seconds on that disk.
 
-With DeepSpeed's own handle, and its own choices to try (deepspeed 0.19.8: nvme/perf_run_sweep.py,
-DEFAULT_SWEEP_CONFIG), one setting at a time. Its tuner, `ds_nvme_tune`, starts a process for each of 64 combinations,
-which takes minutes, and prints `num_threads`, a key that DeepSpeed does not read (runtime/swap_tensor/aio_config.py:
-the name is `intra_op_parallelism`). A larger `block_size` is not tried: tensors smaller than a block are not swapped
-(runtime/swap_tensor/optimizer_utils.py, `min_aio_bytes`).
-
-The handle ends the process at an error, so a child measures.
+It uses DeepSpeed's handle and the values that DeepSpeed tries (deepspeed 0.19.8: nvme/perf_run_sweep.py,
+DEFAULT_SWEEP_CONFIG), one setting at a time. DeepSpeed's tuner, `ds_nvme_tune`, starts a process for each of 64
+combinations, which takes minutes, and prints `num_threads`, a key that DeepSpeed does not read
+(runtime/swap_tensor/aio_config.py: the name is `intra_op_parallelism`). Larger `block_size` values are not tried:
+tensors smaller than a block are not swapped (runtime/swap_tensor/optimizer_utils.py, `min_aio_bytes`). A child process
+measures, because the handle ends its process at an error.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DEFAULTS: Final[Mapping[str, int | bool]] = {
     "single_submit": False,
     "overlap_events": True,
 }
-"""What DeepSpeed takes where the section says nothing (deepspeed 0.19.8: runtime/swap_tensor/constants.py)."""
+"""DeepSpeed's defaults of the section (deepspeed 0.19.8: runtime/swap_tensor/constants.py)."""
 
 _TRIED: Final[Mapping[str, tuple[int | bool, ...]]] = {
     "queue_depth": (32, 128),
@@ -48,20 +47,20 @@ _BUFFER_BYTES: Final = 64 * MIB
 _PIECES: Final = 4
 
 _CHILD_OVERHEAD_S: Final = 120.0
-"""The child may take so much longer than it measures: it imports torch and DeepSpeed, and finishes a slow trial."""
+"""Extra time of the child process: it imports torch and DeepSpeed, and finishes a slow trial."""
 
 
 @dataclass(frozen=True)
 class AioMeasurement:
-    """Measured on one folder's disk.
+    """Measurement on one folder's disk.
 
     Attributes:
         settings: the `aio` section.
         read_gb_s, write_gb_s: speed with these settings, in 10**9 bytes a second.
-        file_bytes: size of the file that was written and read, past the page cache. A disk with its own cache
-            may be slower on more.
-        trials: how many settings were measured.
-        why: why these settings.
+        file_bytes: size of the file that was written and read, without the page cache. A disk with a cache may be
+            slower with larger files.
+        trials: number of settings that were measured.
+        why: reason for these settings.
     """
 
     settings: Mapping[str, int | bool]
@@ -82,13 +81,16 @@ class AioMeasurement:
 def measure(
     folder: str | Path, *, cpu: bool, start: Mapping[str, int | bool] = DEFAULTS, budget_s: float = 5.0
 ) -> AioMeasurement:
-    """Measures DeepSpeed's reads and writes in `folder`, which keeps no file of it. Refuses a folder that does not do
-    (`nvme.preflight`), and async_io that is not built.
+    """Measure DeepSpeed's reads and writes in `folder`; the files are removed.
 
     Args:
-        cpu: which build of async_io to take, the one for a CPU or that for a GPU.
-        start: the settings to beat, which stay where nothing is clearly faster.
-        budget_s: seconds to measure; the trial under way is finished, and `start` is measured in any case.
+        cpu: use async_io's build for a CPU, otherwise the one for a GPU.
+        start: settings to compare with, kept if none is clearly faster.
+        budget_s: seconds to measure; the current trial is finished, and `start` is always measured.
+
+    Raises:
+        MissingPackageError: async_io is not built.
+        MemkitError: the folder is unusable (`nvme.preflight`).
     """
     extensions = ops.extensions_folder(cpu=cpu)
     if not all((extensions / name / f"{name}.so").exists() for name in ("pin_memory", "async_io")):
@@ -135,7 +137,7 @@ def measure(
 
 
 def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float) -> dict[str, Any]:
-    """What `measure` returns, measured in this process."""
+    """The fields of `measure`'s result, measured in this process."""
     import torch
     from deepspeed.accelerator import get_accelerator
 
@@ -145,15 +147,15 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
     file = f"{folder}/probe"
 
     def trial(settings: Mapping[str, int | bool]) -> tuple[float, float]:
-        """(seconds to read the file, seconds to write it)."""
+        """Seconds to read the file, and seconds to write it."""
         handle = handle_class(**settings)
-        return _timed(handle.sync_pread, buffer, file), _timed(handle.sync_pwrite, buffer, file)
+        return _time_transfers(handle.sync_pread, buffer, file), _time_transfers(handle.sync_pwrite, buffer, file)
 
-    _timed(keeper.sync_pwrite, buffer, file)  # the first writing finds the blocks, the later ones are the rule
+    _time_transfers(keeper.sync_pwrite, buffer, file)  # the first write allocates the blocks and is slower
     deadline = time.monotonic() + budget_s
     first = trial(start)
     best, best_times, trials = dict(start), first, 1
-    for key, value in _changes():
+    for key, value in _settings_to_try():
         if time.monotonic() > deadline:
             break
         if best[key] == value:
@@ -163,9 +165,9 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
         trials += 1
         if sum(times) < sum(best_times):
             best, best_times = settings, times
-    again = trial(start)
-    noise = abs(sum(first) - sum(again))
-    start_times = min(first, again, key=sum)
+    repeated = trial(start)
+    noise = abs(sum(first) - sum(repeated))
+    start_times = min(first, repeated, key=sum)
     why = f"the fastest of {trials} that were measured on that path"
     if sum(best_times) >= sum(start_times) - noise:
         best, best_times = dict(start), start_times
@@ -182,8 +184,8 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
     }
 
 
-def _changes() -> Iterator[tuple[str, int | bool]]:
-    """(key, value) to try next with the best of the other settings; no more threads than this process has cores."""
+def _settings_to_try() -> Iterator[tuple[str, int | bool]]:
+    """(key, value) to try next with the best other settings; at most one thread for each core of this process."""
     cores = len(os.sched_getaffinity(0))
     for key, values in _TRIED.items():
         for value in values:
@@ -191,8 +193,8 @@ def _changes() -> Iterator[tuple[str, int | bool]]:
                 yield key, value
 
 
-def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:
-    """Seconds to move the whole file through `swap`."""
+def _time_transfers(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:
+    """Seconds to move the whole file with `swap`."""
     started = time.perf_counter()
     for piece in range(_PIECES):
         if swap(buffer, file, piece * _BUFFER_BYTES) != 1:

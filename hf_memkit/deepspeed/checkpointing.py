@@ -1,12 +1,12 @@
-"""ZeRO-R's activation checkpointing for a model of transformers, through `deepspeed.checkpointing`.
+"""ZeRO-R's activation checkpointing for transformers models, through `deepspeed.checkpointing`.
 
-DeepSpeed's JSON has a section `activation_checkpointing`, which with Trainer nobody reads: it takes effect only where
-a model calls `deepspeed.checkpointing.checkpoint` itself. Here the layers of a transformers model are made to.
+With Trainer nothing reads the section `activation_checkpointing` of DeepSpeed's JSON: it takes effect only in models
+that call `deepspeed.checkpointing.checkpoint`. Here a transformers model's layers are made to call it.
 
-Beside what plain checkpointing saves, this saves of the checkpoints themselves, the input of each layer: `partition`
-keeps a share of each on every tensor-parallel rank (Rajbhandari et al. 2020, arXiv 1910.02054, 6.1: P_a), `cpu` keeps
-them in RAM (P_a+cpu), `contiguous` copies them to buffers made once, against fragmentation (M_D). Costs an all-gather
-or a copy a layer, and the reentrant form of checkpointing. Not for encoder-decoder models.
+Plain checkpointing keeps the input of each layer. Of these inputs `partition` keeps a share on every tensor-parallel
+rank (Rajbhandari et al. 2020, arXiv 1910.02054, 6.1: P_a), `cpu` keeps them in RAM (P_a+cpu), `contiguous` copies them
+to permanent buffers, against fragmentation (M_D). This costs an all-gather or a copy a layer, and the reentrant form
+of checkpointing. Not for encoder-decoder models.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def zero_r_checkpointing(
     cpu: bool = False,
     tensor_parallel: Any = None,
 ) -> Callable[[], None]:
-    """Lets DeepSpeed keep the checkpoints of this model's layers; returns a function that undoes it.
+    """Let DeepSpeed keep the checkpoints of this model's layers; returns a function that undoes it.
 
-    Activation checkpointing must be on already: call it from a callback's `on_train_begin`, or after
-    `model.gradient_checkpointing_enable()`. DeepSpeed's process group must be up. DeepSpeed has one such setting a
-    process.
+    Activation checkpointing must be on: call this in a callback's `on_train_begin`, or after
+    `model.gradient_checkpointing_enable()`, with DeepSpeed's process group initialized. The setting applies to the
+    whole process.
 
     Args:
         model: the model whose layers are checkpointed.
         partition: each tensor-parallel rank keeps its share of a checkpoint.
-        contiguous: checkpoints are copied to buffers made once; needs `partition`.
+        contiguous: checkpoints are copied to permanent buffers; needs `partition`.
         cpu: checkpoints are kept in RAM.
-        tensor_parallel: what knows the tensor-parallel group, as `engine.mpu` does under AutoTP.
+        tensor_parallel: object with the tensor-parallel group, such as `engine.mpu` under AutoTP.
 
     Raises:
         SettingError: this saves nothing here, or does not work here; names the switch that does.
@@ -58,7 +58,7 @@ def zero_r_checkpointing(
             "activation checkpointing is off. Set activation_checkpointing=True in TrainingArguments, and call this "
             "after training has started"
         )
-    _refuse_what_saves_nothing(partition=partition, contiguous=contiguous, cpu=cpu, tensor_parallel=tensor_parallel)
+    _refuse_useless_switches(partition=partition, contiguous=contiguous, cpu=cpu, tensor_parallel=tensor_parallel)
     deepspeed.checkpointing.configure(
         tensor_parallel,
         partition_activations=partition,
@@ -79,7 +79,7 @@ def zero_r_checkpointing(
     return undo
 
 
-def _refuse_what_saves_nothing(*, partition: bool, contiguous: bool, cpu: bool, tensor_parallel: Any) -> None:
+def _refuse_useless_switches(*, partition: bool, contiguous: bool, cpu: bool, tensor_parallel: Any) -> None:
     from deepspeed.accelerator import get_accelerator
 
     if not (partition or contiguous or cpu):
@@ -97,14 +97,14 @@ def _refuse_what_saves_nothing(*, partition: bool, contiguous: bool, cpu: bool, 
         raise SettingError("contiguous=True: DeepSpeed supports it only with partition=True. Set both")
     if cpu and not partition and get_accelerator().device_name() == "cpu":
         raise SettingError(
-            "cpu=True keeps checkpoints in RAM, and on a CPU they are there already (DeepSpeed fails on it); omit it "
-            "on this machine"
+            "cpu=True keeps checkpoints in RAM; on a CPU they already are, and DeepSpeed fails. Omit it on this "
+            "machine"
         )
 
 
 def _checkpoint(checkpoint: Callable[..., Any], layer: bound[Any], hidden: Any, *others: Any) -> Any:
-    """Only the hidden state is passed through: DeepSpeed takes every floating-point argument for an activation, and
-    splits and empties it, masks and position embeddings too."""
+    """Checkpoint a layer with the hidden state as its only argument. DeepSpeed treats every floating-point argument as
+    an activation, and would split and empty masks and position embeddings too."""
     import torch
 
     for other in (*others, *layer.keywords.values()):
@@ -114,6 +114,6 @@ def _checkpoint(checkpoint: Callable[..., Any], layer: bound[Any], hidden: Any, 
                 "the reentrant form of checkpointing cannot do; use activation_checkpointing=True alone"
             )
     if not hidden.requires_grad and torch.is_grad_enabled():
-        # Frozen embeddings: without an input that needs gradients the reentrant form makes none at all.
+        # Frozen embeddings: without an input that needs gradients the reentrant form computes none at all.
         hidden = hidden.detach().requires_grad_()
     return checkpoint(lambda inner: layer(inner, *others), hidden)

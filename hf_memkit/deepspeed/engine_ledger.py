@@ -1,9 +1,8 @@
 """The ledger of any DeepSpeed JSON: bytes on GPU, host, pinned host and disk, a row a term.
 
-The formulas were read from deepspeed 0.19.8, with the lines named in each row, and are compared in tests/engine with
-the tensors and files of the live engine. They hold for Adam, with every parameter trained, or adapters beside frozen
-weights. Activations, the loss and the processes themselves are not in it: they do not depend on DeepSpeed
-(`hf_memkit.setup.job`).
+The formulas were read from deepspeed 0.19.8, with the lines in each row, and are compared in tests/engine with the
+tensors and files of the live engine. They hold for Adam, with every parameter trained, or adapters on frozen weights.
+Activations, the loss and the processes are not included: they do not depend on DeepSpeed (`hf_memkit.setup.job`).
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ def zero_ledger(
     adapters: Sequence[int] = (),
     linear_elements: int | None = None,
 ) -> Ledger:
-    """What DeepSpeed holds for training all of `model` with `config`, or adapters beside it.
+    """Memory of DeepSpeed with `config`, for training all of `model` or adapters on it.
 
     Args:
         config: a DeepSpeed JSON. "auto" in `bf16.enabled` or `fp16.enabled` counts as 16 bit.
         gpus: processes on each machine, one GPU each.
         accumulation: whether gradients of several micro-batches are accumulated.
-        adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.
-        linear_elements: of weights whose linear layers hold them from forward to backward, where
-            `memory_efficient_linear` is off; None: those of all linear layers that the model is known to have.
+        adapters: elements of each adapter parameter; the model is then frozen. Empty: the model is trained.
+        linear_elements: elements of weights that linear layers keep from forward to backward, without
+            `memory_efficient_linear`; None: those of all known linear layers of the model.
     """
     settings = ZeroSettings.from_config(config, model.width)
     trained = with_adapters(model, adapters) if adapters else model
     frozen = model if adapters else None
     if settings.stage == 3:
-        linear = sum(each.elements for each in model.linears if not each.head)
+        linear = sum(layer.elements for layer in model.linears if not layer.head)
         rows = stage_3_rows(
             settings, trained, frozen, gpus=gpus, processes=gpus * nodes,
             linear_elements=linear if linear_elements is None else linear_elements,

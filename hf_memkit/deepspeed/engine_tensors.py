@@ -1,7 +1,5 @@
-"""What a live DeepSpeed engine holds, by the terms of the ledger (`Term`): the other side of every formula.
-
-Only reads attributes of deepspeed 0.19.8's ZeRO optimizers.
-"""
+"""Tensors of a live DeepSpeed engine by the ledger's terms (`Term`), to compare with its formulas. Only reads
+attributes of deepspeed 0.19.8's ZeRO optimizers."""
 
 from __future__ import annotations
 
@@ -20,33 +18,32 @@ Tensors = dict[tuple[Place, Term], Any]
 
 
 def engine_bytes(engine: Any) -> dict[tuple[Place, Term], int]:
-    """Bytes of this process by (place, term), as `zero_ledger` names them, at this moment.
+    """Bytes of this process now, by (place, term) as in `zero_ledger`.
 
-    What the forward and backward pass hold only meanwhile (live parameters, single gradients) is not in it. On a CPU
-    nothing is really page-locked, and device and host are the same memory: places are those that a GPU would have.
-    Memory that two terms share counts with the first one; what is not there at this moment is absent.
+    Tensors that exist only during forward and backward (live parameters, single gradients) are not included. On a CPU
+    nothing is really page-locked, and device and host are the same memory: places are those of a GPU run. Memory
+    shared by two terms counts with the first one; terms without memory are absent.
     """
     seen: set[int] = set()
-    found = _by_term(engine.optimizer, engine.module)
-    sizes = {term: _new_bytes(tensors, seen) for term, tensors in found.items()}
+    sizes = {term: _new_bytes(tensors, seen) for term, tensors in _by_term(engine.optimizer, engine.module).items()}
     return {term: size for term, size in sizes.items() if size}
 
 
 def engine_tensors(zero: Any, module: Module) -> dict[tuple[Place, Term], list[Tensor]]:
-    """The tensors behind `engine_bytes`, from DeepSpeed's optimizer and the model; empty for any other optimizer."""
+    """The tensors counted by `engine_bytes`, from DeepSpeed's optimizer and the model; empty for other optimizers."""
     return {term: list(_flat(tensors)) for term, tensors in _by_term(zero, module).items()}
 
 
 def swapped_bytes(folder: Path, rank: int | None = None) -> dict[Term, int]:
     """Bytes of ZeRO-Infinity's files under `nvme_path`, by the ledger's terms: of one process, or of all."""
-    found = {Term.STATES: 0, Term.GRADIENTS: 0, Term.WEIGHTS: 0}
+    sizes = {Term.STATES: 0, Term.GRADIENTS: 0, Term.WEIGHTS: 0}
     for file in folder.glob(f"zero_stage_3/*/rank{'*' if rank is None else rank}/*.swp"):
         size = file.stat().st_size
         if file.parent.parent.name != "optimizer":
-            found[Term.WEIGHTS] += size
+            sizes[Term.WEIGHTS] += size
         else:
-            found[Term.GRADIENTS if "_gradient_" in file.name else Term.STATES] += size
-    return found
+            sizes[Term.GRADIENTS if "_gradient_" in file.name else Term.STATES] += size
+    return sizes
 
 
 def _by_term(zero: Any, module: Module) -> Tensors:
@@ -58,7 +55,7 @@ def _by_term(zero: Any, module: Module) -> Tensors:
 
 
 def _new_bytes(tensors: Any, seen: set[int]) -> int:
-    """Bytes of the storages that are not in `seen`, and puts them there."""
+    """Bytes of the storages not yet in `seen`, which are added to it."""
     total = 0
     for tensor in _flat(tensors):
         storage = tensor.untyped_storage()
@@ -79,37 +76,37 @@ def _flat(tensors: Any) -> Iterator[Tensor]:
 
 
 def _moments(optimizer: Any) -> list[Tensor]:
-    """Adam's two moments, wherever they are in memory."""
+    """Adam's two moments, in any place of memory."""
     return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq") if name in state]
 
 
 def _stages_1_2(zero: Any, parameters: list[Any]) -> Tensors:
     masters = zero.single_partition_of_fp32_groups
-    found: Tensors = {
+    tensors: Tensors = {
         ("device", Term.FLAT_WEIGHTS): zero.bit16_groups_flat,
         ("device", Term.FROZEN_WEIGHTS): [parameter for parameter in parameters if not parameter.requires_grad],
         ("device", Term.GRADIENT_BUCKETS): [bucket.buffer for bucket in zero.ipg_buckets.values()],
     }
     if not zero.cpu_offload:
         if zero.partition_gradients:
-            found["device", Term.GRADIENT_PARTITION] = [zero.averaged_gradients, zero.all_grad_tensors]
-        found["device", Term.MASTER_WEIGHTS] = masters
-        found["device", Term.MOMENTS] = _moments(zero.optimizer)
-        return found
+            tensors["device", Term.GRADIENT_PARTITION] = [zero.averaged_gradients, zero.all_grad_tensors]
+        tensors["device", Term.MASTER_WEIGHTS] = masters
+        tensors["device", Term.MOMENTS] = _moments(zero.optimizer)
+        return tensors
     place: Place = "pinned" if zero.cpu_offload_pin_memory else "host"
-    found |= {
+    tensors |= {
         ("device", Term.OUTGOING_GRADIENT): zero.temp_grad_buffer_for_gpu_offload,
         (place, Term.STAGING): zero.param_buffer_of_bit16_for_cpu_offload_groups,
         (place, Term.HOST_ACCUMULATORS): zero.accumulated_grads_in_cpu,
         (place, Term.INCOMING_GRADIENT): zero.temp_grad_buffer_for_cpu_offload,
     }
     if hasattr(masters[0], "overlap_grad"):  # ZenFlow; its moments lie in another process
-        return found | {
+        return tensors | {
             ("host", Term.SHARED_MASTER_WEIGHTS): masters,
             ("host", Term.STALE_MASTER_WEIGHTS): [getattr(master, "stale_param", ()) for master in masters],
             ("host", Term.SHARED_GRADIENTS): [master.overlap_grad for master in masters],
         }
-    return found | {
+    return tensors | {
         (place, Term.FP32_MASTER_WEIGHTS): masters,
         (place, Term.FP32_GRADIENTS): [master.grad for master in masters if master.grad is not None],
         ("host", Term.FP32_MOMENTS): _moments(zero.optimizer),
@@ -119,19 +116,19 @@ def _stages_1_2(zero: Any, parameters: list[Any]) -> Tensors:
 def _stage_3(zero: Any, parameters: list[Any]) -> Tensors:
     masters, moments = zero.fp32_partitioned_groups_flat, _moments(zero.optimizer)
     place: Place = "pinned" if zero.offload_optimizer_pin_memory else "host"
-    found = _stage_3_weights(zero, parameters)
-    found["device", Term.GRADIENT_BUCKET] = [bucket.buffer for bucket in zero.ipg_buckets.values()]
+    tensors = _stage_3_weights(zero, parameters)
+    tensors["device", Term.GRADIENT_BUCKET] = [bucket.buffer for bucket in zero.ipg_buckets.values()]
     if not zero.offload_optimizer:
-        found["device", Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
-        return found | {("device", Term.MASTER_WEIGHTS): masters, ("device", Term.MOMENTS): moments}
-    found[place, Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
+        tensors["device", Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
+        return tensors | {("device", Term.MASTER_WEIGHTS): masters, ("device", Term.MOMENTS): moments}
+    tensors[place, Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
     if zero.swap_optimizer:
-        # Before the states: in a step those that are on disk lie in these buffers.
+        # Before the states: in a step, states from disk lie in these buffers.
         swapper = zero.optimizer_swapper
-        found["pinned", Term.OPTIMIZER_SWAP_BUFFERS] = swapper.swap_buffer_manager.all_buffers
+        tensors["pinned", Term.OPTIMIZER_SWAP_BUFFERS] = swapper.swap_buffer_manager.all_buffers
         pieces = [info.unswapped_gradients for info in swapper.swap_params_info.values()]
-        found["host", Term.SMALL_GRADIENTS] = pieces
-    return found | {
+        tensors["host", Term.SMALL_GRADIENTS] = pieces
+    return tensors | {
         ("host", Term.FP32_MASTER_WEIGHTS): masters,
         ("host", Term.FP32_MOMENTS): moments,
         (place, Term.FP32_GRADIENTS): [master.grad for master in masters if master.grad is not None],
@@ -141,16 +138,16 @@ def _stage_3(zero: Any, parameters: list[Any]) -> Tensors:
 def _stage_3_weights(zero: Any, parameters: list[Any]) -> Tensors:
     frozen = [parameter.ds_tensor for parameter in parameters if not parameter.requires_grad]
     frozen_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
-    found: Tensors = {("device" if not zero.offload_param else frozen_place, Term.FROZEN_WEIGHT_PARTITION): frozen}
+    tensors: Tensors = {("device" if not zero.offload_param else frozen_place, Term.FROZEN_WEIGHT_PARTITION): frozen}
     if not zero.offload_param:
-        return found | {("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer}
+        return tensors | {("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer}
     # A buffer of one element represents a group that is on disk.
     flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
     if not zero.params_in_nvme_and_cpu:
-        return found | {("pinned", Term.WEIGHT_PARTITION): flat}
+        return tensors | {("pinned", Term.WEIGHT_PARTITION): flat}
     swapper = parameters[0].nvme_swapper
     small_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
-    return found | {
+    return tensors | {
         ("pinned", Term.PARAMETER_SWAP_BUFFERS): swapper.buffers,
         ("pinned", Term.PARAMETER_WRITE_BACK_BUFFER): swapper.partitioned_swap_buffer,
         ("pinned", Term.WEIGHTS_IN_RAM): flat,

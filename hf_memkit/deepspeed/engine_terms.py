@@ -1,8 +1,5 @@
-"""What DeepSpeed holds, by name: the terms of the ledger's rows, each with its category.
-
-The ledger computes them (`stages_1_2`, `stage_3`), a live engine is asked for them (`engine_tensors`), and records and
-predictions join on them.
-"""
+"""Terms of DeepSpeed's memory, each with its category. The ledger computes them (`stages_1_2`, `stage_3`), a live
+engine is measured by them (`engine_tensors`), and records and predictions are joined by them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from hf_memkit.setup.ledger import Row
 
 
 class Term(StrEnum):
-    """One thing that DeepSpeed holds. Its value is what users read."""
+    """One kind of tensor that DeepSpeed holds. Its value is shown to users."""
 
     category: Category
 

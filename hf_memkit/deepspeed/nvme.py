@@ -1,13 +1,13 @@
-"""A folder for ZeRO-Infinity: whether DeepSpeed can swap to it, tried before an engine starts; then held by one run.
+"""A swap folder for ZeRO-Infinity: tested before an engine starts, then locked for one run.
 
-DeepSpeed does not look at the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/
-deepspeed_aio_common.cpp, `_do_io_complete`): on a full disk, or one that refuses a write, training goes on with what
-is not there, until a C++ assertion ends the process. Everything that can be known before is found out here.
+DeepSpeed ignores the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/deepspeed_aio_common.cpp,
+`_do_io_complete`): on a full disk, or one that rejects a write, training continues with wrong states until a C++
+assertion ends the process. So everything that can be tested is tested before.
 
 DeepSpeed writes to `<nvme_path>/zero_stage_3/` (deepspeed 0.19.8: runtime/zero/stage3.py 841,
 runtime/swap_tensor/partitioned_param_swapper.py 86), numbers the files by rank and parameter, and never removes them.
-Two runs with one folder write into each other's files without an error. So a run of memkit holds a lock on the folder
-while it lasts; a lock file that nobody holds is the trace of a run that was killed, whose files may go.
+Two runs with one folder silently overwrite each other's files. So a run of memkit locks the folder; an unlocked lock
+file belongs to a run that was killed, whose files may be removed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from hf_memkit.common.units import format_gib
 from hf_memkit.common.user_files import user_path
 
 DIRECT_IO_BYTES: Final = 1024
-"""The smallest piece that DeepSpeed reads or writes (deepspeed 0.19.8: runtime/swap_tensor/utils.py,
-AIO_ALIGNED_BYTES)."""
+"""Minimum size of DeepSpeed's reads and writes (deepspeed 0.19.8: runtime/swap_tensor/utils.py, AIO_ALIGNED_BYTES)."""
 
 _PAGE: Final = 4096
 _IN_RAM: Final = ("tmpfs", "ramfs")
@@ -49,9 +48,9 @@ class Preflight:
 
     Attributes:
         unusable: why DeepSpeed cannot swap to this folder at all.
-        shortages: what is not enough: disk, or memory that may be locked.
-        missing: a library that must be installed first.
-        notes: what works, and may disappoint.
+        shortages: too little disk, or too little memory that may be locked.
+        missing: a library to install.
+        notes: working settings that may be slow.
     """
 
     unusable: tuple[str, ...] = ()
@@ -60,7 +59,7 @@ class Preflight:
     notes: tuple[str, ...] = ()
 
     def raise_problems(self) -> None:
-        """Raises the most severe kind of problem, all lines of that kind at once."""
+        """Raise the most severe kind of problem, with all lines of that kind."""
         kinds = (self.unusable, InputError), (self.shortages, DoesNotFitError), (self.missing, MissingPackageError)
         for lines, error in kinds:
             if lines:
@@ -68,8 +67,12 @@ class Preflight:
 
 
 def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -> Preflight:
-    """Tries everything that DeepSpeed will do with `folder`: swap `needed_bytes` by all processes of this machine,
-    lock `locked_bytes` of buffers in RAM in each. Takes milliseconds and leaves nothing behind."""
+    """Test DeepSpeed's operations on `folder`, in milliseconds and without leaving files.
+
+    Args:
+        needed_bytes: bytes swapped by all processes of this machine.
+        locked_bytes: bytes of buffers that each process locks in RAM.
+    """
     path = user_path(folder).absolute()
     unusable, shortages, missing, notes = [], [], [], []
     if not _libaio_loads():
@@ -97,17 +100,17 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
 def ready(
     folder: str | Path, say: Callable[[str], None], *, needed_bytes: int, locked_bytes: int = 0
 ) -> Iterator[None]:
-    """The folder, found good and held for one run: see `preflight` and `hold`."""
-    found = preflight(folder, needed_bytes=needed_bytes, locked_bytes=locked_bytes)
-    found.raise_problems()
-    for note in found.notes:
+    """Check `folder` (`preflight`), print notes with `say`, and lock it for one run (`hold`)."""
+    result = preflight(folder, needed_bytes=needed_bytes, locked_bytes=locked_bytes)
+    result.raise_problems()
+    for note in result.notes:
         say(f"Note: {note}")
     with hold(user_path(folder)):
         yield
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that `path` lies on (`ext4`, `tmpfs`, `overlay` …); empty if it is not known."""
+    """Type of the file system of `path` (`ext4`, `tmpfs`, `overlay` …); empty if unknown."""
     mounts = {partition.mountpoint: partition.fstype for partition in psutil.disk_partitions(all=True)}
     for parent in (path, *path.parents):
         if str(parent) in mounts:
@@ -125,7 +128,7 @@ def _notes(path: Path) -> list[str]:
 
 
 def _direct_io_problem(path: Path) -> list[str]:
-    """Why DeepSpeed's kind of I/O (O_DIRECT, pieces of 1024 bytes) does not work here; nothing if it does."""
+    """Why DeepSpeed's I/O (O_DIRECT, pieces of 1024 bytes) does not work here; empty if it does."""
     page = mmap.mmap(-1, _PAGE)  # page-aligned, as O_DIRECT asks
     page.write(os.urandom(_PAGE))
     written = bytes(page)
@@ -135,7 +138,7 @@ def _direct_io_problem(path: Path) -> list[str]:
     except OSError as error:
         if error.errno == errno.EINVAL:
             kind = file_system(path) or "unknown"
-            return [f"its file system ({kind}) refuses O_DIRECT, by which DeepSpeed swaps; give one on a local disk"]
+            return [f"its file system ({kind}) refuses O_DIRECT, which DeepSpeed needs; give one on a local disk"]
         return [f"cannot be written to ({error.strerror}); give another folder"]
     finally:
         with contextlib.suppress(OSError):  # some file systems make the file and then refuse the flag
@@ -153,8 +156,8 @@ def _direct_io_problem(path: Path) -> list[str]:
             if error.errno != errno.EINVAL:
                 raise
             return [
-                f"this disk takes pieces of 4096 bytes only, and DeepSpeed, whose pieces are {DIRECT_IO_BYTES} bytes, "
-                f"does not notice what is refused; give a disk with sectors of 512 bytes (lsblk -t shows them)"
+                f"this disk accepts pieces of 4096 bytes only; DeepSpeed writes {DIRECT_IO_BYTES} bytes and ignores "
+                f"the error; give a disk with sectors of 512 bytes (lsblk -t shows them)"
             ]
     except OSError as error:
         return [f"cannot be written to ({error.strerror}); give another folder"]
@@ -164,7 +167,7 @@ def _direct_io_problem(path: Path) -> list[str]:
 
 
 def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
-    """What the disk lacks, quotas included. Swap files of a killed run count as free: the next run removes them."""
+    """Missing disk space, quotas included. Swap files of a killed run count as free: the next run removes them."""
     leftover = find_leftover(path)
     reclaimed = leftover.size_bytes if leftover is not None and leftover.owner == "ended" else 0
     free = shutil.disk_usage(path).free + reclaimed
@@ -175,18 +178,15 @@ def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
         ]
     if needed_bytes > reclaimed and not _can_reserve(path, needed_bytes - reclaimed):
         return [
-            f"{format_gib(needed_bytes)} will be swapped there: the disk has them free, but a quota forbids them; "
+            f"{format_gib(needed_bytes)} will be swapped there: the disk has enough free, but a quota forbids it; "
             f"raise the quota or give another disk (quota -s shows it)"
         ]
     return []
 
 
 def _can_reserve(path: Path, size_bytes: int) -> bool:
-    """Whether the file system grants `size_bytes` to one file, which is removed again; nothing is written.
-
-    True where it cannot be asked. Not by `os.posix_fallocate`: where the file system lacks the call, the C library
-    writes every block instead.
-    """
+    """Whether the file system reserves `size_bytes` for one file, which is then removed; true if it cannot tell.
+    Nothing is written. `os.posix_fallocate` would write every block on file systems without the call."""
     libc = ctypes.CDLL(None, use_errno=True)
     with tempfile.TemporaryFile(dir=path) as file:
         done = libc.fallocate(file.fileno(), 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes))
@@ -194,7 +194,7 @@ def _can_reserve(path: Path, size_bytes: int) -> bool:
 
 
 def _libaio_loads() -> bool:
-    """Whether the library that async_io is linked with is here, under its old name or that of Debian 13."""
+    """Whether the library of async_io loads, under its old name or that of Debian 13."""
     for name in ("libaio.so.1", "libaio.so.1t64"):
         with contextlib.suppress(OSError):
             ctypes.CDLL(name)
@@ -205,19 +205,19 @@ def _libaio_loads() -> bool:
 _LOCK_FILE: Final = "memkit-swap.lock"
 
 Owner = Literal["running", "ended", "unknown"]
-"""Whose swap files: a run of memkit that holds the folder; one that was killed; another program's."""
+"""Owner of swap files: a run of memkit that locks the folder; a killed one; another program."""
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """Swap files that lie in a folder before a run begins.
+    """Swap files in a folder before a run begins.
 
     Attributes:
-        path: the folder that holds them, or the lock file of a run that has not written any yet.
-        size_bytes: what they take on the disk.
-        idle_s: seconds since the last one was written.
+        path: the folder with the files, or the lock file of a run that has not written any yet.
+        size_bytes: their size on the disk.
+        idle_s: seconds since the last write.
         owner: see `Owner`.
-        who: process and host of the run that left or holds them; empty if unknown.
+        who: process and host of the run that owns them; empty if unknown.
     """
 
     path: Path
@@ -228,40 +228,40 @@ class Leftover:
 
     @property
     def line(self) -> str:
-        """What lies here, and what to do about it."""
+        """The files and the fix, in one line."""
         if self.owner == "running":
             return f"another run ({self.who}) uses this folder now; give each run its own: --nvme-path FOLDER"
-        what = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
+        files = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
         if self.owner == "ended":
             return (
-                f"{what} {self.path}, left by a run that was killed ({self.who}); they are removed at the next start"
+                f"{files} {self.path}, left by a run that was killed ({self.who}); they are removed at the next start"
             )
-        return f"{what} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
+        return f"{files} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
 
 
 def swap_folder(nvme_path: str | Path) -> Path:
-    """Where DeepSpeed puts its files."""
+    """Folder that DeepSpeed swaps to."""
     return Path(nvme_path) / "zero_stage_3"
 
 
 def swap_bytes(nvme_path: str | Path) -> int:
-    """What DeepSpeed's files take on the disk."""
+    """Size of DeepSpeed's files on the disk."""
     total = 0
     for file in swap_folder(nvme_path).rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # a live run may replace its files meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a running job may replace its files
             total += file.stat().st_blocks * 512 if file.is_file() else 0
     return total
 
 
 def find_leftover(nvme_path: str | Path) -> Leftover | None:
-    """What an earlier or a running job has in this folder, or None. Changes nothing."""
+    """Files of an earlier or a running job in this folder, or None. Changes nothing."""
     lock_path, folder = Path(nvme_path) / _LOCK_FILE, swap_folder(nvme_path)
     owner: Owner = "unknown"
     who = ""
     try:
         with lock_path.open("r+") as lock:
             who = lock.read().strip()
-            owner = "ended" if _take(lock) else "running"
+            owner = "ended" if _try_lock(lock) else "running"
     except FileNotFoundError:
         if not folder.is_dir():
             return None
@@ -277,16 +277,16 @@ def find_leftover(nvme_path: str | Path) -> Leftover | None:
 
 @contextlib.contextmanager
 def hold(nvme_path: str | Path) -> Iterator[None]:
-    """Keeps the folder for one run: removes what a killed run left before it, and everything swapped after it, and the
-    folder if it made that. One process a machine holds it for all of a job's processes, before the first of them makes
-    its model. An InputError where a run holds it, or another program's swap files are in it."""
-    with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
+    """Lock the folder for one run; remove the files of a killed run before it, and all swapped files and a new folder
+    after it. One process of each machine locks it for all processes, before the first one makes its model. Raises
+    InputError if a run has locked it, or it has swap files of another program."""
+    with made_folder(Path(nvme_path)), _locked_without_files(Path(nvme_path)):
         yield
 
 
 @contextlib.contextmanager
 def made_folder(path: Path) -> Iterator[None]:
-    """Makes a folder and its parents; afterwards removes those that it made and that are empty."""
+    """Make a folder and its parents; afterwards remove the new ones that are empty."""
     missing = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -298,15 +298,16 @@ def made_folder(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Holds the lock of `path`; there are no swap files at the start, and none at the end. Refuses somebody else's."""
+def _locked_without_files(path: Path) -> Iterator[None]:
+    """Lock `path`, without swap files at the start and the end. Raises InputError if the files belong to another run
+    or program."""
     lock_path = path / _LOCK_FILE
-    found = find_leftover(path)
-    if found is not None and found.owner != "ended":
-        raise InputError(f"{path}: {found.line}")
+    leftover = find_leftover(path)
+    if leftover is not None and leftover.owner != "ended":
+        raise InputError(f"{path}: {leftover.line}")
     with lock_path.open("a+") as lock:
         # The file may have been removed by its last holder between the opening and the locking.
-        if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+        if not _try_lock(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
             raise InputError(
                 f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
             )
@@ -322,8 +323,8 @@ def _held(path: Path) -> Iterator[None]:
             lock_path.unlink(missing_ok=True)
 
 
-def _take(lock: IO[str]) -> bool:
-    """Whether the lock could be had; it is let go when the file is closed."""
+def _try_lock(lock: IO[str]) -> bool:
+    """Lock the file until it is closed. Returns whether that succeeded."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,8 +1,8 @@
-"""Brings back what DeepSpeed 0.19.8 leaves behind at a resume with the optimizer on NVMe.
+"""Restores the states that DeepSpeed 0.19.8 loses at a resume with the optimizer on NVMe.
 
-With NVMe the engine copies the swap files back and reads nothing else of the optimizer (deepspeed: runtime/engine.py
-4456-4483): master weights return, but the new optimizer does not know that files of its moments lie there and starts
-them from zero, and the states that are too small for the disk (those of biases and norms) stay as they were made.
+The engine then copies the swap files back and loads nothing else of the optimizer (deepspeed: runtime/engine.py
+4456-4483): master weights return, but the new optimizer starts its moments from zero, because it does not know their
+files, and states too small for the disk (of biases and norms) keep their initial values.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class RestoreSwappedStates(TrainerCallback):  # type: ignore[misc]
-    """Does it when training begins, after Trainer has loaded `checkpoint`; nothing if the optimizer is not on NVMe.
+    """Restores them when training begins, after Trainer has loaded `checkpoint`; nothing to do if the optimizer is not
+    on NVMe.
 
     Args:
-        engine: returns the engine of the training that begins (`lambda: trainer.deepspeed`).
-        checkpoint: the folder that the training goes on from.
+        engine: returns the engine of the training (`lambda: trainer.deepspeed`).
+        checkpoint: folder to resume from.
     """
 
     def __init__(self, engine: Callable[[], Any], checkpoint: str | Path) -> None:
@@ -40,8 +41,8 @@ class RestoreSwappedStates(TrainerCallback):  # type: ignore[misc]
 
 
 def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
-    """This process's part of the checkpoint: what of the optimizer was in memory when it was saved. Refuses objects of
-    classes that DeepSpeed does not put there: a pickle may run any code."""
+    """This process's part of the checkpoint: the optimizer states that were in memory when it was saved. A pickle may
+    run any code, so only DeepSpeed's classes are accepted."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
@@ -53,8 +54,8 @@ def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, *members]):
             saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = next((line for line in str(error).splitlines() if "GLOBAL" in line), None)
-        why = f"not loaded, because it may run code: {found}" if found else "not an optimizer state of DeepSpeed"
+        unsafe = next((line for line in str(error).splitlines() if "GLOBAL" in line), None)
+        why = f"not loaded, because it may run code: {unsafe}" if unsafe else "not an optimizer state of DeepSpeed"
         raise RunError(
             f"{path}: {why}. To start again, replace --resume with --overwrite (this deletes the run's checkpoints)"
         ) from error
@@ -63,7 +64,7 @@ def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
 
 
 def _member(kind: Any, name: str) -> Any:
-    """Replaces `getattr`, which would reach everything."""
+    """Replaces `getattr`, which could reach any object."""
     from deepspeed.runtime.zero.config import ZeroStageEnum
 
     if kind is not ZeroStageEnum:
@@ -87,8 +88,8 @@ def _restore(zero: Any, saved: dict[str, Any]) -> None:
 
 
 def _link_moments(zero: Any, master: Any) -> None:
-    """Tells the swapper that this sub-group's moments are on disk, under the names that it gave them itself
-    (deepspeed: runtime/swap_tensor/optimizer_utils.py 491, `_get_state_tensors`)."""
+    """Register this sub-group's moments as swapped, under DeepSpeed's names for them (deepspeed:
+    runtime/swap_tensor/optimizer_utils.py 491, `_get_state_tensors`)."""
     state = zero.optimizer.state.get(master, {})
     moments = [state[name] for name in _MOMENTS if name in state]
     for name, moment in zip(_MOMENTS, moments, strict=False):

@@ -1,9 +1,8 @@
-"""DeepSpeed's C++ operators: which ones a setup needs, and building them where the user can see it.
+"""DeepSpeed's C++ operators: which a setup needs, and building them visibly.
 
-DeepSpeed compiles an operator the first time it is used, silently, for up to some minutes, and a compilation that
-was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
-each, in a separate folder for every version of DeepSpeed and torch and every environment (torch's own key has none
-of these).
+DeepSpeed silently compiles an operator on first use, for up to some minutes, and a killed compilation leaves a lock on
+which the next one waits forever. Here operators are built before the engine starts, one line each, in a separate
+folder for every version of DeepSpeed and torch and every environment, which torch's folders do not distinguish.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _BUILDERS: Final = {
 
 
 def extensions_folder(*, cpu: bool) -> Path:
-    """Where the operators of this DeepSpeed and torch are built: beside torch's other extensions. Those for a CPU and
-    those for a GPU are built with different flags."""
+    """Folder for the operators of this DeepSpeed and torch, next to torch's other extensions; CPU and GPU builds have
+    different flags."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"
-    # The commands name the environment's folders: another environment would build everything again, unannounced.
+    # Build commands contain the environment's folders: another environment would silently build everything again.
     prefix = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     key += f"-{'cpu' if cpu else 'cuda'}-{prefix}"
     return root if root.name == key else root / key
@@ -57,13 +56,15 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
         names.append("cpu_adam")
     if "nvme" in devices:
         names += ["pin_memory", "async_io"]  # async_io loads the other one first
-    if any(zero.get(f"zero_quantized_{what}") is True for what in ("weights", "nontrainable_weights", "gradients")):
+    if any(
+        zero.get(f"zero_quantized_{tensors}") is True for tensors in ("weights", "nontrainable_weights", "gradients")
+    ):
         names.append("quantizer")
     return tuple(names)
 
 
 def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
-    """Debian packages that building these operators lacks. On a GPU async_io asks for CUDA's compiler."""
+    """Debian packages that are missing to build these operators. On a GPU async_io needs CUDA's compiler."""
     packages = []
     if names and shutil.which(os.environ.get("CXX", "g++")) is None:
         packages.append("g++")
@@ -89,12 +90,16 @@ def _finds_libaio() -> bool:
 
 
 def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:
-    """Builds missing operators, with a message; sets TORCH_EXTENSIONS_DIR and PATH for this process. A
-    MissingPackageError names the packages of what it is built with; a RunError ends with the compiler's last lines."""
+    """Build missing operators, with messages; sets TORCH_EXTENSIONS_DIR and PATH for this process.
+
+    Raises:
+        MissingPackageError: build tools are missing; names their packages.
+        RunError: a build failed; ends with the compiler's last lines.
+    """
     folder = extensions_folder(cpu=cpu)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
-    # ninja comes with DeepSpeed as a Python package: its program lies beside the interpreter, maybe not on PATH.
+    # ninja comes with DeepSpeed as a Python package: its program lies next to the interpreter, maybe not on PATH.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     to_build = tuple(name for name in names if not (folder / name / f"{name}.so").exists())
     packages = missing_tools(to_build, cpu=cpu)
@@ -103,7 +108,7 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
             f"DeepSpeed must compile {', '.join(to_build)}; missing: {', '.join(packages)}; run: "
             f"sudo apt-get install {' '.join(packages)}"
         )
-    with _alone(folder, say):
+    with _locked(folder, say):
         for name in to_build:
             if (folder / name / f"{name}.so").exists():
                 continue  # another process built it while this one waited
@@ -114,8 +119,8 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the folder for this process, and clears the locks that killed builds left in it."""
+def _locked(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock the folder for this process, and remove locks of killed builds."""
     with (folder / "memkit.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +138,7 @@ def _build_one(name: str) -> None:
             with _output_to(output):
                 from deepspeed.accelerator import get_accelerator
 
-                # With DeepSpeed's own flags: with others, the engine would build it again, silently.
+                # With DeepSpeed's flags: with others, the engine would silently build it again.
                 get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=False)
         except Exception as error:
             output.seek(0)
@@ -146,11 +151,8 @@ def _build_one(name: str) -> None:
 
 @contextlib.contextmanager
 def _output_to(file: IO[str]) -> Iterator[None]:
-    """Sends what this process and its compilers print to `file`.
-
-    By file descriptor: DeepSpeed's test for libaio duplicates `sys.stdout.fileno()`, and takes a stand-in without one
-    for a missing library.
-    """
+    """Redirect the output of this process and its compilers to `file`. By file descriptor: DeepSpeed's test for libaio
+    duplicates `sys.stdout.fileno()`, and reports a missing library if that fails."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
@@ -167,25 +169,23 @@ def _output_to(file: IO[str]) -> Iterator[None]:
 
 
 def extension_roots() -> tuple[Path, ...]:
-    """Where torch builds extensions for this user: TORCH_EXTENSIONS_DIR if it is set, and the default."""
-    asked = os.environ.get("TORCH_EXTENSIONS_DIR")
+    """Folders in which torch builds extensions for this user: TORCH_EXTENSIONS_DIR if set, and the default."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
     default = Path.home() / ".cache" / "torch_extensions"
-    return (Path(asked), default) if asked and Path(asked) != default else (default,)
+    return (Path(given), default) if given and Path(given) != default else (default,)
 
 
 def stale_locks(roots: Iterable[Path]) -> list[Path]:
-    """Every build lock under `roots`, at most two folders deep as torch and memkit lay them out, that no process of
-    this machine holds any more.
-
-    torch makes `<folder>/<operator>/lock` while it builds and keeps it open (torch: utils/cpp_extension.py,
-    FileBaton); a build that was killed leaves it behind, and the next one silently waits on it forever.
+    """Every build lock under `roots`, at most two folders deep as torch and memkit make them, that no process of this
+    machine holds. torch makes `<folder>/<operator>/lock` and keeps it open during a build (torch:
+    utils/cpp_extension.py, FileBaton); a killed build leaves it behind, and the next one silently waits on it forever.
     """
-    found = {lock for root in roots for pattern in ("*/lock", "*/*/lock") for lock in root.glob(pattern)}
-    return sorted(lock for lock in found if not is_held(lock))
+    locks = {lock for root in roots for pattern in ("*/lock", "*/*/lock") for lock in root.glob(pattern)}
+    return sorted(lock for lock in locks if not is_held(lock))
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process has the lock file open. Those of other users cannot be seen, and count as not holding it."""
+    """Whether a process has the lock file open. Processes of other users are invisible and do not count."""
     try:
         wanted = lock.stat()
     except FileNotFoundError:

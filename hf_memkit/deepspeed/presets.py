@@ -1,5 +1,5 @@
-"""The DeepSpeed presets in `ds_configs/`: plain JSON that works as it is, with `index.yaml`, which says
-for whom each is, what it needs, saves and costs; and the `accelerate launch` config that starts a script with one."""
+"""The DeepSpeed presets in `ds_configs/`: complete JSON files; `index.yaml` with each preset's audience, requirements,
+savings and costs; and the `accelerate launch` config that starts a script with one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hf_memkit.common.errors import MissingPackageError
 
 
 def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
-    """The DeepSpeed preset `name`, with this folder for swap files where it has any; an InputError where there is none
-    such."""
+    """The DeepSpeed preset `name`, with `nvme_path` as its folder for swap files. Raises InputError if there is no
+    such preset."""
     config: dict[str, Any] = json.loads(resources.find("ds_configs", name).read_text(encoding="utf-8"))
     for section in config.get("zero_optimization", {}).values():
         if nvme_path is not None and isinstance(section, dict) and section.get("device") == "nvme":
@@ -33,19 +33,19 @@ class PresetInfo(BaseModel):
     Attributes:
         name: the JSON file's stem.
         summary: one line.
-        for_whom: who should take it.
-        saves, costs: against plain training on one GPU.
-        gpus: GPUs from which it makes sense.
+        audience: users that it suits.
+        saves, costs: compared with plain training on one GPU.
+        gpus: minimum number of GPUs at which it is useful.
         deepspeed: specifier of the versions that run it; None: every supported one.
-        packages: what must be installed besides.
-        not_on_cpu: why it does not run without a GPU; None: it does.
+        packages: further packages that it needs.
+        not_on_cpu: why it needs a GPU; None: it also runs on a CPU.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     summary: str
-    for_whom: str = Field(alias="for")
+    audience: str = Field(alias="for")
     saves: str
     costs: str
     gpus: int = Field(default=1, ge=1)
@@ -54,7 +54,7 @@ class PresetInfo(BaseModel):
     not_on_cpu: str | None = None
 
     def runs_on(self, deepspeed_version: str) -> bool:
-        """Whether this version of DeepSpeed still has what the preset asks for."""
+        """Whether this version of DeepSpeed supports the preset."""
         return self.deepspeed is None or SpecifierSet(self.deepspeed).contains(deepspeed_version, prereleases=True)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def preset_index() -> Mapping[str, PresetInfo]:
 
 
 def refuse_other_deepspeed(name: str) -> None:
-    """Refuses a preset that the installed DeepSpeed no longer runs, with the versions that do."""
+    """Raise MissingPackageError if the installed DeepSpeed no longer runs the preset; names the versions that do."""
     info = preset_index()[name]
     try:
         installed = version("deepspeed")
@@ -84,12 +84,13 @@ def refuse_other_deepspeed(name: str) -> None:
 
 
 def accelerate_config(deepspeed_file: str, *, stage: int, gpus: int = 1, nodes: int = 1) -> dict[str, Any]:
-    """What `accelerate config` would write (accelerate 1.15: commands/config/config_args.py, `ClusterConfig`), with
-    the path of the JSON relative to where accelerate is started. At stage 3 the model is split while it is loaded.
+    """The file that `accelerate config` would write (accelerate 1.15: commands/config/config_args.py,
+    `ClusterConfig`).
 
-    Neither `mixed_precision` nor accumulation nor offload is in it: with `deepspeed_config_file` accelerate refuses
-    them, because their place is the JSON and TrainingArguments (accelerate: utils/dataclasses.py,
-    `DeepSpeedPlugin`)."""
+    `deepspeed_file` is relative to the folder that accelerate is started in. At stage 3 the model is split while it is
+    loaded. With `deepspeed_config_file` accelerate refuses `mixed_precision`, accumulation and offload, which belong
+    in the JSON and TrainingArguments (accelerate: utils/dataclasses.py, `DeepSpeedPlugin`).
+    """
     deepspeed: dict[str, Any] = {"deepspeed_config_file": deepspeed_file, "zero3_init_flag": stage == 3}
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -106,7 +107,7 @@ def accelerate_config(deepspeed_file: str, *, stage: int, gpus: int = 1, nodes: 
         "use_cpu": False,
     }
     if nodes > 1:
-        # `standard` starts every machine's own processes, as torchrun does; DeepSpeed's default needs pdsh and ssh.
+        # `standard` starts processes on this machine only, as torchrun does; DeepSpeed's default needs pdsh and ssh.
         deepspeed["deepspeed_multinode_launcher"] = "standard"
         content |= {"main_process_ip": "SET-TO-THE-FIRST-MACHINE", "main_process_port": 29500}
     return content

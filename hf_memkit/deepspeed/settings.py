@@ -1,8 +1,8 @@
-"""A DeepSpeed JSON as DeepSpeed 0.19.8 reads it: every memory key with its value or its default.
+"""The memory keys of a DeepSpeed JSON with their values or defaults, as DeepSpeed 0.19.8 reads them.
 
-"auto" is what Trainer fills: for batch, clipping and precision, and from the model's hidden size for three sizes. In
-every other place DeepSpeed drops it and takes the default (deepspeed: runtime/config_utils.py,
-`DeepSpeedConfigModel.__init__`), and so does this.
+Trainer fills "auto": for batch, clipping and precision, and from the model's hidden size for three sizes. Elsewhere
+DeepSpeed drops "auto" and uses the default (deepspeed: runtime/config_utils.py, `DeepSpeedConfigModel.__init__`), and
+so does this module.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Offload:
         device: where the states go.
         pin_memory: whether their RAM is page-locked.
         buffer_count: pinned buffers for NVMe.
-        buffer_elements: elements in one of them (`offload_param` only).
-        max_in_cpu: elements that stay in RAM although the device is NVMe (`offload_param` only).
+        buffer_elements: elements of one buffer (`offload_param` only).
+        max_in_cpu: elements that stay in RAM even with NVMe (`offload_param` only).
         pipelined: reads and writes overlap the step (`offload_optimizer` only).
-        ratio: share of the sub-groups that is offloaded (`offload_optimizer`, stage 3 only).
+        ratio: offloaded share of the sub-groups (`offload_optimizer`, stage 3 only).
     """
 
     device: Device = "none"
@@ -47,25 +47,25 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """What of a DeepSpeed JSON takes or saves memory. Sizes with `_elements` count elements, not bytes.
+    """The keys of a DeepSpeed JSON that affect memory. Fields with `_elements` count elements, not bytes.
 
     Attributes:
         stage: 0 to 3.
         element_bytes: bytes of a weight in the model: 2 under fp16, bf16 or "auto", otherwise 4.
         master_bytes, moment_bytes: bytes of a master weight, and of one of Adam's two moments.
-        accumulator_bytes: bytes in which gradients are accumulated (`data_types.grad_accum_dtype`).
+        accumulator_bytes: bytes of an accumulated gradient (`data_types.grad_accum_dtype`).
         bucket_elements: `reduce_bucket_size`.
-        buckets: how many of these buffers there are at once.
+        buckets: number of these buffers that exist at once.
         sub_group_elements: `sub_group_size`.
         live_elements, prefetch_elements, persistent_elements: stage 3's `stage3_max_live_parameters`,
             `stage3_prefetch_bucket_size` and `stage3_param_persistence_threshold`.
         sequential: `stage3_allgather_sequential`.
-        lean_linears: `memory_efficient_linear`.
+        memory_efficient_linears: `memory_efficient_linear`.
         secondary_partition: `zero_hpz_partition_size`.
         aio_block_bytes: `aio.block_size`; smaller tensors are not swapped.
-        aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of what is swapped.
+        aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of swapped tensors.
         optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
-        zenflow_share: share of the gradients that ZenFlow updates at once (`zenflow.topk_ratio`); 0 without ZenFlow.
+        zenflow_share: share of the gradients that ZenFlow applies at once (`zenflow.topk_ratio`); 0 without ZenFlow.
         zenflow_overlap: its step runs in a separate process (`zenflow.overlap_step`).
         gathers_to_save: `stage3_gather_16bit_weights_on_model_save`.
     """
@@ -88,19 +88,21 @@ class ZeroSettings:
     aio_block_bytes: int
     aio_parallelism: int
     optimizer_type: str | None
-    lean_linears: bool = True
+    memory_efficient_linears: bool = True
     zenflow_share: float = 0.0
     zenflow_overlap: bool = False
     gathers_to_save: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> ZeroSettings:
-        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent. `hidden_size`: of the model; 0: not
-        known, so that "auto" is DeepSpeed's default."""
+        """Read any DeepSpeed JSON; a value of the wrong type counts as absent. `hidden_size`: of the model; 0:
+        unknown, so that "auto" is DeepSpeed's default."""
         zero = dict(section_of(config, "zero_optimization"))
-        stage = _whole(zero, "stage", 0)
+        stage = _integer(zero, "stage", 0)
         if hidden_size:
-            zero |= {name: size for name, size in _by_trainer(stage, hidden_size).items() if zero.get(name) == "auto"}
+            zero |= {
+                name: size for name, size in _values_for_auto(stage, hidden_size).items() if zero.get(name) == "auto"
+            }
         element_bytes = 2 if any(section_of(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
         accumulate = section_of(config, "data_types").get("grad_accum_dtype")
         zenflow = section_of(zero, "zenflow")
@@ -122,20 +124,20 @@ class ZeroSettings:
             master_bytes=2 if lean_master else 4,
             moment_bytes=2 if lean_moments else 4,
             accumulator_bytes=_DTYPE_BYTES.get(str(accumulate), element_bytes),
-            bucket_elements=_whole(zero, "reduce_bucket_size", 500_000_000),
+            bucket_elements=_integer(zero, "reduce_bucket_size", 500_000_000),
             buckets=buckets if stage else 0,
-            sub_group_elements=_whole(zero, "sub_group_size", 1_000_000_000),
+            sub_group_elements=_integer(zero, "sub_group_size", 1_000_000_000),
             live_elements=_stage_3(zero, "max_live_parameters", 1_000_000_000),
             prefetch_elements=_stage_3(zero, "prefetch_bucket_size", 50_000_000),
             persistent_elements=_stage_3(zero, "param_persistence_threshold", 100_000),
             sequential=zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is True,
-            secondary_partition=_whole(zero, "zero_hpz_partition_size", 1),
+            secondary_partition=_integer(zero, "zero_hpz_partition_size", 1),
             optimizer=offloaded,
             parameters=_offload(zero, "offload_param", Offload(buffer_count=5)) if stage == 3 else Offload(),
-            aio_block_bytes=_whole(section_of(config, "aio"), "block_size", 1_048_576),
-            aio_parallelism=max(1, _whole(section_of(config, "aio"), "intra_op_parallelism", 1)),
+            aio_block_bytes=_integer(section_of(config, "aio"), "block_size", 1_048_576),
+            aio_parallelism=max(1, _integer(section_of(config, "aio"), "intra_op_parallelism", 1)),
             optimizer_type=kind if isinstance(kind, str) else None,
-            lean_linears=zero.get("memory_efficient_linear") is not False,
+            memory_efficient_linears=zero.get("memory_efficient_linear") is not False,
             zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
             zenflow_overlap=zenflow.get("overlap_step") is True,
             gathers_to_save=zero.get("stage3_gather_16bit_weights_on_model_save") is True,
@@ -143,7 +145,7 @@ class ZeroSettings:
 
     @property
     def swaps_optimizer(self) -> bool:
-        """Optimizer states go to disk. Below stage 3 DeepSpeed silently takes "nvme" for "cpu"."""
+        """Whether optimizer states go to disk. Below stage 3 DeepSpeed silently treats "nvme" as "cpu"."""
         return self.stage == 3 and self.optimizer.device == "nvme"
 
     @property
@@ -151,8 +153,8 @@ class ZeroSettings:
         return self.parameters.device == "nvme"
 
 
-def _by_trainer(stage: int, hidden_size: int) -> dict[str, int]:
-    """What Trainer writes in place of "auto" (transformers 5.23.0: integrations/deepspeed.py, 232)."""
+def _values_for_auto(stage: int, hidden_size: int) -> dict[str, int]:
+    """Trainer's values for "auto" (transformers 5.23.0: integrations/deepspeed.py, 232)."""
     sizes = {"reduce_bucket_size": hidden_size * hidden_size}
     if stage == 3:
         sizes["stage3_prefetch_bucket_size"] = int(0.9 * hidden_size * hidden_size)
@@ -161,7 +163,7 @@ def _by_trainer(stage: int, hidden_size: int) -> dict[str, int]:
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of a DeepSpeed config, or of a section of it; empty where there is none."""
+    """A section of a DeepSpeed config or of another section; empty if absent."""
     value = config.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -172,24 +174,24 @@ def _number(section: Mapping[str, Any], name: str, default: float) -> float:
     return float(value) if is_number and math.isfinite(value) and value >= 0 else default
 
 
-def _whole(section: Mapping[str, Any], name: str, default: int) -> int:
+def _integer(section: Mapping[str, Any], name: str, default: int) -> int:
     return int(_number(section, name, default))
 
 
 def _stage_3(zero: Mapping[str, Any], name: str, default: int) -> int:
-    """A key of stage 3, which DeepSpeed also takes without its prefix."""
-    return _whole(zero, f"stage3_{name}", _whole(zero, name, default))
+    """A key of stage 3, which DeepSpeed accepts without its prefix too."""
+    return _integer(zero, f"stage3_{name}", _integer(zero, name, default))
 
 
 def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
-    found = section_of(zero, name)
-    device = found.get("device", "none")
+    section = section_of(zero, name)
+    device = section.get("device", "none")
     return Offload(
         device=device if device in ("cpu", "nvme") else "none",
-        pin_memory=found.get("pin_memory", True) is not False,
-        buffer_count=_whole(found, "buffer_count", default.buffer_count),
-        buffer_elements=_whole(found, "buffer_size", default.buffer_elements),
-        max_in_cpu=_whole(found, "max_in_cpu", default.max_in_cpu),
-        pipelined=found.get("pipeline_read") is True or found.get("pipeline_write") is True,
-        ratio=min(1.0, _number(found, "ratio", 1.0)),
+        pin_memory=section.get("pin_memory", True) is not False,
+        buffer_count=_integer(section, "buffer_count", default.buffer_count),
+        buffer_elements=_integer(section, "buffer_size", default.buffer_elements),
+        max_in_cpu=_integer(section, "max_in_cpu", default.max_in_cpu),
+        pipelined=section.get("pipeline_read") is True or section.get("pipeline_write") is True,
+        ratio=min(1.0, _number(section, "ratio", 1.0)),
     )

@@ -1,4 +1,4 @@
-"""A DeepSpeed preset, sized: every buffer computed for one model and one machine, each with its reason."""
+"""Size a DeepSpeed preset: every buffer computed for one model and one machine, each with its reason."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hf_memkit.setup.job import PROCESS_BYTES
 from hf_memkit.setup.ledger import Ledger
 
 GPU_SHARE: Final = 0.02
-"""Share of the GPU that the gradient buckets may take. ZeRO-R asks for a constant size (Rajbhandari et al. 2020,
-arXiv 1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""
+"""Maximum share of the GPU for the gradient buckets. ZeRO-R uses a constant size (Rajbhandari et al. 2020, arXiv
+1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""
 
 PREFETCH_ELEMENTS: Final = 50_000_000
-"""DeepSpeed's own default for `stage3_prefetch_bucket_size`: 100 MB in 16 bit."""
+"""DeepSpeed's default of `stage3_prefetch_bucket_size`: 100 MB in 16 bit."""
 
 SMALLEST_BUCKET_ELEMENTS: Final = 5_000_000
 """10 MB in 16 bit. Smaller messages are dominated by latency."""
 
 PINNED_SHARE: Final = 0.9
-"""Share of RAM up to which states are page-locked: the rest of the system lives beside what cannot be swapped out."""
+"""Maximum share of RAM for page-locked states, which cannot be swapped out: the rest is for the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One value that was computed: `key` is the dotted path in the JSON."""
+    """One computed value; `key`: its dotted path in the JSON."""
 
     key: str
     value: Any
@@ -50,9 +50,9 @@ class Sized:
 
     Attributes:
         config: the DeepSpeed JSON.
-        choices: every value that differs from the preset's constant or was confirmed against the machine.
-        ledger: what this config holds, DeepSpeed's part of the job only.
-        notes: what a person should know before using it.
+        choices: every value that differs from the preset's constant or was confirmed for the machine.
+        ledger: memory of this config, DeepSpeed's part of the job only.
+        notes: warnings for the user.
     """
 
     config: dict[str, Any]
@@ -73,15 +73,17 @@ def size_preset(
     accumulation: bool = True,
     adapters: Sequence[int] = (),
 ) -> Sized:
-    """The preset `name` with its buffers computed for `model` on `machine` (without a GPU its limits are left out); an
-    InputError where there is no such preset.
+    """The preset `name` with its buffers computed for `model` on `machine` (without a GPU its limits are ignored).
 
     Args:
-        nvme_path: folder for swap files; None leaves the preset's placeholder.
+        nvme_path: folder for swap files; None keeps the preset's placeholder.
         gpus: processes on each machine.
-        aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
+        aio: measurement of `nvme_path`; None keeps the preset's section `aio`.
         accumulation: whether gradients of several micro-batches are accumulated.
-        adapters: elements of each adapter parameter, where only they are trained; empty: all of the model is.
+        adapters: elements of each adapter parameter, if only they are trained; empty: the model is trained.
+
+    Raises:
+        InputError: there is no such preset.
     """
     sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation, tuple(adapters))
     sizing.paths(nvme_path, aio)
@@ -95,7 +97,7 @@ def size_preset(
 
 
 class _Sizing:
-    """The config under work. Each method decides one kind of buffer."""
+    """The config being sized. Each method decides one kind of buffer."""
 
     def __init__(
         self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int, accumulation: bool,
@@ -140,25 +142,27 @@ class _Sizing:
             self.notes.append(f"{nvme_path}: {aio.label}")
 
     def buckets(self) -> None:
-        """Gradient buckets: the preset's constant, less where the GPU or the model is small."""
+        """Gradient buckets: the preset's constant, or less for a small GPU or model."""
         if "reduce_bucket_size" not in self.zero:
             return
         constant = int(self.zero["reduce_bucket_size"])
-        value, reason = constant, "the preset's constant: large enough to be efficient, whatever the model's size"
+        value, reason = constant, "the preset's constant: large enough to be efficient for any size of the model"
         if self.machine.gpu is not None:
-            each = 2 * (2 if self.zero.get("overlap_comm") and self.zero["stage"] < 3 else 1)
-            limit = int(GPU_SHARE * self.machine.gpu.usable_bytes) // each
+            element_bytes = 2 * (2 if self.zero.get("overlap_comm") and self.zero["stage"] < 3 else 1)
+            limit = int(GPU_SHARE * self.machine.gpu.usable_bytes) // element_bytes
             if limit < value:
                 value = max(limit // 1_000_000 * 1_000_000, SMALLEST_BUCKET_ELEMENTS)
                 reason = f"at most {GPU_SHARE:.0%} of the GPU for buckets"
         if self.model.parameters < value:
-            value, reason = _even(self.model.parameters), "the whole model is smaller than the preset's bucket"
+            # DeepSpeed needs an even all-gather bucket.
+            value = self.model.parameters + self.model.parameters % 2
+            reason = "the whole model is smaller than the preset's bucket"
         self._put("zero_optimization.reduce_bucket_size", value, reason)
         if "allgather_bucket_size" in self.zero:
             self._put("zero_optimization.allgather_bucket_size", value, "as reduce_bucket_size; takes no buffer")
 
     def live_parameters(self) -> None:
-        """Stage 3: what is gathered at once."""
+        """Stage 3: parameters gathered at once."""
         if self.zero.get("stage") != 3:
             return
         model = self.model
@@ -166,7 +170,7 @@ class _Sizing:
         live = int(self.zero["stage3_max_live_parameters"])
         enough = 2 * model.largest_parameter
         if live < enough:
-            live, reason = enough, "twice the largest parameter, so that the next one can be gathered meanwhile"
+            live, reason = enough, "twice the largest parameter, so that the next one can be gathered in advance"
         elif model.parameters < live:
             live, reason = model.parameters, "the whole model"
         else:
@@ -189,16 +193,19 @@ class _Sizing:
             )  # fmt: skip
 
     def _prefetches_twice(self) -> bool:
-        """Whether prefetching from NVMe can put the output layer's weights into its list twice, which ends in "param 0
-        already assigned swap buffer": they are the last parameter of the forward pass and the first of the backward
-        pass, and the list reaches twice as far as what is in flight from elsewhere (deepspeed 0.19.8:
-        runtime/zero/partitioned_param_coordinator.py, `__prefetch_nvme_param_partitions`)."""
+        """Whether prefetching from NVMe can list the output layer's weights twice, which fails with "param 0 already
+        assigned swap buffer".
+
+        They are the last parameter of forward and the first of backward, and the list reaches twice as far as the
+        parameters in flight from elsewhere (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py,
+        `__prefetch_nvme_param_partitions`).
+        """
         if self._offload("offload_param").get("device") != "nvme":
             return False
         settings = ZeroSettings.from_config(self.config)
         element = settings.element_bytes
-        elsewhere = sum(size for size in self.model.sizes if not is_swapped(settings, element * self._share(size)))
-        return 2 * min(elsewhere, settings.live_elements) >= self.model.vocabulary * self.model.width
+        not_swapped = sum(size for size in self.model.sizes if not is_swapped(settings, element * self._share(size)))
+        return 2 * min(not_swapped, settings.live_elements) >= self.model.vocabulary * self.model.width
 
     def swap_buffers(self) -> None:
         """Stage 3: sub-groups, and the pinned buffers between RAM and disk."""
@@ -238,11 +245,11 @@ class _Sizing:
             )
 
     def pinning(self) -> None:
-        """Page-locks the states where RAM has room for them and for what their rounding wastes."""
+        """Page-lock the states if RAM has room for them with their rounding."""
         part = "offload_optimizer"
         if self._offload(part).get("device") not in ("cpu", "nvme"):
             return
-        if "zenflow" in self.zero:  # its states move to shared memory, and what was page-locked for them is wasted
+        if "zenflow" in self.zero:  # its states move to shared memory, and their page-locked memory would be wasted
             return
         key = f"zero_optimization.{part}.pin_memory"
         self._put(key, True, "transfers then overlap computation")
@@ -255,7 +262,7 @@ class _Sizing:
             )  # fmt: skip
 
     def locking(self) -> None:
-        """DeepSpeed locks its swap buffers by `mlock`, which has a limit a process; torch's pinned memory has none."""
+        """Note if swap buffers exceed the process's limit of `mlock`; torch's pinned memory has no limit."""
         locked = self.machine.memlock_bytes
         buffers = sum(row.size_bytes for row in self.ledger().rows if row.term in SWAP_BUFFERS) // self.gpus
         if locked is not None and buffers > locked:
@@ -267,8 +274,3 @@ class _Sizing:
 
     def _ram_bytes(self) -> int:
         return self.ledger().total_bytes("host", "pinned") + self.gpus * PROCESS_BYTES
-
-
-def _even(number: int) -> int:
-    """DeepSpeed wants its all-gather bucket to be a multiple of 2."""
-    return number + number % 2

@@ -1,4 +1,4 @@
-"""How ZeRO splits a model between processes, counted in elements."""
+"""ZeRO's split of a model between processes, counted in elements."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Split:
     """One process's share.
 
     Attributes:
-        processes: processes in all.
-        flat_groups: stages 1 and 2: elements of each parameter group's flat buffer, which every process holds.
+        processes: total number of processes.
+        flat_groups: stages 1 and 2: elements of each parameter group's flat buffer, held by every process.
         flat_shares: elements of one process's share of each flat buffer.
         shares: stage 3: elements of one process's share of each parameter, by parameter group.
     """
@@ -33,17 +33,14 @@ class Split:
 
     @property
     def share(self) -> int:
-        """Stage 3: elements of one process, all parameters together."""
+        """Stage 3: elements of one process's share of all parameters."""
         return sum(sum(shares) for shares in self.shares)
 
 
 def split(model: ModelFacts, processes: int) -> Split:
-    """Splits `model` between `processes`.
-
-    Stages 1 and 2 flatten each parameter group and pad it to a multiple of 2 × processes (deepspeed 0.19.8:
-    runtime/zero/stage_1_and_2.py 387, 441); stage 3 splits each parameter for itself and pads it to a multiple of
-    processes (runtime/zero/partition_parameters.py, `_aligned_size`).
-    """
+    """Split `model` between `processes`. Stages 1 and 2 flatten each parameter group and pad it to a multiple of 2 ×
+    processes (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 387, 441); stage 3 splits each parameter separately and
+    pads it to a multiple of processes (runtime/zero/partition_parameters.py, `_aligned_size`)."""
     flat = tuple(aligned(sum(group), 2 * processes) for group in model.groups)
     return Split(
         processes=processes,
@@ -54,8 +51,8 @@ def split(model: ModelFacts, processes: int) -> Split:
 
 
 def with_adapters(model: ModelFacts, sizes: Sequence[int]) -> ModelFacts:
-    """What is trained of `model` where all of it is frozen but adapters of these sizes: the adapters alone. Trainer's
-    optimizer decays all of them: they are matrices, and none belongs to a norm."""
+    """The trained parameters of a frozen `model` with adapters of these sizes. Trainer's optimizer decays all
+    adapters: they are matrices, and none belongs to a norm."""
     return replace(
         model,
         parameters=sum(sizes),
@@ -69,15 +66,13 @@ def with_adapters(model: ModelFacts, sizes: Sequence[int]) -> ModelFacts:
 
 
 def sub_groups(parts: Split, sub_group_elements: int) -> list[list[tuple[int, int]]]:
-    """Stage 3's sub-groups: (parameter group, index in it) of their parameters.
-
-    One is closed as soon as it has reached `sub_group_elements`, so it may be larger by a parameter's share (deepspeed
-    0.19.8: runtime/zero/stage3.py 1210, `_create_fp16_sub_groups`).
-    """
-    found: list[list[tuple[int, int]]] = []
+    """Stage 3's sub-groups: (parameter group, index in it) of their parameters. A sub-group is closed once it has
+    `sub_group_elements`, so it may exceed them by a parameter's share (deepspeed 0.19.8: runtime/zero/stage3.py 1210,
+    `_create_fp16_sub_groups`)."""
+    groups: list[list[tuple[int, int]]] = []
     for number, shares in enumerate(parts.shares):
         if sub_group_elements >= sum(shares):
-            found.append([(number, index) for index in range(len(shares))])
+            groups.append([(number, index) for index in range(len(shares))])
             continue
         current: list[tuple[int, int]] = []
         elements = 0
@@ -85,9 +80,9 @@ def sub_groups(parts: Split, sub_group_elements: int) -> list[list[tuple[int, in
             current.append((number, index))
             elements += share
             if elements >= sub_group_elements or index == len(shares) - 1:
-                found.append(current)
+                groups.append(current)
                 current, elements = [], 0
-    return found
+    return groups
 
 
 def aligned(size: int, multiple: int) -> int:
@@ -95,13 +90,8 @@ def aligned(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def _page_locked(size_bytes: int) -> int:
-    """What torch's pinned allocator takes for a block: the next power of two, unless
-    `pinned_max_round_threshold_mb` says otherwise (torch 2.13: aten/src/ATen/core/CachingHostAllocator.h 303)."""
-    return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
-
-
 def rounding_row(blocks: Iterable[int]) -> Row:
-    """What torch's pinned allocator adds to these blocks. DeepSpeed locks swap buffers itself, to the byte."""
-    wasted = sum(_page_locked(block) - block for block in blocks)
+    """Rounding of these blocks by torch's pinned allocator to powers of two, unless `pinned_max_round_threshold_mb` is
+    set (torch 2.13: aten/src/ATen/core/CachingHostAllocator.h 303). DeepSpeed locks its swap buffers without it."""
+    wasted = sum((1 << (block - 1).bit_length()) - block for block in blocks if block > 0)
     return Term.PINNED_ROUNDING.row("pinned", wasted, _ROUNDING_SOURCE)

@@ -1,7 +1,5 @@
-"""What ZeRO stage 3 holds; with ZeRO-Infinity also on disk, and in the page-locked buffers between disk and RAM.
-
-Lines are those of deepspeed 0.19.8: runtime/zero/stage3.py, where no file is named.
-"""
+"""Memory of ZeRO stage 3; with ZeRO-Infinity also on disk, and in the page-locked buffers between disk and RAM. Lines
+refer to deepspeed 0.19.8: runtime/zero/stage3.py, unless a file is named."""
 
 from __future__ import annotations
 
@@ -29,8 +27,8 @@ def stage_3_rows(
     processes: int,
     linear_elements: int = 0,
 ) -> tuple[Row, ...]:
-    """Rows of one GPU and of one machine with `gpus` processes; some are of 0 bytes. `linear_elements`: as
-    `zero_ledger` has it."""
+    """Rows of one GPU and of one machine with `gpus` processes, some of 0 bytes. `linear_elements`: as in
+    `zero_ledger`."""
     parts = split(trained, processes)
     return (
         *_parameters(settings, trained, parts, frozen, gpus=gpus, linear_elements=linear_elements),
@@ -42,7 +40,7 @@ def stage_3_rows(
 
 
 def _saved(settings: ZeroSettings, trained: ModelFacts) -> list[Row]:
-    """What rank 0 gathers in RAM before it writes the model; of adapters it gathers these alone."""
+    """Weights that rank 0 gathers in RAM to save the model, or its adapters only."""
     if not settings.gathers_to_save:
         return []
     source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
@@ -60,9 +58,9 @@ def _parameters(
 ) -> list[Row]:
     element, share = settings.element_bytes, parts.share
     offload = settings.parameters
-    of_both = (trained,) if frozen is None else (trained, frozen)
-    elements, largest = sum(each.parameters for each in of_both), max(each.largest_parameter for each in of_both)
-    persistent = sum(size for each in of_both for size in each.sizes if size <= settings.persistent_elements)
+    models = (trained,) if frozen is None else (trained, frozen)
+    elements, largest = sum(item.parameters for item in models), max(item.largest_parameter for item in models)
+    persistent = sum(size for item in models for size in item.sizes if size <= settings.persistent_elements)
     rows = []
     if offload.device == "none":
         rows.append(Term.WEIGHT_PARTITION.row("device", element * share, f"{_SOURCE} 972: lp_param_buffer"))
@@ -71,16 +69,16 @@ def _parameters(
         place: Place = "device" if offload.device == "none" else "pinned" if offload.pin_memory else "host"
         count = 1 if offload.device == "none" else gpus
         shares = [share for group in frozen_parts.shares for share in group]
-        kept = [each for each in shares if offload.device != "nvme" or not is_swapped(settings, element * each)]
+        kept = [item for item in shares if offload.device != "nvme" or not is_swapped(settings, element * item)]
         rows.append(
             Term.FROZEN_WEIGHT_PARTITION.row(
-                place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only what is trained is flattened"
+                place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only trained parameters are flattened"
             )
         )
     # One process that keeps its weights on the GPU gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
-        # The module that computes is gathered whatever the limit is.
+        # The current module is always gathered, even above the limit.
         live = min(elements, max(settings.live_elements, largest))
         rows += [
             Term.SMALL_PARAMETERS.row(
@@ -90,8 +88,8 @@ def _parameters(
                 "device", element * live, f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
             ),
         ]
-    if gathers and not settings.lean_linears:
-        # torch's own linear layer saves the transposed weight, a view that keeps what was gathered.
+    if gathers and not settings.memory_efficient_linears:
+        # torch's linear layer saves the transposed weight, a view that keeps the gathered weight.
         rows.append(
             Term.HELD_WEIGHTS.row(
                 "device",
@@ -118,7 +116,7 @@ def _parameters(
     if offload.device == "cpu":
         rows.append(
             Term.WEIGHT_PARTITION.row(
-                "pinned", gpus * element * share, f"{_SOURCE} 906: page-locked whatever pin_memory says"
+                "pinned", gpus * element * share, f"{_SOURCE} 906: page-locked, also without pin_memory"
             )
         )
     elif offload.device == "nvme":
@@ -187,7 +185,7 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
 
 
 def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> Row:
-    """What torch's pinned allocator adds."""
+    """Rounding by torch's pinned allocator."""
     blocks = []
     if settings.optimizer.device != "none" and settings.optimizer.pin_memory:
         blocks.append(settings.accumulator_bytes * parts.share)
@@ -207,7 +205,7 @@ _ALIGNED_BYTES: Final = 1024  # AIO_ALIGNED_BYTES, there too
 
 
 def is_swapped(settings: ZeroSettings, size_bytes: int) -> bool:
-    """Whether something of this size goes to disk: smaller things stay in RAM."""
+    """Whether a tensor of this size goes to disk: smaller ones stay in RAM."""
     return size_bytes >= max(_SMALLEST_BYTES, settings.aio_block_bytes)
 
 
@@ -225,14 +223,14 @@ def _swapped_parameters(
     *,
     gpus: int,
 ) -> list[Row]:
-    """Rows of `offload_param` on NVMe, of one machine. `model` is what is trained."""
+    """Rows of `offload_param` on NVMe, of one machine. `model`: the trained parameters."""
     element, offload = settings.element_bytes, settings.parameters
     kept = min(offload.max_in_cpu, parts.share)
     sizes = [share for shares in parts.shares for share in shares]
     tied = -(-model.tied // parts.processes)
-    others = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
-    others += [-(-frozen.tied // parts.processes)] if frozen is not None else []
-    written = [size for size in (*sizes, tied, *others) if is_swapped(settings, element * size)]
+    frozen_shares = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
+    frozen_shares += [-(-frozen.tied // parts.processes)] if frozen is not None else []
+    written = [size for size in (*sizes, tied, *frozen_shares) if is_swapped(settings, element * size)]
     on_disk = sum(_aligned(settings, size, element) for size in written)
     small = sum(element * size for size in sizes if not is_swapped(settings, element * size))
     buffers = offload.buffer_count * _aligned(settings, offload.buffer_elements, element)
@@ -263,7 +261,7 @@ def _swapped_parameters(
 
 
 def _swapped_states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
-    """Rows of `offload_optimizer` on NVMe, of one machine: the sub-groups that are large enough for the disk."""
+    """Rows of `offload_optimizer` on NVMe, of one machine: the sub-groups large enough for the disk."""
     master, moments = settings.master_bytes, 2 * settings.moment_bytes
     by_group = [[parts.shares[g][i] for g, i in group] for group in sub_groups(parts, settings.sub_group_elements)]
     swapped = [group for group in by_group if is_swapped(settings, master * sum(group))]
@@ -271,7 +269,7 @@ def _swapped_states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[
     states = sum(_aligned(settings, sum(group), master) * (master + moments) // master for group in swapped)
     gradients = [share for group in swapped for share in group]
     small = sum(share for share in gradients if not is_swapped(settings, master * share))
-    # Without a conversion they are parts of the flat gradient partition.
+    # Without a conversion, small gradients are parts of the flat gradient partition.
     copied = small if settings.accumulator_bytes != master else 0
     return [
         Term.OPTIMIZER_SWAP_BUFFERS.row(

@@ -1,7 +1,5 @@
-"""What ZeRO stages 0, 1 and 2 hold, with ZenFlow too.
-
-Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, where no file is named.
-"""
+"""Memory of ZeRO stages 0, 1 and 2, also with ZenFlow. Lines refer to deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
+unless a file is named."""
 
 from __future__ import annotations
 
@@ -28,13 +26,13 @@ def stage_1_2_rows(
     processes: int,
     accumulation: bool,
 ) -> tuple[Row, ...]:
-    """Rows of one GPU and of one machine with `gpus` processes; some are of 0 bytes. `model` is what is trained."""
+    """Rows of one GPU and of one machine with `gpus` processes, some of 0 bytes. `model`: the trained parameters."""
     parts = split(model, processes)
     flat = settings.element_bytes * sum(parts.flat_groups)
     rows = [Term.FLAT_WEIGHTS.row("device", flat, f"{_SOURCE} 493: whole on every GPU")]
     if frozen is not None:
         size = settings.element_bytes * frozen.parameters
-        source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
+        source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole; only trained parameters are flat"
         rows.append(Term.FROZEN_WEIGHTS.row("device", size, source))
     rows += _gpu_gradients(settings, model, parts, accumulation=accumulation)
     if settings.buckets:
@@ -42,7 +40,7 @@ def stage_1_2_rows(
             Term.GRADIENT_BUCKETS.row(
                 "device",
                 settings.buckets * settings.bucket_elements * settings.element_bytes,
-                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, whatever the model's size",
+                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, for any size of the model",
                 "backward",
             )
         )
@@ -52,7 +50,7 @@ def stage_1_2_rows(
                 Term.FLATTENED_BUCKET.row(
                     "device",
                     settings.element_bytes * elements,
-                    f"{_SOURCE} 2365: what of a bucket belongs to several processes is copied to be reduced",
+                    f"{_SOURCE} 2365: gradients that several processes own are copied to be reduced",
                     "backward",
                 )
             )
@@ -71,7 +69,7 @@ def stage_1_2_rows(
 
 
 def _shares(settings: ZeroSettings, parts: Split) -> tuple[int, ...]:
-    """Elements of the optimizer states of each group on one process; stage 0 does not split them."""
+    """Elements of each group's optimizer states on one process; stage 0 does not split them."""
     return parts.flat_shares if settings.stage else parts.flat_groups
 
 
@@ -95,7 +93,9 @@ def _gpu_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, a
         )
         if not offloaded:
             compact = settings.accumulator_bytes == 4 > element  # 1270: flat, to the element
-            share = settings.accumulator_bytes * (sum(parts.flat_shares) if compact else _most_touched(model, parts))
+            share = settings.accumulator_bytes * (
+                sum(parts.flat_shares) if compact else _largest_touched(model, parts)
+            )
             rows.append(Term.GRADIENT_PARTITION.row("device", share, f"{_SOURCE} 1270, 2187: whole parameters"))
             if accumulation and not compact:
                 source = f"{_SOURCE} 1042: from the second micro-batch on, added when it ends"
@@ -113,14 +113,14 @@ def _gpu_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, a
                 "device",
                 8 * _largest_piece(model, parts),
                 f"{_SOURCE} 1886: of the largest piece of a parameter that a process owns",
-                "optimizer",  # the largest, of the embedding, comes last: when the loss and the activations are gone
+                "optimizer",  # the embedding's, the largest, comes last, when loss and activations are freed
             )
         )
     return rows
 
 
-def _most_touched(model: ModelFacts, parts: Split) -> int:
-    """Elements of the parameters of which one process owns something, of the process that has most."""
+def _largest_touched(model: ModelFacts, parts: Split) -> int:
+    """Elements of the parameters that one process owns any part of, for the process with the most."""
     elements = [0] * parts.processes
     for group, share in zip(model.groups, parts.flat_shares, strict=True):
         start = 0
@@ -132,15 +132,15 @@ def _most_touched(model: ModelFacts, parts: Split) -> int:
 
 
 def _largest_piece(model: ModelFacts, parts: Split) -> int:
-    """Most elements of one parameter that one process owns."""
-    most = 0
+    """Maximum elements of one parameter that one process owns."""
+    largest = 0
     for group, share in zip(model.groups, parts.flat_shares, strict=True):
         start = 0
         for size in group:
             first = min(size, share - start % share)
-            most = max(most, first, min(size - first, share))
+            largest = max(largest, first, min(size - first, share))
             start += size
-    return most
+    return largest
 
 
 def _states_on_gpu(settings: ZeroSettings, parts: Split) -> list[Row]:
@@ -202,8 +202,8 @@ def _states_on_host(
 
 
 def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
-    """Elements of the parameters that touch a process's share, of all processes of the machine that has most."""
-    most: tuple[int, ...] = ()
+    """Elements of the parameters that overlap a process's share, for all processes of the machine with the most."""
+    largest: tuple[int, ...] = ()
     for machine in range(parts.processes // gpus):
         owned = []
         for process in range(machine * gpus, (machine + 1) * gpus):
@@ -213,17 +213,15 @@ def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
                     if start < (process + 1) * share and start + size > process * share:
                         owned.append(size)
                     start += size
-        if sum(owned) > sum(most):
-            most = tuple(owned)
-    return most
+        if sum(owned) > sum(largest):
+            largest = tuple(owned)
+    return largest
 
 
 def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus: int) -> list[Row]:
-    """What ZenFlow holds when its step runs in a separate process (`overlap_step`; Lan et al. 2025, arXiv
-    2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
-
-    Rows of one GPU and of one machine with `gpus` processes, each with a share of `share` elements.
-    """
+    """Memory of ZenFlow with its step in a separate process (`overlap_step`; Lan et al. 2025, arXiv 2505.12242):
+    tensors of both processes are in shared memory, /dev/shm. Rows of one GPU and of one machine with `gpus` processes,
+    each with a share of `share` elements."""
     element, largest = settings.element_bytes, model.largest_parameter
     place: Place = "pinned" if settings.optimizer.pin_memory else "host"
     selected = int(2 * 4 * settings.zenflow_share * model.parameters)

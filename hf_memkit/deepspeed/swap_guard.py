@@ -1,11 +1,10 @@
-"""Stops a run whose swapped states can no longer be written or read, before wrong ones reach a checkpoint.
+"""Stops a run that can no longer write or read its swapped states, before wrong ones reach a checkpoint.
 
-DeepSpeed does not look at what its reads and writes came to (deepspeed 0.19.8: ops/csrc/aio/common/
-deepspeed_aio_common.cpp, `_do_io_complete`), so on a full disk states are silently lost. A missing file is a
-bare `AssertionError`, and operations still under way then abort the process (deepspeed_py_io_handle.cpp,
-`_stop_threads`). The guard wraps the I/O handles of one engine: room for a file is asked of the file system
-before it is written (later writes go to the same blocks), its first writing must have reached every block, what is to
-be read must be there in full, and what is under way is waited for.
+DeepSpeed ignores the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/deepspeed_aio_common.cpp,
+`_do_io_complete`), so a full disk silently loses states. A missing file is a bare `AssertionError`, and pending
+operations then abort the process (deepspeed_py_io_handle.cpp, `_stop_threads`). The guard wraps the I/O handles of one
+engine: it reserves a file's blocks before the first write (later writes reuse them), checks that this write filled
+them, checks a file's size before a read, and waits for pending operations before it raises.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class SwapGuard(TrainerCallback):  # type: ignore[misc]
-    """Guards the engine of the training that begins; `engine` returns it (`lambda: trainer.deepspeed`)."""
+    """Guards the engine of the training; `engine` returns it (`lambda: trainer.deepspeed`)."""
 
     def __init__(self, engine: Callable[[], Any]) -> None:
         self._engine = engine
@@ -37,8 +36,8 @@ class SwapGuard(TrainerCallback):  # type: ignore[misc]
 
 
 def guard_swapping(engine: Any) -> None:
-    """Puts the guard before every handle by which this DeepSpeed engine swaps; does nothing where it does not swap. A
-    RunError where what was swapped while the engine was built is not there in full."""
+    """Guard every handle that this DeepSpeed engine swaps with; without swapping nothing is changed. Raises RunError
+    if a file that was written while the engine was built is incomplete."""
     optimizer = engine.optimizer
     swapper = getattr(optimizer, "optimizer_swapper", None)
     parameters = [parameter for parameter in engine.module.parameters() if getattr(parameter, "nvme_swapper", None)]
@@ -47,21 +46,21 @@ def guard_swapping(engine: Any) -> None:
     guards: list[_Guard] = []
     if swapper is not None:
         for name in ("aio_handle", "read_aio_handle", "write_aio_handle"):  # the pipelined one has two
-            _put(swapper, name, guards)
-        _put(swapper.gradient_swapper, "aio_handle", guards)
+            _replace_handle(swapper, name, guards)
+        _replace_handle(swapper.gradient_swapper, "aio_handle", guards)
         for info in swapper.swap_params_info.values():
             for path in info.get_swap_paths():
-                _require(path, info.numel() * swapper.swap_element_size, guards)
+                _check_file_size(path, info.numel() * swapper.swap_element_size, guards)
     for parameter_swapper in {id(p.nvme_swapper): p.nvme_swapper for p in parameters}.values():
         for name in ("aio_read_handle", "aio_write_handle"):
-            _put(parameter_swapper, name, guards)
+            _replace_handle(parameter_swapper, name, guards)
         for number, path in parameter_swapper.id_to_path.items():
             size = parameter_swapper.param_id_to_numel[number] * parameter_swapper.swap_element_size
-            _require(path, size, guards)
+            _check_file_size(path, size, guards)
 
 
 class _Guard:
-    """Wraps an I/O handle: the calls that swap are checked, all others go through."""
+    """Wrapper of an I/O handle that checks reads and writes."""
 
     def __init__(self, handle: Any, all_guards: list[_Guard]) -> None:
         self._handle = handle
@@ -73,7 +72,7 @@ class _Guard:
         return getattr(self._handle, name)
 
     def async_pwrite(self, buffer: Any, path: str, offset: int = 0) -> int:
-        """As the handle's, with room for the whole file."""
+        """Write after reserving room for the whole file."""
         try:
             if _make_room(path, offset + buffer.nbytes):
                 self._first_written.append((path, offset + buffer.nbytes))
@@ -82,22 +81,22 @@ class _Guard:
         return self._submitted(self._handle.async_pwrite(buffer, path, offset), path, "cannot be written")
 
     def async_pread(self, buffer: Any, path: str, offset: int = 0) -> int:
-        """As the handle's, from a file that has everything."""
-        _require(path, offset + buffer.nbytes, self._all_guards)
+        """Read after checking that the file is complete."""
+        _check_file_size(path, offset + buffer.nbytes, self._all_guards)
         return self._submitted(self._handle.async_pread(buffer, path, offset), path, "cannot be read")
 
     def wait(self) -> int:
-        """As the handle's; files that were made since the last wait must have been written whole."""
+        """Wait for pending operations; files created since the last wait must be complete."""
         self._pending = 0
         done = int(self._handle.wait())
-        made, self._first_written = self._first_written, []
-        for path, size in made:
+        created, self._first_written = self._first_written, []
+        for path, size in created:
             if _written_bytes(path) < size:
                 _stop(path, "was not written in full: the disk refused it (dmesg shows why)", self._all_guards)
         return done
 
     def drain(self) -> None:
-        """Waits for what is under way: a handle that is let go with work to do aborts the process."""
+        """Wait for pending operations: a handle that is freed with some aborts the process."""
         if self._pending:
             self._pending = 0
             self._handle.wait()
@@ -109,8 +108,8 @@ class _Guard:
         return result
 
 
-def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
-    """Replaces the handle `holder.name`; one handle that several hold gets one guard."""
+def _replace_handle(holder: Any, name: str, guards: list[_Guard]) -> None:
+    """Replace the handle `holder.name`; a handle with several holders gets one guard."""
     handle = getattr(holder, name, None)
     if handle is None or isinstance(handle, _Guard):
         return
@@ -122,7 +121,8 @@ def _put(holder: Any, name: str, guards: list[_Guard]) -> None:
 
 
 def _make_room(path: str, size: int) -> bool:
-    """Gives the file its blocks, unless it has that size already; whether the file system did so. OSError: no room."""
+    """Reserve the file's blocks unless it has that size. Returns whether they were reserved. Raises OSError if there
+    is no room."""
     try:
         if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
             return False
@@ -143,7 +143,7 @@ def _make_room(path: str, size: int) -> bool:
 
 
 def _written_bytes(path: str) -> int:
-    """How far the file has been written without a gap. Blocks that it was given and that hold no data are a gap."""
+    """Bytes from the start of the file up to the first reserved block without data."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -154,22 +154,22 @@ def _written_bytes(path: str) -> int:
         os.close(descriptor)
 
 
-def _require(path: str, size: int, guards: list[_Guard]) -> None:
-    """Raises RunError unless the file has `size` bytes."""
+def _check_file_size(path: str, size: int, guards: list[_Guard]) -> None:
+    """Raise RunError unless the file has `size` bytes."""
     try:
-        found = os.stat(path).st_size  # noqa: PTH116 (asked at every swap)
+        actual = os.stat(path).st_size  # noqa: PTH116 (asked at every swap)
     except OSError as error:
         _stop(path, f"cannot be read ({error.strerror})", guards)
-    if found < size:
-        _stop(path, f"has {found} of {size} bytes: the disk is full, or was when it was written", guards)
+    if actual < size:
+        _stop(path, f"has {actual} of {size} bytes: the disk is full, or was when it was written", guards)
 
 
-def _stop(path: str, what: str, guards: list[_Guard]) -> NoReturn:
-    """Raises RunError; nothing is under way any more."""
+def _stop(path: str, problem: str, guards: list[_Guard]) -> NoReturn:
+    """Wait for pending operations, then raise RunError."""
     for guard in guards:
         guard.drain()
     folder = next((parent for parent in Path(path).parents if parent.exists()), Path("/"))
     raise RunError(
-        f"swap file {path} {what}; earlier checkpoints are intact. Free space in {folder} (df -h {folder}) or "
+        f"swap file {path} {problem}; earlier checkpoints are intact. Free space in {folder} (df -h {folder}) or "
         f"reconnect the disk, then continue with --resume"
     )

@@ -1,4 +1,4 @@
-"""DeepSpeed presets as techniques: sized for the job, with their ledger and the optimizer that goes with them."""
+"""DeepSpeed presets as techniques: sized for the job, with their ledger and optimizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import technique
 
 _PCIE_GB_S: Final = 32.0
-"""One way (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
+"""In one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
 
 _DISK_GB_S: Final = 8.0
-"""One way, 4 lanes: the most that an NVMe disk of that generation can have."""
+"""In one direction, 4 lanes: the maximum of an NVMe disk of that generation."""
 
 _WHY_CPU_ADAM: Final = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "
@@ -48,7 +48,7 @@ def zero2_offload(setup: Setup) -> Setup:
     held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
     return setup.with_notes(
         f"ZeRO-Offload keeps gradients and optimizer states in RAM: {format_size(held)} by formula with their "
-        f"buffers, besides what the processes take"
+        f"buffers, in addition to the processes' RAM"
     )
 
 
@@ -61,8 +61,8 @@ def zero2_offload(setup: Setup) -> Setup:
     not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
 )
 def zero3(setup: Setup) -> Setup:
-    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the frozen
-    weights are split too, and gradients and states are those of the adapters."""
+    """ZeRO-3: everything is split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the
+    frozen weights are split too, and gradients and states belong to the adapters."""
     if setup.resolved_for.processes == 1:
         setup = setup.with_notes("ZeRO-3 on one GPU splits nothing. Give several (--gpus), or choose another engine.")
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
@@ -81,7 +81,7 @@ def zero3_offload(setup: Setup) -> Setup:
     bytes a parameter. All weights cross the bus in every forward and backward pass; `zero2-offload` moves them once a
     step."""
     setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the GPU")
-    return setup if setup.resolved_for.model is None else setup.with_notes(_least_step_time(setup))
+    return setup if setup.resolved_for.model is None else setup.with_notes(_minimum_step_time(setup))
 
 
 @technique(
@@ -108,12 +108,10 @@ def zero3_infinity(setup: Setup) -> Setup:
     )
 
 
-def _least_step_time(setup: Setup) -> str:
-    """What has to cross the bus in a step, and how long that takes at least. No step was measured.
-
-    A micro-batch reads the weights in its forward and in its backward pass, except what may stay gathered meanwhile
-    (`stage3_max_live_parameters`), which is counted as never moved: a bound from below.
-    """
+def _minimum_step_time(setup: Setup) -> str:
+    """Minimum time of a step's transfers over the bus, computed and not measured. A micro-batch reads the weights in
+    forward and in backward. Weights that may stay gathered (`stage3_max_live_parameters`) count as never moved: a
+    lower bound."""
     job = setup.resolved_for
     assert job.model is not None
     live = int(setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"])
@@ -126,7 +124,6 @@ def _least_step_time(setup: Setup) -> str:
 
 
 def _why_adamw(config: Mapping[str, Any]) -> str:
-    """Why Trainer's AdamW, by where DeepSpeed has it step."""
     offloaded = "offload_optimizer" in config["zero_optimization"]
     return _WHY_CPU_ADAM if offloaded else _WHY_TRAINERS
 
@@ -145,6 +142,6 @@ def _with_preset(setup: Setup, name: str, why: str) -> Setup:
     setup = setup.put("deepspeed.preset", name, why)
     setup = setup.put("deepspeed.config", sized.config, f"ds_configs/{name}.json, sized")
     choices = [choice.to_json() for choice in sized.choices]
-    setup = setup.put("deepspeed.sizes", choices, "what was computed for this model and machine, and why")
+    setup = setup.put("deepspeed.sizes", choices, "sizes computed for this model and machine, with reasons")
     setup = setup.put("arguments.optim", "adamw_torch", _why_adamw(sized.config))
     return setup.with_rows(*sized.ledger.rows, process_row(job.gpus)).with_notes(*sized.notes)

@@ -1,14 +1,14 @@
-"""What DDP, FSDP and DeepSpeed move in one optimizer step: bytes between GPUs, over PCIe, in RAM and to the disk.
+"""Bytes that DDP, FSDP and DeepSpeed move in one optimizer step: between GPUs, over PCIe, in RAM and to the disk.
 
-Bytes of collectives are what one GPU sends in a ring of n (NVIDIA nccl-tests, doc/PERFORMANCE.md): all-reduce
-2(n-1)/n of the tensor; all-gather, reduce-scatter and each rank's part of a reduce (n-1)/n. tests/engine/
-test_traffic.py compares them with the collectives of the real engine. One machine: nothing crosses a network.
+Bytes of collectives are sent by one GPU in a ring of n (NVIDIA nccl-tests, doc/PERFORMANCE.md): all-reduce 2(n-1)/n of
+the tensor; all-gather, reduce-scatter and each rank's part of a reduce (n-1)/n. tests/engine/test_traffic.py compares
+them with the collectives of the real engine. One machine: nothing crosses a network.
 
-ZeRO-Infinity reads and writes what its paper counts (Rajbhandari et al. 2021, arXiv 2104.07857, 4.1): of states and
-gradients 2 × 16 bytes a parameter in a step, of weights 2 bytes in each pass, forward or backward; and 2 more where
+ZeRO-Infinity reads and writes the bytes counted in its paper (Rajbhandari et al. 2021, arXiv 2104.07857, 4.1): 2 × 16
+bytes a parameter of states and gradients in a step, 2 bytes of weights in each forward and backward; and 2 more where
 the step writes the new weights.
 
-Lines are those of deepspeed 0.19.8: runtime/zero/, where no folder is named.
+Lines refer to deepspeed 0.19.8: runtime/zero/, unless a folder is named.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hf_memkit.deepspeed.split import split, sub_groups
 from hf_memkit.deepspeed.stage_3 import is_swapped
 
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
-"""What is moved over: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the RAM of the
-machine; its disk."""
+"""Path of a transfer: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the machine's
+RAM; its disk."""
 
 _STAGES_1_2: Final = "stage_1_and_2.py"
 _STAGE_3: Final = "stage3.py"
@@ -34,15 +34,17 @@ _DDP_BUCKET: Final = 25 << 20
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """
+    """One transfer of a step.
+
     Attributes:
-        name: what is moved.
-        link: over what.
-        moved_bytes: in one optimizer step: by one GPU on `gpus`, `pcie` and `pageable`, by the machine on the others.
-        phase: when.
-        micro_batches: with how many micro-batches' forward or backward it overlaps; 0: with nothing.
-        tail_bytes: what of it begins only when there is nothing left to overlap with.
-        source: the lines that do it.
+        name: the data.
+        link: its path.
+        moved_bytes: bytes in one optimizer step: of one GPU on `gpus`, `pcie` and `pageable`, of the machine on the
+            others.
+        phase: when it is moved.
+        micro_batches: number of micro-batches whose forward or backward it overlaps; 0: no overlap.
+        tail_bytes: part that begins when no computation is left to overlap with.
+        source: the lines that move it.
     """
 
     name: str
@@ -56,14 +58,15 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """
+    """All transfers of a step.
+
     Attributes:
-        rows: what is moved.
-        gpus: of the machine.
-        on_gpu: how much of the whole optimizer one GPU steps.
-        unit_passes: how often a unit of FSDP is gathered, computes and is split again.
-        reads_ahead, writes_behind: states of the next sub-group are read, and those of the last written, while one
-            steps (`pipeline_read`, `pipeline_write`).
+        rows: the transfers.
+        gpus: GPUs of the machine.
+        on_gpu: share of the whole optimizer step that one GPU computes.
+        unit_passes: number of times that an FSDP unit is gathered, computed and resharded.
+        reads_ahead, writes_behind: states of the next sub-group are read, and those of the previous one written,
+            during a sub-group's step (`pipeline_read`, `pipeline_write`).
     """
 
     rows: tuple[Traffic, ...] = ()
@@ -75,18 +78,18 @@ class StepTraffic:
 
 
 def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTraffic:
-    """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` in those before it
-    (transformers 5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 where weights are fp32 under autocast."""
+    """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` before it (transformers
+    5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 for fp32 weights under autocast."""
     sent = 2 * (gpus - 1) / gpus * gradient_bytes
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    return StepTraffic(_moved(row), gpus)
+    return StepTraffic(_nonempty(row), gpus)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
-    """Elements of the bucket that backward leaves to be reduced when it ends: gradients come in the reverse order of
-    the modules, and one that does not fit any more starts another bucket (stage_1_and_2.py 1422, stage3.py 1587)."""
+    """Elements of the bucket that is reduced after backward ends. Gradients arrive in reverse module order, and one
+    that no longer fits starts another bucket (stage_1_and_2.py 1422, stage3.py 1587)."""
     filled = 0
     for size in reversed(model.sizes):
         filled = size if filled + size > bucket_elements else filled + size
@@ -107,31 +110,31 @@ def fsdp_traffic(
     micro-batch.
 
     Args:
-        gpus: of one machine.
+        gpus: GPUs of one machine.
         accumulation: micro-batches a step.
-        element_bytes: of a weight that is gathered, and of a gradient that is reduced.
-        frozen_bytes: of what is gathered beside that, as stored.
+        element_bytes: bytes of a gathered weight and of a reduced gradient.
+        frozen_bytes: stored bytes of gathered frozen weights.
         reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
-            (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
-            checkpointing that is not reentrant gathers no more than none.
-        units: modules that FSDP wraps separately, and the model; None: the layers and the model.
+            (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit; the
+            other form gathers no more than without checkpointing.
+        units: number of modules that FSDP wraps separately, plus the model; None: the layers plus the model.
     """
-    part = (gpus - 1) / gpus
+    remote = (gpus - 1) / gpus
     trained = element_bytes * model.parameters
-    gathered = part * (trained + frozen_bytes)
+    gathered = remote * (trained + frozen_bytes)
     layers = max(1, model.layers)
-    one = gathered / layers
-    again = 2 if reentrant else 1
+    layer_bytes = gathered / layers
+    gathers = 2 if reentrant else 1
     source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
-    rows = _moved(
+    rows = _nonempty(
         Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
-                accumulation * one, source),
-        Traffic("all-gather of weights, backward", "gpus", accumulation * again * gathered, "backward", accumulation,
-                accumulation * one, source),
-        Traffic("reduce-scatter of gradients", "gpus", part * trained, "backward", 1, part * trained / layers,
+                accumulation * layer_bytes, source),
+        Traffic("all-gather of weights, backward", "gpus", accumulation * gathers * gathered, "backward", accumulation,
+                accumulation * layer_bytes, source),
+        Traffic("reduce-scatter of gradients", "gpus", remote * trained, "backward", 1, remote * trained / layers,
                 "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
     )  # fmt: skip
-    return StepTraffic(rows, gpus, 1 / gpus, unit_passes=accumulation * (1 + again) * (units or layers + 1))
+    return StepTraffic(rows, gpus, 1 / gpus, unit_passes=accumulation * (1 + gathers) * (units or layers + 1))
 
 
 def zero_traffic(
@@ -143,9 +146,18 @@ def zero_traffic(
     accumulation: int = 1,
     recomputes: bool = False,
 ) -> StepTraffic | None:
-    """What DeepSpeed moves on `gpus` of one machine with `config`, in a step of `accumulation` micro-batches; None
-    where it works in a way that is not modelled (`unknown_ways`). `frozen`: what is not trained, beside adapters."""
-    if unknown_ways(config):
+    """DeepSpeed's transfers on `gpus` GPUs of one machine, in a step of `accumulation` micro-batches.
+
+    Args:
+        config: a DeepSpeed JSON.
+        model: the trained parameters.
+        frozen: the frozen model below adapters.
+        recomputes: whether activation checkpointing is on.
+
+    Returns:
+        The transfers; None if the config has keys that are not modelled (`unmodelled_keys`).
+    """
+    if unmodelled_keys(config):
         return None
     settings = ZeroSettings.from_config(config, model.width)
     zero = section_of(config, "zero_optimization")
@@ -163,7 +175,7 @@ def zero_traffic(
         clips=bool(config.get("gradient_clipping")),
         fp16=section_of(config, "fp16").get("enabled") is True,
     )
-    rows = _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    rows = _nonempty(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
     on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
     offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
@@ -179,20 +191,20 @@ _SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
 """`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
 
 
-def unknown_ways(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys that are set and change what is moved in a way that has no formula here."""
+def unmodelled_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a config that change the transfers and have no formula here."""
     zero = section_of(config, "zero_optimization")
     names = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow")
-    found = [name for name in names if zero.get(name)]
+    keys = [name for name in names if zero.get(name)]
     if ZeroSettings.from_config(config).secondary_partition > 1:
-        found.append("zero_hpz_partition_size")
+        keys.append("zero_hpz_partition_size")
     if section_of(zero, "offload_optimizer").get("super_offload") is True:
-        found.append("super_offload")
+        keys.append("super_offload")
     if str(section_of(config, "optimizer").get("type")).lower().startswith(("onebit", "zeroone")):
-        found.append("optimizer.type")
+        keys.append("optimizer.type")
     if section_of(config, "compile").get("deepcompile") is True:
-        found.append("compile.deepcompile")
-    return tuple(found)
+        keys.append("compile.deepcompile")
+    return tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +227,16 @@ class _Job:
 
     @property
     def on_disk(self) -> float:
-        """How much of the weights `max_in_cpu` does not keep in RAM."""
+        """Share of the weights that `max_in_cpu` does not keep in RAM."""
         return 1 - min(1.0, self.settings.parameters.max_in_cpu / split(self.model, self.gpus).share)
 
     @property
     def overlapped(self) -> int:
-        """Micro-batches that hide what is moved in each of them."""
+        """Micro-batches that hide their own transfers."""
         return self.accumulation if self.overlaps else 0
 
 
-def _moved(*rows: Traffic) -> tuple[Traffic, ...]:
+def _nonempty(*rows: Traffic) -> tuple[Traffic, ...]:
     return tuple(row for row in rows if row.moved_bytes)
 
 
@@ -280,21 +292,20 @@ def _in_ram(name: str, moved_bytes: float, source: str) -> Traffic:
 
 
 def _adam_bytes(settings: ZeroSettings) -> int:
-    """A parameter: weight and moments are read and written, its gradient is read: 28 in fp32."""
+    """Bytes a parameter: weight and moments are read and written, the gradient is read; 28 in fp32."""
     return 3 * settings.master_bytes + 4 * settings.moment_bytes
 
 
 def _adam(settings: ZeroSettings, elements: int) -> Traffic:
-    source = "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210"
-    return _in_ram(ADAM, _adam_bytes(settings) * elements, source)
+    return _in_ram(ADAM, _adam_bytes(settings) * elements, "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210")
 
 
 ADAM: Final = "Adam on the host"
 
 
 def _gradients_to_ram(job: _Job, accumulated: float, final: float, source: str) -> list[Traffic]:
-    """On the stream of the reductions, and hidden where these are; but a copy to RAM that is not page-locked stops the
-    process that launches (CUDA runtime API, "API synchronization behavior")."""
+    """Transfers of gradients on the reductions' stream, hidden like them if RAM is page-locked: a copy to other RAM
+    blocks the launching process (CUDA runtime API, "API synchronization behavior")."""
     pinned = job.settings.optimizer.pin_memory
     link: Link = "pcie" if pinned else "pageable"
     hidden = job.overlapped if pinned else 0
@@ -305,24 +316,24 @@ def _gradients_to_ram(job: _Job, accumulated: float, final: float, source: str) 
 
 
 def _stage_3(job: _Job) -> list[Traffic]:
-    settings, both = job.settings, [job.model] + ([job.frozen] if job.frozen else [])
-    persistent = sum(size for each in both for size in each.sizes if size <= settings.persistent_elements)
-    elements = sum(each.parameters for each in both) - persistent
-    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements, those after it twice, with
-    # recomputation three times (partitioned_param_coordinator.py 653); if not, a tied one is fetched for each use; in
-    # the backward pass too if nothing is prefetched: what a prefetch has skipped is not released (647).
+    settings, models = job.settings, [job.model] + ([job.frozen] if job.frozen else [])
+    persistent = sum(size for item in models for size in item.sizes if size <= settings.persistent_elements)
+    elements = sum(item.parameters for item in models) - persistent
+    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements; elements after it count twice,
+    # with recomputation three times (partitioned_param_coordinator.py 653). Otherwise a tied weight is fetched for
+    # each use, in backward only without prefetching: weights that a prefetch skips are not released (647).
     distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance"))
     distance = distance if isinstance(distance, int | float) else 1_000_000_000
     kept = min(elements, distance // (3 if job.recomputes else 2))
-    tied = sum(each.tied for each in both) if distance < elements else 0
+    tied = sum(item.tied for item in models) if distance < elements else 0
     fetched = {
         "forward": elements + tied,
         "backward": elements - kept + (0 if settings.prefetch_elements else tied),
     }
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
-        rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
-    # Without `reduce_scatter`, what fits into a bucket is all-reduced.
+        rows += _fetch_weights(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
+    # Without `reduce_scatter`, gradients that fit into a bucket are all-reduced.
     scatters = job.zero.get("reduce_scatter") is not False
     fits = 0 if scatters else sum(size for size in job.model.sizes if size <= settings.bucket_elements)
     tail = last_bucket(job.model, settings.bucket_elements)
@@ -341,8 +352,9 @@ def _stage_3(job: _Job) -> list[Traffic]:
     return rows
 
 
-def _fetched(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
-    """Weights as they are needed: from disk to RAM, from RAM to each GPU its share, from each GPU to the others."""
+def _fetch_weights(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
+    """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from each GPU to the
+    others."""
     settings = job.settings
     ahead = min(
         size, job.accumulation * settings.element_bytes * max(settings.prefetch_elements, job.model.largest_parameter)
@@ -380,7 +392,7 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
     rows = _gradients_to_ram(job, accumulated, master * share, f"{_STAGE_3} 2024, 1455")
     machine = job.gpus * share
     if job.fp16:
-        # isinf writes absolute values and compares them, to a byte each; isnan compares, to a byte each.
+        # isinf writes absolute values, then a byte for each comparison; isnan a byte for each comparison.
         checked = (4 * accumulator + 4) * job.gpus * parts.share
         rows.append(_in_ram("gradients checked on the host", checked, f"{_STAGE_3} 2816, 3005: isinf and isnan"))
     rows += [

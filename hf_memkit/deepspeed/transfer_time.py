@@ -1,9 +1,8 @@
-"""What an optimizer step takes beside forward and backward: a row for each thing that is moved, and the optimizer.
+"""Time of an optimizer step beyond forward and backward: transfers between GPUs, RAM and disk, and the optimizer.
 
-The engine is taken out where a training is traced, so nothing of this is in the trace. Each row can be checked by
-hand: `moved_bytes` over the GB/s that `rate` names is `in_all`; what the computation beside it does not hide is
-`exposed`; the time of a step is that of its micro-batches and the exposed seconds. The bytes are those of
-`traffic.py`.
+A trace runs without the engine, so it contains none of this. Each row can be checked by hand: `total` is `moved_bytes`
+over the link's GB/s, and `exposed` the part that no computation hides. A step takes the time of its micro-batches plus
+the exposed seconds. The bytes come from `traffic.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hf_memkit.deepspeed.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link,
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A range: the fastest, the likely, the slowest."""
+    """A range: fastest, likely, slowest."""
 
     low: float
     middle: float
@@ -35,20 +34,20 @@ class Seconds:
     def times(self, factor: float) -> Seconds:
         return Seconds(self.low * factor, self.middle * factor, self.high * factor)
 
-    def least(self, other: Seconds) -> Seconds:
+    def minimum(self, other: Seconds) -> Seconds:
         return Seconds(min(self.low, other.low), min(self.middle, other.middle), min(self.high, other.high))
 
-    def or_zero(self) -> Seconds:
+    def nonnegative(self) -> Seconds:
         return Seconds(max(0.0, self.low), max(0.0, self.middle), max(0.0, self.high))
 
 
 @dataclass(frozen=True, slots=True)
 class TracedSeconds:
-    """From the trace of one GPU that holds everything.
+    """Times from the trace of one GPU that holds the whole training.
 
     Attributes:
-        forward_s, backward_s: of one micro-batch; backward with what is recomputed in it.
-        optimizer_s: of a step over all that is trained.
+        forward_s, backward_s: of one micro-batch; backward includes recomputation.
+        optimizer_s: of a step over all trained parameters.
     """
 
     forward_s: float
@@ -58,18 +57,19 @@ class TracedSeconds:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """
+    """One transfer or computation of a step.
+
     Attributes:
-        name: what is done.
-        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
-        exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
-        in_all: seconds that it takes alone.
+        name: its name.
+        moved_bytes: as in `Traffic`; 0 for the optimizer on the GPU, which is traced, and for hooks.
+        exposed: seconds that nothing hides; for collectives they include the passes through the GPU's memory.
+        total: seconds without any overlap.
     """
 
     name: str
     moved_bytes: float
     exposed: Seconds
-    in_all: Seconds
+    total: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +80,13 @@ class StepCost:
 
     @property
     def exposed(self) -> Seconds:
-        """What a step takes beside the forward and backward of its micro-batches."""
+        """Time of a step beyond the forward and backward of its micro-batches."""
         return sum((row.exposed for row in self.rows), Seconds(0, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """What of a figure is reached: best, likely, worst."""
+    """Achieved share of a nominal rate: best, likely, worst."""
 
     best: float
     likely: float
@@ -111,29 +111,30 @@ _PAGEABLE: Final = _Shares(
 _RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
 _DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
 _HIDES: Final = Seconds(1.0, 0.9, 0.5)
-"""What of the computation beside it hides a transfer. Assumed: layers differ, and none waits for the next bucket."""
+"""Share of the concurrent computation that hides a transfer. Assumed: layers differ, and none waits for the next
+bucket."""
 
 _PASSES: Final = Seconds(1, 3, 5)
-"""Times that a collective's tensor goes through the GPU's memory, which no overlap hides: into a bucket, divided, read
-and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
-`benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
+"""Passes of a collective's tensor through the GPU's memory, which no overlap hides: into a bucket, divided, read and
+written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
+FSDP's published runs need the maximum or more (`benchmarks/published_two_gpus.py`)."""
 
 _ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
-"""Of the host, for each tensor of parameters in a micro-batch: hooks that put gradients into buckets (stages up to 2),
-and that gather and release weights in both passes (stage 3), all in Python (deepspeed 0.19.8: runtime/zero/
-stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
-small models are slow with an engine."""
+"""Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
+and that gather and release weights in forward and backward (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
+`create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed; it makes small models
+slow."""
 
 _ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
-"""Of the host, for the engine's own step: overflow checks, norms and copies of each group; assumed."""
+"""Host time of the engine's step: overflow checks, norms and copies of each group; assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHooks:
-    """What DeepSpeed's Python takes of the host: low, middle, high.
+    """Host time of DeepSpeed's Python code: low, middle, high.
 
     Attributes:
-        beside: in a micro-batch, while the GPU computes what was queued before.
+        beside: in a micro-batch, while the GPU executes queued work.
         alone: in a micro-batch, while the GPU waits.
         of_step: in the optimizer's step.
     """
@@ -144,55 +145,55 @@ class EngineHooks:
 
 
 def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) -> EngineHooks:
-    """Of `trained` and `frozen` tensors of parameters. Stage 3 on several GPUs lets the host be only a few gathers
-    ahead (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py, `__max_ongoing_fetch_events`), so that the
-    GPU waits for it; one GPU gathers nothing."""
+    """Host time for `trained` and `frozen` parameter tensors. With stage 3 on several GPUs the host is at most a few
+    gathers ahead (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py, `__max_ongoing_fetch_events`), so
+    the GPU waits for it; one GPU gathers nothing."""
     tensors = trained + (frozen if stage == 3 else 0)
-    low, middle, high = (tensors * each for each in _ENGINE_S[3 if stage == 3 else 2])
+    low, middle, high = (tensors * seconds for seconds in _ENGINE_S[3 if stage == 3 else 2])
     if stage == 3 and gpus > 1:
         return EngineHooks(alone=(low, middle, high), of_step=_ENGINE_STEP_S)
     return EngineHooks(beside=(low, middle, high), of_step=_ENGINE_STEP_S)
 
 
 _UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
-"""Of the host, for the hooks of one of FSDP's units in one pass. Measured on one core of an AMD EPYC that had other
-work: 0.17 to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with
-and without reentrant checkpointing; a process group that sends nothing, on a CPU), where calls of CUDA and NCCL are
-not in it. GPUs stand beside faster ones. The host is at most two gathers ahead of the GPU (torch 2.13:
-distributed/fsdp/_limiter_utils.py), and small units give it no time to get there; at best all is hidden."""
+"""Host time for the hooks of one FSDP unit in one forward or backward. Measured on one busy core of an AMD EPYC: 0.17
+to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with and without
+reentrant checkpointing), with a process group that sends nothing, on a CPU, so without calls of CUDA and NCCL. GPU
+machines have faster cores. The host is at most two gathers ahead of the GPU (torch 2.13:
+distributed/fsdp/_limiter_utils.py), too few to hide small units; at best all is hidden."""
 
 
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
-    """Seconds of one optimizer step beside forward and backward.
+    """Seconds of one optimizer step beyond forward and backward.
 
     Args:
-        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
+        traffic: from `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU without them.
         traced: seconds of the computation.
-        gpu, host: rates. All GPUs of a machine move at the same time: over their own links, and over one RAM and
-            one disk. DeepSpeedCPUAdam steps on the host, on all of its cores, or torch's fused AdamW, which is as
-            fast there (benchmarks/cpu_adam.py).
+        gpu, host: rates. All GPUs of a machine transfer at once, over their own links, one RAM and one disk. On the
+            host DeepSpeedCPUAdam uses all cores, or torch's fused AdamW, which is as fast there
+            (benchmarks/cpu_adam.py).
     """
     per_gb = _seconds_per_gb(gpu, host)
     rows = []
-    used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
-    for each in traffic.rows:
-        rate = per_gb[each.link]
-        in_all = rate.times(each.moved_bytes / GB)
-        exposed = in_all
-        if each.micro_batches:
+    occupied: dict[tuple[str, Link], Seconds] = {}  # seconds of one micro-batch's computation that hide a transfer
+    for transfer in traffic.rows:
+        rate = per_gb[transfer.link]
+        total = rate.times(transfer.moved_bytes / GB)
+        exposed = total
+        if transfer.micro_batches:
             # One thread waits for a weight from the disk, and then copies it: the same computation hides both
             # (deepspeed 0.19.8: runtime/zero/partition_parameters.py 1707, 74).
-            hides: Link = "pcie" if each.link == "read" else each.link
-            before = used.get((each.phase, hides), Seconds(0, 0, 0))
-            beside = traced.forward_s if each.phase == "forward" else traced.backward_s
-            room = (_HIDES.times(beside) - before).times(each.micro_batches)
-            hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
-            used[each.phase, hides] = before + hidden.times(1 / each.micro_batches)
-            exposed = in_all - hidden
-        if each.link == "gpus":
-            whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
-            exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
-        rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all))
+            hides: Link = "pcie" if transfer.link == "read" else transfer.link
+            earlier = occupied.get((transfer.phase, hides), Seconds(0, 0, 0))
+            computation = traced.forward_s if transfer.phase == "forward" else traced.backward_s
+            available = (_HIDES.times(computation) - earlier).times(transfer.micro_batches)
+            hidden = (total - rate.times(transfer.tail_bytes / GB)).nonnegative().minimum(available)
+            occupied[transfer.phase, hides] = earlier + hidden.times(1 / transfer.micro_batches)
+            exposed = total - hidden
+        if transfer.link == "gpus":
+            tensor_gb = transfer.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
+            exposed = exposed + _PASSES.times(tensor_gb / gpu.achievable_memory_gb_per_s.value)
+        rows.append(CostRow(transfer.name, transfer.moved_bytes, exposed, total))
     if traffic.unit_passes:
         hooks = _UNIT.times(traffic.unit_passes)
         rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks))
@@ -218,18 +219,21 @@ def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Seconds]:
 
 
 def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
-    """`pipeline_read` reads the next sub-group while one steps, `pipeline_write` writes the one before it (deepspeed
-    0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 107-160). The first read and the last write, which
-    nothing hides, are left out: they matter where sub-groups are few."""
+    """Overlap reads and writes of sub-groups with the step.
+
+    `pipeline_read` reads the next sub-group during a step, `pipeline_write` writes the previous one (deepspeed 0.19.8:
+    runtime/swap_tensor/pipelined_optimizer_swapper.py 107-160). The first read and the last write, which nothing
+    hides, are ignored: they matter only with few sub-groups.
+    """
     by_name = {row.name: row for row in rows}
     if STATES_READ not in by_name or not (ahead or behind):
         return tuple(rows)
-    read, adam, write = (by_name[name].in_all for name in (STATES_READ, ADAM, STATES_WRITTEN))
+    read, adam, write = (by_name[name].total for name in (STATES_READ, ADAM, STATES_WRITTEN))
     changed = dict(by_name)
     if ahead:
         busy = adam if behind else adam + write
-        changed[STATES_READ] = replace(by_name[STATES_READ], exposed=(read - busy).or_zero())
+        changed[STATES_READ] = replace(by_name[STATES_READ], exposed=(read - busy).nonnegative())
     if behind:
         busy = adam + changed[STATES_READ].exposed
-        changed[STATES_WRITTEN] = replace(by_name[STATES_WRITTEN], exposed=(write - busy).or_zero())
+        changed[STATES_WRITTEN] = replace(by_name[STATES_WRITTEN], exposed=(write - busy).nonnegative())
     return tuple(changed[row.name] for row in rows)

@@ -1,12 +1,12 @@
-"""What DeepSpeed 0.19.8 gets wrong under ZeRO-3, fixed on the engine of this run when training begins.
+"""Fixes for errors of DeepSpeed 0.19.8 under ZeRO-3, applied to the engine when training begins.
 
-Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consolidated_16bit_state_dict`) takes
-`param.detach().cpu()` for a copy, which it is on a GPU only: on a CPU the tensors share memory that the next layer is
-gathered into, and `save_pretrained` stops at "shared tensors", or saves the wrong weights. It also gathers each layer
-with `modifier_rank=0`, which writes every weight back, to NVMe too, for a save that only reads.
+To collect the weights for a save (deepspeed: runtime/engine.py, `_zero3_consolidated_16bit_state_dict`) it copies with
+`param.detach().cpu()`, which copies on a GPU only. On a CPU the tensors share memory that the next layer is gathered
+into: `save_pretrained` stops at "shared tensors", or saves wrong weights. It also gathers each layer with
+`modifier_rank=0`, which writes every weight back, to NVMe too, although a save only reads.
 
-A resume with the optimizer on NVMe silently loses Adam's moments. `memkit run` restores them (nvme_resume.py); a
-script that is started by itself refuses that resume here.
+A resume with the optimizer on NVMe silently loses Adam's moments. `memkit run` restores them (nvme_resume.py); scripts
+started without it refuse that resume here.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from transformers import TrainerCallback
 
 
 class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
-    """`engine` returns the engine of the training that begins (`lambda: trainer.deepspeed`)."""
+    """`engine` returns the engine of the training (`lambda: trainer.deepspeed`)."""
 
     def __init__(self, engine: Callable[[], Any]) -> None:
         self._engine = engine
         self._has_begun = False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        engine, begins, self._has_begun = self._engine(), not self._has_begun, True
-        resumes = begins and state.global_step > 0 and not hasattr(engine, "memkit_restored")
+        engine, first_step, self._has_begun = self._engine(), not self._has_begun, True
+        resumes = first_step and state.global_step > 0 and not hasattr(engine, "memkit_restored")
         if resumes and engine is not None and engine.zero_nvme_offload_optimizer():
             raise SystemExit(
                 f"{args.output_dir}: this script alone cannot resume with the optimizer on NVMe: DeepSpeed loses its "
@@ -42,16 +42,14 @@ class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
 
 
 def _copying_state_dict(engine: Any) -> Callable[..., OrderedDict[str, Tensor] | None]:
-    """As DeepSpeed's method of that name, but it reads the weights only, and makes real copies.
-
-    All ranks call it, because all hold a part of every weight; rank 0 gets the state dict, the others None.
-    """
+    """Replacement of DeepSpeed's method that reads the weights without writing them back, and copies them. All ranks
+    call it, because each holds a part of every weight; rank 0 gets the state dict, the others None."""
 
     def state_dict(exclude_frozen_parameters: bool = False) -> OrderedDict[str, Tensor] | None:
         import deepspeed
 
         keeps = deepspeed.comm.get_rank() == 0
-        found: OrderedDict[str, Tensor] = OrderedDict()
+        weights: OrderedDict[str, Tensor] = OrderedDict()
         first_name: dict[int, str] = {}
         engine.optimizer.checkpoint_event_prologue()
         for prefix, module in engine.module.named_modules():
@@ -62,14 +60,14 @@ def _copying_state_dict(engine: Any) -> Callable[..., OrderedDict[str, Tensor] |
                         continue
                     key = start + name
                     if parameter.ds_id in first_name:  # tied weights stay tied
-                        found[key] = found[first_name[parameter.ds_id]]
+                        weights[key] = weights[first_name[parameter.ds_id]]
                     else:
-                        found[key] = parameter.detach().to("cpu", copy=True)
+                        weights[key] = parameter.detach().to("cpu", copy=True)
                         first_name[parameter.ds_id] = key
                 for name, buffer in module.named_buffers(recurse=False) if keeps else ():
                     if name not in module._non_persistent_buffers_set:
-                        found[start + name] = buffer.detach().to("cpu", copy=True)
+                        weights[start + name] = buffer.detach().to("cpu", copy=True)
         engine.optimizer.checkpoint_event_epilogue()
-        return found if keeps else None
+        return weights if keeps else None
 
     return state_dict

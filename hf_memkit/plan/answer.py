@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from hf_memkit.catalog.fit import LIMIT_NAME
 from hf_memkit.common.answer.answer import (
     NONE,
     Answer,
@@ -21,7 +22,7 @@ from hf_memkit.common.answer.answer import (
 )
 from hf_memkit.common.units import GIB
 from hf_memkit.plan import wording
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
@@ -44,8 +45,8 @@ _WORDS: Final = (
     ),
     (
         "fits",
-        "That is at most 92 % of the GPU, and RAM and disk suffice. Beyond it the allocator frees its cache and asks "
-        "again, and steps become several times slower.",
+        f"It takes at most {LIMIT_NAME}, and RAM and disk suffice. Beyond that it may be tight: it completes, but the "
+        "allocator may free its cache and try again, which makes steps several times slower.",
     ),
     ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
     ("run", "The whole training with its evaluations and saves."),
@@ -66,7 +67,8 @@ def plan_answer(
         return _compared(ranked_gpus(plans, prices), prices)
     (plan,) = plans
     price = price_of(plan, prices)
-    blocks = (*_head(plan), *_verified(ran), *_paste(plan), *_start(plan), *_rest(plan, price, "plan-0"), _glossary())
+    first = (*_head(plan), *verified_blocks(ran), *_paste(plan), *_start(plan))
+    blocks = (*first, *_rest(plan, price, "plan-0"), _glossary())
     verdict, reason = wording.answer(plan)
     return Answer(title=f"Plan: {plan.name}", verdict=verdict, reason=f"{reason}.", state=_state(plan), blocks=blocks)
 
@@ -86,14 +88,14 @@ def _compared(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Answer:
         blocks += only(View.PAGE, *_rest(plan, price_of(plan, prices), f"plan-{number}"))
     blocks += next(filter(None, (list(_start(plan)) for plan in ranked)), [])
     blocks.append(Lines(["All setups of one GPU: --gpu NAME instead of --gpus-to-compare."], views=View.ON_TERMINAL))
-    state: State = "bad" if ranked[0].proposed is None else "good"
+    state: State = "good" if ranked[0].proposed is not None else _state(ranked[0])
     title = f"Plan: {ranked[0].name}"
     return Answer(title=title, verdict=verdict, reason=f"{reason}.", state=state, blocks=(*blocks, _glossary()))
 
 
 def _state(plan: Plan) -> State:
     if plan.proposed is None:
-        return "bad"
+        return "near" if plan.verdict == "tight" else "bad"
     return "good" if plan.proposed.candidate.group == "same result" else "near"
 
 
@@ -106,7 +108,7 @@ def _head(plan: Plan) -> Iterator[AnswerBlock]:
     yield Facts(list(_tiles(plan, plan.proposed)), "tiles", views=View.PAGE)
 
 
-def _tiles(plan: Plan, best: Judged | None) -> Iterator[tuple[str, str]]:
+def _tiles(plan: Plan, best: Judgement | None) -> Iterator[tuple[str, str]]:
     if best is None:
         return
     yield "Takes at most", f"{best.needs_bytes / GIB:.2f} GiB"
@@ -119,7 +121,7 @@ def _tiles(plan: Plan, best: Judged | None) -> Iterator[tuple[str, str]]:
     yield "Result", best.candidate.group
 
 
-def _verified(ran: Sequence[Verified]) -> Iterator[AnswerBlock]:
+def verified_blocks(ran: Sequence[Verified]) -> Iterator[AnswerBlock]:
     """Measured beside predicted, a table for each setup that ran here."""
     for each in ran:
         yield Table(("", ">measured", ">predicted"), list(each.rows()), heading=each.title)
@@ -160,7 +162,7 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
         yield chart
     columns = ("setup", ">GiB", ">s a step", f">{wording.rate_unit(plan)}", ">run", ">cost")
 
-    def table(heading: str, found: Sequence[Judged], views: View = View.FULL) -> Iterator[Table]:
+    def table(heading: str, found: Sequence[Judgement], views: View = View.FULL) -> Iterator[Table]:
         if found:
             rows = [wording.row(plan, each, price) for each in found]
             yield Table(columns, rows, marked=True, short_rows=_SHORT_ROWS, heading=heading, views=views)
@@ -168,7 +170,7 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
     for number, (group, setups) in enumerate(wording.groups(plan).items()):
         yield from table(wording.TITLES[group], setups, View.FULL if number else View.ALL)
     yield from table("With other code", [each for each in plan.ranked if each.candidate.code])
-    yield from table("Does not fit, fastest first", wording.too_large(plan))
+    yield from table("Tight, or does not fit; fastest first", wording.too_large(plan))
     yield Lines(list(wording.asked(plan)), short_limit=_LONGEST, views=View.SHORT)
     yield Lines(["Omit --short to see all setups; --json prints every number."], views=View.SHORT)
     yield from only(View.FULL, *_other_forms(plan))
@@ -176,7 +178,7 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
     yield Lines(list(wording.notes(plan, every=True)), "note", heading="What it rests on", views=View.PAGE)
 
 
-def _other_code(plan: Plan, paste: Pasted, judged: Judged) -> Iterator[Code]:
+def _other_code(plan: Plan, paste: Pasted, judged: Judgement) -> Iterator[Code]:
     """What is changed in the script: a diff as `patch` takes it, at the beginning of the line; or lines."""
     result = judged.candidate.result
     of = f"{result[0].upper()}{result[1:]}. " if result else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hf_memkit.catalog.fit import FULL_SHARE
 from hf_memkit.common.units import GIB
 from hf_memkit.plan import wording
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import Prices, million_tokens_cost, price_of, ranked_gpus, run_cost
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 
 def plans_json(plans: Sequence[Plan], prices: Prices) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
     }
 
 
-def _setup(plan: Plan, judged: Judged) -> dict[str, Any]:
+def _setup(plan: Plan, judged: Judgement) -> dict[str, Any]:
     candidate, time = judged.candidate, judged.step_time
     return {
         "name": candidate.name,

@@ -1,4 +1,4 @@
-"""One setup that a plan considers: the script's own, with other settings in the place of some of its own."""
+"""A candidate setup of a plan: the script's own settings with some of them overridden."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Final, Literal, get_args
 from hf_memkit.setup.script_overrides import Overrides
 
 Group = Literal["same result", "nearly the same", "another method"]
-"""What a setup does to the result of the training. The three are ranked apart: none of the second or third is ever
-proposed in the place of one of the first without a word.
+"""How a setup changes the result of the training. Plans rank the three groups separately, and name the group whenever
+they propose a setup outside "same result".
 
 * same result: the same losses and weights, up to the order in which numbers are added.
 * nearly the same: the same method with other rounding, states in fewer bits or other random draws of dropout.
-* another method: another training, such as LoRA in the place of full fine-tuning.
+* another method: a different training, such as LoRA instead of full fine-tuning.
 """
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
@@ -22,20 +22,20 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One thing that a setup does in another way than the script.
+    """One change to the script's settings.
 
     Attributes:
-        slot: what is decided, such as `"checkpointing"`: of each slot a setup has one choice.
-        name: as a table shows it, such as `"activation checkpointing"`.
+        slot: kind of change, such as `"checkpointing"`. A setup has at most one choice of each slot.
+        name: label in tables, such as `"activation checkpointing"`.
         settings: key → value: `arguments.NAME` is a field of TrainingArguments, `model.NAME` an option of
-            from_pretrained, `environment.NAME` a variable, `adapter.NAME` a field of a LoraConfig, `loss.chunked`
-            whether the loss is memkit's in chunks.
-        group: what it does to the result.
-        result: that in words; empty where it does nothing.
-        costs_time: whether a step never is faster with it than without.
-        engine: name of the DeepSpeed preset that it brings; empty: none.
-        install: what to type first on the machine that trains; empty: nothing.
-        code: what has to be changed in the script, where no setting does it, as lines of Python; empty: nothing.
+            from_pretrained, `environment.NAME` an environment variable, `adapter.NAME` a field of a LoraConfig,
+            `loss.chunked` whether memkit's chunked loss replaces the model's.
+        group: how it changes the result.
+        result: a phrase that describes this change; empty if the result stays the same.
+        costs_time: whether it never makes a step faster.
+        engine: name of the DeepSpeed preset that it uses; empty if none.
+        install: command to type first on the machine that trains; empty if none.
+        code: lines of Python to add to the script, for what no setting can do; empty if none.
     """
 
     slot: str
@@ -51,13 +51,14 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class SetupCandidate:
-    """
+    """The script with this micro-batch and these choices.
+
     Attributes:
-        micro_batch_size: sequences of one GPU in one forward pass.
-        accumulation: micro-batches an optimizer step.
-        choices: what is done in another way than in the script, in the order of slots.
-        batch_group: what this micro-batch does to the result, if it is another than the script's.
-        batch_result: that in words.
+        micro_batch_size: sequences per GPU in one forward pass.
+        accumulation: micro-batches per optimizer step.
+        choices: the other changes to the script's settings, at most one per slot.
+        batch_group: how this micro-batch changes the result, compared with the script's micro-batch.
+        batch_result: a phrase that describes this change.
     """
 
     micro_batch_size: int
@@ -68,60 +69,56 @@ class SetupCandidate:
 
     @property
     def group(self) -> Group:
-        """The farthest from the script's result that any part of it is."""
-        return max((self.batch_group, *(each.group for each in self.choices)), key=GROUPS.index)
+        """The largest deviation from the script's result among the micro-batch and the choices."""
+        return max((self.batch_group, *(choice.group for choice in self.choices)), key=GROUPS.index)
 
     @property
     def result(self) -> str:
-        """What it does to the result, in words; empty: nothing."""
-        said = [each.result for each in self.choices if each.result]
-        return "; ".join([*said, *([self.batch_result] if self.batch_group != "same result" else [])])
+        """A phrase that describes how the result changes; empty if it stays the same."""
+        phrases = [choice.result for choice in self.choices if choice.result]
+        return "; ".join([*phrases, *([self.batch_result] if self.batch_group != "same result" else [])])
 
     @property
     def name(self) -> str:
         """`"4 × 2, activation checkpointing"`."""
-        return ", ".join([f"{self.micro_batch_size} × {self.accumulation}", *(each.name for each in self.choices)])
+        return ", ".join([f"{self.micro_batch_size} × {self.accumulation}", *(choice.name for choice in self.choices)])
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Fields of TrainingArguments in the place of the script's."""
+        """Fields of TrainingArguments that override the script's."""
         batch = {
             "per_device_train_batch_size": self.micro_batch_size,
             "gradient_accumulation_steps": self.accumulation,
         }
-        return {**batch, **self._of("arguments")}
+        return {**batch, **self._section("arguments")}
 
     @property
     def environment(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self._of("environment").items()}
+        """Environment variables that override the script's."""
+        return {name: str(value) for name, value in self._section("environment").items()}
 
     @property
     def overrides(self) -> Overrides:
-        """What `memkit run --plan` sets; where the script needs other code, what that code does too."""
+        """The settings that `memkit run --plan` applies, including those that otherwise need the lines of `code`."""
         return Overrides(
-            self.arguments, self._of("model"), self.environment, self._of("adapter"), self._of("loss")
+            self.arguments, self._section("model"), self.environment, self._section("adapter"), self._section("loss")
         )  # fmt: skip
 
     @property
     def code(self) -> str:
-        """What has to be changed in the script by hand; empty: nothing."""
-        return "\n".join(each.code for each in self.choices if each.code)
+        """Lines of Python to add to the script by hand; empty if none."""
+        return "\n".join(choice.code for choice in self.choices if choice.code)
 
-    def with_result(self, said: str) -> SetupCandidate:
-        """The same, whose micro-batch does this to the result besides."""
+    def with_batch_result(self, phrase: str) -> SetupCandidate:
+        """A copy whose micro-batch also changes the result as `phrase` says; it is at least "nearly the same"."""
         group = max((self.batch_group, GROUPS[1]), key=GROUPS.index)
-        result = "; ".join(filter(None, (self.batch_result, said)))
+        result = "; ".join(filter(None, (self.batch_result, phrase)))
         return replace(self, batch_group=group, batch_result=result)
 
     def without(self, *slots: str) -> tuple[Alternative, ...]:
-        """Its choices but those of these slots."""
-        return tuple(each for each in self.choices if each.slot not in slots)
+        """The choices except those of these slots."""
+        return tuple(choice for choice in self.choices if choice.slot not in slots)
 
-    def _of(self, section: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for choice in self.choices:
-            for key, value in choice.settings.items():
-                where, _, name = key.partition(".")
-                if where == section:
-                    found[name] = value
-        return found
+    def _section(self, section: str) -> dict[str, Any]:
+        settings = [item for choice in self.choices for item in choice.settings.items()]
+        return {key.partition(".")[2]: value for key, value in settings if key.partition(".")[0] == section}

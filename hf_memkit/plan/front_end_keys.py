@@ -1,7 +1,7 @@
-"""A setup's settings under the names that front ends have in their own configs.
+"""Translates settings into the config keys of front ends.
 
-In: fields of TrainingArguments, and options of `from_pretrained`. Out: what is written into the config of
-LLaMA-Factory or axolotl, or given to ms-swift as options.
+In: fields of TrainingArguments and options of `from_pretrained`. Out: lines for the config of LLaMA-Factory or
+axolotl, or options of ms-swift.
 
 Sources: llamafactory 0.9.5: hparams/model_args.py, hparams/parser.py; axolotl 0.19.0: utils/schemas/training.py,
 core/builders/base.py, integrations/liger; ms-swift 4.6.0: arguments of `swift sft`.
@@ -18,17 +18,18 @@ import yaml
 from hf_memkit.catalog.library_versions import name_in_version
 
 _TRANSFORMERS: Final = (5, 6)
-"""Whose names they all have."""
+"""All these front ends use the argument names of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """
+    """A program that trains from a config, such as axolotl.
+
     Attributes:
         name: as its documentation writes it.
-        options: whether it is given options of a command line; False: the YAML that its command names.
-        names: field → its own key; all others have the same name.
-        values: field and value → its own keys and values, in place of both.
+        options: whether settings are command-line options; False if they are keys of a YAML file.
+        names: field → key of the front end, if it has another name.
+        values: (field, value) → keys and values of the front end that replace both.
     """
 
     name: str
@@ -37,18 +38,18 @@ class FrontEnd:
     values: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
 
     def keys(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings (fields of TrainingArguments, and options of `from_pretrained`) under its own names."""
-        found: dict[str, Any] = {}
-        for today, value in {**arguments, **model}.items():
-            name = name_in_version(today, _TRANSFORMERS)
+        """The settings under the front end's keys. `model`: options of `from_pretrained`."""
+        keys: dict[str, Any] = {}
+        for field_name, value in {**arguments, **model}.items():
+            name = name_in_version(field_name, _TRANSFORMERS)
             if name == "quantization_config":
                 value = _bits(value)
             own = self.values.get((name, value)) if not isinstance(value, list | dict) else None
-            found |= own if own is not None else {self.names.get(name, name): value}
-        return found
+            keys |= own if own is not None else {self.names.get(name, name): value}
+        return keys
 
     def lines(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-        """What is written into its config, or added to its command, a setting a line."""
+        """One line per setting, for the front end's config or command line."""
         keys = self.keys(arguments, model)
         if self.options:
             return [
@@ -58,7 +59,7 @@ class FrontEnd:
 
 
 def _bits(config: Any) -> Any:
-    """4 or 8, of a quantisation by bitsandbytes."""
+    """4 or 8 for a quantisation by bitsandbytes; any other config unchanged."""
     given = config if isinstance(config, Mapping) else {}
     return 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else config
 
@@ -101,5 +102,6 @@ _BY_COMMAND: Final = {
 
 
 def front_end(command: str) -> FrontEnd | None:
-    """That of a command such as `"axolotl"`; None: it takes TrainingArguments' names, or is none."""
+    """The front end of a command such as `"axolotl"`; None if the command has none, or uses TrainingArguments'
+    names."""
     return _BY_COMMAND.get(command)

@@ -1,4 +1,4 @@
-"""One trace, judged in a process of its own: memory, time, and what tells whether the training is the same."""
+"""Judges one trace in a separate process: its memory, its time, and signs that it is another training."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from hf_memkit.common.ended_with_parent import watch
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.candidate_time import Pricing, priced
-from hf_memkit.plan.judgement import Judged, judged, usable_bytes
-from hf_memkit.plan.search import AT_ONCE
+from hf_memkit.plan.candidate_time import Speeds, with_times
+from hf_memkit.plan.judgement import Judgement, judge_prediction
+from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked
+from hf_memkit.prediction.running_scripts import ScriptTrace, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
 
 LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch")
-"""What `lengths_of` gives."""
+"""Labels of what `lengths_of` returns."""
 
 
 def lengths_of(run: RunLength) -> tuple[int | None, ...]:
-    """`LENGTHS` of a run; those of an epoch count for one that reaches the end of it."""
+    """The `LENGTHS` of a run; those of an epoch are None if the run ends before its first epoch does."""
     if run.steps is not None and run.steps_an_epoch is not None and run.steps < run.steps_an_epoch:
         return run.steps, None, None
     return run.steps, run.steps_an_epoch, run.rows_an_epoch
 
 
-def of_trace(
+def judge_trace(
     traced: TraceFile,
     device: Device,
     notes: tuple[str, ...],
@@ -45,51 +45,57 @@ def of_trace(
     machine: Machine,
     gpus: int,
     environment: Mapping[str, str],
-    pricing: Pricing,
+    speeds: Speeds,
     ram_is_given: bool,
-) -> Judged:
-    training = checked(script, traced.outcome())
-    ran = RanScript(training, device, notes)
+) -> Judgement:
+    """A judgement of a traced candidate.
+
+    Raises:
+        ScriptFailed: the script fails with this candidate's settings.
+        InputError: memkit cannot predict the training.
+    """
+    training = training_of(script, traced.outcome())
     prediction, _training = predicted_training(
-        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
-        enough_bytes=usable_bytes(machine),
+        ScriptTrace(training, device, notes), script, machine, gpus=gpus, nodes=1, environment=environment,
+        ram_is_given=ram_is_given, enough_bytes=machine.gpu.capacity_bytes if machine.gpu is not None else 0,
     )  # fmt: skip
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
-    known = training.without_trace()
-    found = judged(candidate, prediction, machine, training=known, steps_on_cpu=on_cpu)
+    summary = training.without_trace()
+    judgement = judge_prediction(candidate, prediction, training=summary, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
-        return found
-    found = replace(found, row_products=_row_products(work, training.arguments.per_device_train_batch_size))
-    return priced(found, work, known, pricing, gpus=gpus)
+        return judgement
+    row_products = _row_products(work, training.arguments.per_device_train_batch_size)
+    return with_times(replace(judgement, row_products=row_products), work, summary, speeds, gpus=gpus)
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:
-    """Products whose two sides are the rows of a micro-batch, or some times as many (pairs, negatives beside them, the
-    rows of other GPUs): (times, times, summed dimension). One trace may have one by chance, such as a classifier with
-    as many classes; two micro-batches have the same one only if rows are compared."""
+    """Matrix products with the rows of the micro-batch on both sides, as in a contrastive loss: (multiple of the rows,
+    multiple of the rows, summed dimension). Multiples above 1 come from pairs, extra negatives and the rows of other
+    GPUs. One trace may have such a product by chance, such as a classifier with as many classes as rows; traces of two
+    micro-batches share one only if the loss compares rows."""
     shapes = {each.shape for each in work.operations if each.kind == "matmul" and len(each.shape) == 4}
     return frozenset(
         (m // rows, n // rows, k)
         for batch, m, n, k in shapes
-        if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _MOST_TIMES * rows
+        if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _LARGEST_MULTIPLE * rows
     )
 
 
-_MOST_TIMES: Final = 16
-"""More are tokens. Eight GPUs, with pairs."""
+_LARGEST_MULTIPLE: Final = 16
+"""Eight GPUs with pairs of rows; a larger multiple is a number of tokens."""
 
 
 def judging_pool() -> ProcessPoolExecutor:
-    """Processes that put traces through the allocator: this one has other things to do. Ctrl-C is not theirs."""
+    """Processes that judge traces in parallel to this one, and ignore Ctrl-C."""
     return ProcessPoolExecutor(
-        AT_ONCE, mp_context=get_context("fork"), initializer=_in_the_pool, initargs=(os.getpid(),)
+        PARALLEL_TRACES, mp_context=get_context("fork"), initializer=_start_process, initargs=(os.getpid(),)
     )
 
 
-def _in_the_pool(parent: int) -> None:
-    """Else they would stay where this process is killed, and with them what ends when their copies of its pipes close:
-    the process that runs the script."""
+def _start_process(parent: int) -> None:
+    # A pool process holds copies of its parent's pipes. It must end if the parent is killed: the process that runs the
+    # script ends only when all copies are closed.
     watch(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,7 +1,6 @@
 """What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
 
-*Fits* is stricter than the verdict of `memkit predict`: what the allocator may reserve at most and what lies outside
-it take at most 92 % of the GPU (`verdict.FULL_SHARE`): beyond that steps become several times slower.
+A plan takes what `fits` (catalog/fit.py) only; what is `tight` completes, but may be several times slower.
 """
 
 from __future__ import annotations
@@ -9,24 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_memkit.catalog.hardware import Machine
-from hf_memkit.common.units import format_gib
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.time.step_time import StepTime
 from hf_memkit.prediction.traced_training import PlanFacts, TracedTraining
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judgement:
     """
     Attributes:
         candidate: which.
         prediction: what it needs; None: it could not be traced.
         step_time: of one optimizer step of usual batches; None: not known.
-        fits: whether it does, by `FULL_SHARE`, with RAM and disk.
-        why: why it does not, or cannot be predicted; empty if it fits.
+        fits: whether its verdict is `fits`.
+        why: why it does not fit, or cannot be predicted; empty if it fits.
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
         training: what was traced, without its trace; None: it could not be.
         row_products: products whose two sides are the rows of a micro-batch (`judge_trace.py`).
@@ -59,10 +55,14 @@ class Judged:
         return self.prediction.total_bytes[1] if self.prediction is not None else 0
 
     @property
-    def usable_bytes(self) -> int:
+    def tight(self) -> bool:
+        """Whether it completes, but may be slow."""
+        return not self.is_other and self.prediction is not None and self.prediction.verdict == "tight"
+
+    @property
+    def limit_bytes(self) -> int:
         """What a setup that fits may take at most."""
-        capacity = self.prediction.capacity_bytes if self.prediction is not None else None
-        return int(FULL_SHARE * capacity) if capacity else 0
+        return self.prediction.limit_bytes if self.prediction is not None else 0
 
     @property
     def lacks_host(self) -> bool:
@@ -91,26 +91,7 @@ class Judged:
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
 
-def usable_bytes(machine: Machine) -> int:
-    """What a setup that fits may take at most of its GPU."""
-    return int(FULL_SHARE * machine.gpu.capacity_bytes) if machine.gpu is not None else 0
-
-
-def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
-    """(whether it does, why not)."""
-    if machine.gpu is None:
-        return False, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
-    usable, needs = usable_bytes(machine), prediction.total_bytes[1]
-    if needs > usable:
-        return False, (
-            f"needs up to {format_gib(needs)}; {100 * FULL_SHARE:.0f} % of {machine.gpu.name} is {format_gib(usable)}"
-        )
-    if prediction.verdict == "does not fit" or (prediction.memory_fraction < 1 and prediction.verdict == "tight"):
-        return False, prediction.why
-    return True, ""
-
-
-def judged(candidate: SetupCandidate, prediction: Prediction, machine: Machine, **known: Any) -> Judged:
+def judge_prediction(candidate: SetupCandidate, prediction: Prediction, **known: Any) -> Judgement:
     """A candidate whose trace is known."""
-    does, why = fits(prediction, machine)
-    return replace(Judged(candidate, prediction, fits=does, why=why), **known)
+    fits = prediction.verdict == "fits"
+    return replace(Judgement(candidate, prediction, fits=fits, why="" if fits else prediction.why), **known)

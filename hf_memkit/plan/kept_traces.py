@@ -1,9 +1,9 @@
-"""Traces of earlier plans, by content: who trains the same with the same libraries need not be traced again.
+"""A cache of traces on disk: a plan reuses the traces of earlier plans for the same training.
 
-A key is made of the script's file, of what its own training comes to (its trace, what it says of itself, the lengths
-of all its rows), the settings in the place of its own, and the code that traced it. So another model, other data,
-another line of the script, or another version make another key. A module beside the script counts only by what it
-changes of the script's own training.
+The key is a hash of the script's file and arguments, the outcome of the unchanged script (its trace, its facts, the
+lengths of all its rows), the overridden settings, the versions of all packages and memkit's tracing code. So another
+model, other data, a changed line of the script or another version has another key. A change in a module that the
+script imports counts only if it changes the trace of the unchanged script.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 
-_MOST_BYTES: Final = 200 * 2**20
-"""Of all files together: some hundred traces. The oldest go first."""
+_MAX_BYTES: Final = 200 * 2**20
+"""Size of the cache, enough for some hundred traces; beyond it the oldest traces are deleted."""
 
 
 class KeptTraces:
-    """
+    """The cached traces of one script.
+
     Args:
-        own: what came of the script as it stands.
-        request: what it was asked on.
+        own: the traced training of the unchanged script.
+        request: the request that it was traced for.
     """
 
     def __init__(self, own: TracedTraining, request: ScriptRequest) -> None:
-        asked_on = (request.device, request.capability, request.processes, request.per_node)
+        traced_for = (request.device, request.capability, request.processes, request.per_node)
         script = request.script
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
-        own = replace(own, host=None)  # measured anew each time
-        text = wire.written([source, script.arguments, own, asked_on, _versions()], sort_keys=True)
+        own = replace(own, host=None)  # measured, so it differs in each run
+        text = wire.dumps([source, script.arguments, own, traced_for, _versions()], sort_keys=True)
         self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, overrides: Overrides, result: Path) -> bool:
-        """Whether such a trace was kept, which is then at `result`."""
+        """Copies the cached trace with these overrides to `result`, if there is one. Returns whether there is."""
         path = self._path(overrides)
         with contextlib.suppress(OSError, ValueError):
-            wire.read(Outcome, path.read_text())
+            wire.loads(Outcome, path.read_text())
             shutil.copyfile(path, result)
             path.touch()
             return True
         return False
 
     def keep(self, overrides: Overrides, result: Path) -> None:
-        """Keeps a trace; does nothing where that cannot be written."""
+        """Adds a trace to the cache; does nothing if the cache is not writable."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._path(overrides)
@@ -66,20 +67,20 @@ class KeptTraces:
             self._drop_oldest()
 
     def _path(self, overrides: Overrides) -> Path:
-        asked = json.dumps(overrides.to_json(), sort_keys=True)
-        return self._folder / f"{hashlib.sha256((self._key + asked).encode()).hexdigest()}.json"
+        settings = json.dumps(overrides.to_json(), sort_keys=True)
+        return self._folder / f"{hashlib.sha256((self._key + settings).encode()).hexdigest()}.json"
 
     def _drop_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.json"), key=lambda each: each.stat().st_mtime, reverse=True)
-        held = 0
-        for each in files:
-            held += each.stat().st_size
-            if held > _MOST_BYTES:
-                each.unlink(missing_ok=True)
+        files = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        total = 0
+        for file in files:
+            total += file.stat().st_size
+            if total > _MAX_BYTES:
+                file.unlink(missing_ok=True)
 
 
 def _cache_folder() -> Path:
-    """By the XDG Base Directory Specification, which wants an absolute path."""
+    """Follows the XDG Base Directory Specification, which ignores relative paths."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     folder = Path(given) if given.startswith("/") else Path.home() / ".cache"
     return folder / "memkit"
@@ -87,11 +88,11 @@ def _cache_folder() -> Path:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of everything that is installed, because any library can have made the Trainer, and of memkit's own code: a
-    checkout changes without its number."""
-    found = {each.name: each.version for each in distributions()}
+    """Versions of all installed packages, because any of them may take part in the training; and a hash of memkit's
+    tracing code, because a checkout changes without a new version number."""
+    versions = {package.name: package.version for package in distributions()}
     own = hashlib.sha256()
     package = Path(__file__).resolve().parents[1]
     for path in sorted([*(package / "prediction").rglob("*.py"), *(package / "components").glob("chunked_loss*.py")]):
         own.update(path.read_bytes())
-    return {**found, "memkit": own.hexdigest()}
+    return {**versions, "memkit": own.hexdigest()}

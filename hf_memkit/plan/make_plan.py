@@ -1,4 +1,4 @@
-"""From a script and a GPU to a plan: runs the search, with each trace judged in a process of its own."""
+"""Makes a plan for a script and a GPU: runs the search, and judges each trace in a separate process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -21,7 +21,7 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.candidate_time import Pricing
+from hf_memkit.plan.candidate_time import Speeds
 from hf_memkit.plan.choices import (
     ADAPTERS,
     ON_DISK,
@@ -34,8 +34,8 @@ from hf_memkit.plan.choices import (
     undivided,
     wrong_sequences,
 )
-from hf_memkit.plan.judge_trace import LENGTHS, judging_pool, lengths_of, of_trace
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judge_trace import LENGTHS, judge_trace, judging_pool, lengths_of
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
@@ -47,23 +47,23 @@ from hf_memkit.setup.script_overrides import Overrides
 from hf_memkit.setup.setup import Setup
 
 _ROWS: Final = 64
-"""Optimizer steps' worth of rows that mean nothing."""
+"""Length of the made-up data of a setup without a script, in optimizer steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What the user wants planned, beside the script and the machines.
+    """The user's options for plans.
 
     Attributes:
         gpus: GPUs that train on each machine.
-        environment: variables of the script; None: this process's.
+        environment: environment variables of the script; None: those of this process.
         also: further methods to try: `"lora"`, `"qlora"`, and optimizers (values of `optim`).
         limit_s: seconds to trace candidates for each machine, counted from the script's own preparation. None:
             `LIMIT_S`, and longer while that pays (`time_limit.py`).
         on_judged: called with each candidate after its verdict.
         ram_is_given: whether the user named the machine's RAM, so that it decides verdicts.
-        host: speeds of CPU and disk that the user gave; None: none.
-        sequences: sequences of an optimizer step on all GPUs together; None: as many as the script's.
+        host: speeds of CPU and disk that the user gave; None if none.
+        sequences: requested sequences per optimizer step, on all GPUs; None: as many as the script's.
         keeps: whether to read traces that earlier plans kept, and to keep new ones.
     """
 
@@ -71,7 +71,7 @@ class PlanRequest:
     environment: Mapping[str, str] | None = None
     also: tuple[str, ...] = ()
     limit_s: float | None = None
-    on_judged: Callable[[Judged], None] = lambda _: None
+    on_judged: Callable[[Judgement], None] = lambda _: None
     ram_is_given: bool = False
     host: GivenHost | None = None
     sequences: int | None = None
@@ -83,23 +83,26 @@ class PlanRequest:
 
 
 def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = False) -> Plan:
-    """A plan for a setup without a script, with made-up rows of its full length; the length of the whole training is
-    unknown. `trust_remote_code`: whether the model's own code may run."""
+    """A plan for a setup without a script. Its training data is made up, so the time of a whole run is unknown.
+
+    Args:
+        trust_remote_code: whether code from the model's repository may run.
+    """
     with _as_script(setup, request, trust_remote_code=trust_remote_code) as (script, request):
-        (found,) = plan_gpus(script, [setup.sized_job.machine], request)
+        (plan,) = plan_gpus(script, [setup.sized_job.machine], request)
     name = str(setup.get("model.name", setup.preset))
-    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
-    left_out = dict(found.left_out)
+    own, *traced = (replace(judgement, run_seconds=None) for judgement in (plan.own, *plan.traced))
+    left_out = dict(plan.left_out)
     if "from_pretrained" in left_out.get(ADAPTERS["qlora"], ""):
         left_out[ADAPTERS["qlora"]] = "without a script it is a preset: --preset qlora"
-    return replace(found, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
+    return replace(plan, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
 
 
 @contextlib.contextmanager
 def _as_script(
     setup: Setup, request: PlanRequest, *, trust_remote_code: bool
 ) -> Iterator[tuple[UserScript, PlanRequest]]:
-    """A script that trains the setup on made-up rows, and the request for a plan of it."""
+    """A script that trains the setup on made-up rows, and the request changed for it."""
     job = setup.sized_job
     sizes = {
         "per_device_train_batch_size": job.micro_batch_size,
@@ -109,7 +112,7 @@ def _as_script(
         setup = setup.put(f"arguments.{name}", value, "asked for")
     rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, request.sequences or 0)
     training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
-    variables = {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
+    variables = {**os.environ, **{name: str(value) for name, value in setup.section("environment").items()}}
     with as_script(training) as script:
         yield script, replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)
 
@@ -118,36 +121,40 @@ _DEFAULTS: Final = PlanRequest()
 
 
 def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequest = _DEFAULTS) -> tuple[Plan, ...]:
-    """The fastest setups of a script's training that fit: a plan for each machine, in their order, but those that
-    Ctrl-C leaves out. GPUs of one compute capability share traces. Refuses a script that cannot be predicted as it
-    stands."""
+    """A plan for each machine, in the order of `machines`; after Ctrl-C only those that were started. Machines whose
+    GPUs run the same kernels share traces.
+
+    Raises:
+        InputError, ScriptFailed: the unchanged script fails or cannot be predicted.
+    """
     if any(machine.gpu is None for machine in machines):
         raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
     if request.sequences is not None and (line := wrong_sequences(request.sequences, request.gpus)):
         raise InputError(line)
-    found: dict[int, Plan] = {}
+    plans: dict[int, Plan] = {}
+    by_kernels = sorted(range(len(machines)), key=lambda index: _kernels(machines[index]))
     with judging_pool() as pool:
-        for _, group in itertools.groupby(
-            sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
-        ):
-            numbers = list(group)
+        for _, group in itertools.groupby(by_kernels, key=lambda index: _kernels(machines[index])):
+            indices = list(group)
             largest = max(
-                (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
+                (machines[index] for index in indices), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
             with ScriptTraces(script, largest, request.variables, gpus=request.gpus, keeps=request.keeps) as traces:
                 traces.start()
-                for at in numbers:
-                    pricing = Pricing.of(machines[at], request.host)
-                    judge = _Judge(traces, pool, script, _with_disk(machines[at], pricing.given), request, pricing)
-                    found[at] = replace(_planned(judge), machine=machines[at])
-                    if found[at].stopped_by_hand:
-                        return tuple(found[each] for each in sorted(found))
-    return tuple(found[at] for at in range(len(machines)))
+                for index in indices:
+                    machine = machines[index]
+                    speeds = Speeds.of(machine, request.host)
+                    with_disk = _with_free_disk(machine, speeds.given)
+                    plan = _make_plan(_CandidateJudge(traces, pool, script, with_disk, request, speeds))
+                    plans[index] = replace(plan, machine=machine)
+                    if plans[index].stopped_by_hand:
+                        return tuple(plans[index] for index in sorted(plans))
+    return tuple(plans[index] for index in range(len(machines)))
 
 
-def _with_disk(machine: Machine, host: GivenHost) -> Machine:
-    """With what is free in the folder that is swapped to. Where there is no such folder nobody knows, and the disk is
-    not weighed."""
+def _with_free_disk(machine: Machine, host: GivenHost) -> Machine:
+    """The machine with the free space of the folder that DeepSpeed may swap to. If the folder is not here, its
+    free space is unknown and does not count."""
     if host.nvme_path is None:
         return machine
     folder = user_path(host.nvme_path)
@@ -155,52 +162,52 @@ def _with_disk(machine: Machine, host: GivenHost) -> Machine:
     return replace(machine, disk_free_bytes=free, disk_path=str(folder))
 
 
-def _kind(machine: Machine) -> tuple[float, bool]:
-    """What decides which kernels run."""
+def _kernels(machine: Machine) -> tuple[float, bool]:
+    """The properties of a GPU that decide which kernels run: (compute capability, whether it has bf16)."""
     assert machine.gpu is not None
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judged | None:
-    """The setup of the same batch that fits with the fewest changes, traced; None: none was found. Refuses as
-    `plan_gpus`."""
+def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judgement | None:
+    """The setup with the same batch that fits with the fewest changes; None if none fits. Raises as `plan_gpus`."""
     request = replace(request, limit_s=LIMIT_S)
     with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
         traces.start()
-        return _search(_Judge(traces, pool, script, machine, request, Pricing.of(machine)))[0].nearest()
+        judge = _CandidateJudge(traces, pool, script, machine, request, Speeds.of(machine))
+        return _new_search(judge)[0].nearest()
 
 
-def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
-    """As `nearest_setup`, of what a setup comes to."""
+def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judgement | None:
+    """`nearest_setup` of a setup without a script."""
     with _as_script(setup, _DEFAULTS, trust_remote_code=trust_remote_code) as (script, request):
         return nearest_setup(script, setup.sized_job.machine, request)
 
 
-def _search(judge: _Judge) -> tuple[Search, Judged, LeftOut]:
-    """(a search that has not begun, the script as it stands, what no candidate has)."""
-    as_it_is, request = judge.own(), judge.request
-    own = as_it_is.training
+def _new_search(judge: _CandidateJudge) -> tuple[Search, Judgement, LeftOut]:
+    """(a search that has not begun, the judgement of the unchanged script, why some choices are impossible)."""
+    unchanged, request = judge.judge_unchanged(), judge.request
+    own = unchanged.training
     assert own is not None
     left_out: LeftOut = {}
-    ways = choices_for(
+    alternatives = choices_for(
         own, judge.machine, request.variables, gpus=request.gpus, left_out=left_out, also=request.also,
-        nvme_path=judge.pricing.given.nvme_path,
+        nvme_path=judge.speeds.given.nvme_path,
     )  # fmt: skip
-    per_gpu, (group, why) = _asked_for(request.sequences, own.facts) // request.gpus, of_batch(own.facts.batch)
+    per_gpu = _requested_sequences(request.sequences, own.facts) // request.gpus
+    group, why = of_batch(own.facts.batch)
     if group == "another method":
         left_out["another micro-batch"] = why
-    evaluation = functools.partial(smaller_evaluations, own)
-    limit = TimeLimit(request.limit_s)
     search = Search(
-        judge, as_it_is.candidate, ways, (group, why), request.on_judged, limit, judge.end, evaluation, per_gpu
-    )
-    search.judged[as_it_is.candidate] = as_it_is
-    return search, as_it_is, left_out
+        judge, unchanged.candidate, alternatives, (group, why), request.on_judged, TimeLimit(request.limit_s),
+        judge.cancel, functools.partial(smaller_evaluations, own), per_gpu,
+    )  # fmt: skip
+    search.judgements[unchanged.candidate] = unchanged
+    return search, unchanged, left_out
 
 
-def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
-    """The sequences of an optimizer step that are asked for; 0: none. Refuses more than the data's rows, and another
-    number where that is another method for the loss."""
+def _requested_sequences(sequences: int | None, facts: PlanFacts) -> int:
+    """The requested sequences per optimizer step; 0 if none were requested. Refuses more than the data has
+    rows, and any number if another batch is another method for this training."""
     if sequences is None:
         return 0
     option, rows = f"--sequences-per-step {sequences}", facts.length.rows
@@ -212,35 +219,35 @@ def _asked_for(sequences: int | None, facts: PlanFacts) -> int:
     return sequences
 
 
-def _planned(judge: _Judge) -> Plan:
+def _make_plan(judge: _CandidateJudge) -> Plan:
     request = judge.request
-    search, as_it_is, left_out = _search(judge)
+    search, unchanged, left_out = _new_search(judge)
     try:
-        request.on_judged(as_it_is)
-        if search.per_gpu and (first := search.with_its_batch()) != search.own:
-            search.judged[first] = judge.first_of(first)
-            request.on_judged(search.judged[first])
+        request.on_judged(unchanged)
+        if search.per_gpu and (baseline := search.script_with_requested_batch()) != search.own:
+            search.judgements[baseline] = judge.judge_baseline(baseline)
+            request.on_judged(search.judgements[baseline])
         search.run()
-    except KeyboardInterrupt:  # between the two: the script as it stands is judged
+    except KeyboardInterrupt:  # before `run`, which handles its own
         search.stopped = search.stopped_by_hand = True
-    for each in search.judged.values():
-        if each.is_other:
-            left_out.setdefault(_what_differs(each, as_it_is), each.why)
-    tried = {choice.name for each in search.judged for choice in each.choices}
-    longer = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
-    also = tuple(ADAPTERS.get(each, each) for each in request.also)
+    for judgement in search.judgements.values():
+        if judgement.is_other:
+            left_out.setdefault(_name_of_difference(judgement, unchanged), judgement.why)
+    tried = {choice.name for candidate in search.judgements for choice in candidate.choices}
+    hint = "" if search.stopped_by_hand else "; --limit SECONDS gives it more time"
+    also = tuple(ADAPTERS.get(method, method) for method in request.also)
     for name in also:
         if name not in tried:
-            left_out.setdefault(name, f"the search ended before it{longer}")
-    folder = judge.pricing.given.nvme_path
-    if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
+            left_out.setdefault(name, f"the search ended before it{hint}")
+    folder = judge.speeds.given.nvme_path
+    if folder is not None and not search.stopped and not any(map(_is_on_disk, search.judgements)):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
         gpus=request.gpus,
-        own=as_it_is,
-        traced=tuple(each for each in search.judged.values() if not each.is_other),
+        own=unchanged,
+        traced=tuple(judgement for judgement in search.judgements.values() if not judgement.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
         also=also,
@@ -249,17 +256,17 @@ def _planned(judge: _Judge) -> Plan:
         stopped_by_hand=search.stopped_by_hand,
         notes=(
             *judge.traces.notes,
-            *judge.pricing.warnings,
-            *_about_variant(judge.machine),
-            *_about_own(as_it_is),
-            *_about_folder(folder, search.judged),
+            *judge.speeds.warnings,
+            *_gpu_variant_notes(judge.machine),
+            *_own_batch_notes(unchanged),
+            *_folder_notes(folder, search.judgements),
         ),
         script=judge.script,
     )
 
 
-def _about_variant(machine: Machine) -> Iterator[str]:
-    """That a GPU's name is one of two, of which the other is slower."""
+def _gpu_variant_notes(machine: Machine) -> Iterator[str]:
+    """A note if the GPU also exists as a slower PCIe version."""
     gpu = machine.gpu
     if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
         return
@@ -267,8 +274,8 @@ def _about_variant(machine: Machine) -> Iterator[str]:
         yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe version: --gpu "{other}"'
 
 
-def _what_differs(other: Judged, own: Judged) -> str:
-    """The name of what makes it another training: its micro-batch, by the steps that it comes to, or a choice."""
+def _name_of_difference(other: Judgement, own: Judgement) -> str:
+    """The micro-batch or the choice that makes `other` another training."""
     candidate = other.candidate
     if other.why == ROWS_COMPARED:
         return "another micro-batch"
@@ -277,8 +284,8 @@ def _what_differs(other: Judged, own: Judged) -> str:
     return candidate.choices[-1].name
 
 
-def _about_own(own: Judged) -> Iterator[str]:
-    """What is wrong with the script's own batch."""
+def _own_batch_notes(own: Judgement) -> Iterator[str]:
+    """Notes on problems of the script's own batch."""
     if own.training is None:
         return
     if not own.fits and own.training.arguments.auto_find_batch_size:
@@ -289,113 +296,115 @@ def _about_own(own: Judged) -> Iterator[str]:
 
 
 def _is_on_disk(candidate: SetupCandidate) -> bool:
-    return any(each.engine == ON_DISK for each in candidate.choices)
+    return any(choice.engine == ON_DISK for choice in candidate.choices)
 
 
-def _about_folder(folder: str | None, judged: Mapping[SetupCandidate, Judged]) -> Iterator[str]:
-    """Whether its disk was looked at, if it was asked for."""
-    if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, judged)):
+def _folder_notes(folder: str | None, candidates: Iterable[SetupCandidate]) -> Iterator[str]:
+    """A note if the plan uses a swap folder whose free space is unknown."""
+    if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, candidates)):
         yield f"--nvme-path {folder}: no such folder here, so the free space of its disk is not checked"
 
 
 @dataclass(slots=True)
-class _Judge:
-    """Traces a candidate, and has the trace judged in another process."""
+class _CandidateJudge:
+    """Traces candidates, and judges each trace in a process of `pool`."""
 
     traces: ScriptTraces
     pool: ProcessPoolExecutor
     script: UserScript
     machine: Machine
     request: PlanRequest
-    pricing: Pricing
-    as_it_is: Judged = field(init=False)
-    first: Judged = field(init=False)  # to whose steps all others are held
-    _looking: threading.Lock = field(default_factory=threading.Lock)
+    speeds: Speeds
+    unchanged: Judgement = field(init=False)  # the script without any change
+    baseline: Judgement = field(init=False)  # every candidate must have the same number of steps as this one
+    _disk_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def own(self) -> Judged:
-        """The script as it stands."""
-        found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
-        assert found.training is not None
-        arguments = found.training.arguments
+    def judge_unchanged(self) -> Judgement:
+        """The judgement of the unchanged script, which all others are compared with."""
+        judgement = self._trace_and_judge(SetupCandidate(0, 0), Overrides({}, {}, {}))
+        assert judgement.training is not None
+        arguments = judgement.training.arguments
         size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-        self.as_it_is = self.first = replace(found, candidate=SetupCandidate(size, accumulation))
-        return self.as_it_is
+        self.unchanged = self.baseline = replace(judgement, candidate=SetupCandidate(size, accumulation))
+        return self.unchanged
 
-    def first_of(self, candidate: SetupCandidate) -> Judged:
-        """The script with another batch: all others are held to as many steps as it makes."""
-        found = self._tried(candidate)
-        if self._compares_rows(found):
+    def judge_baseline(self, candidate: SetupCandidate) -> Judgement:
+        """The judgement of the script with the requested batch. All later candidates must have as many steps."""
+        judgement = self._try(candidate)
+        if self._compares_rows(judgement):
             raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
-        if found.training is not None:
-            self.first = found
-        return found
+        if judgement.training is not None:
+            self.baseline = judgement
+        return judgement
 
-    def _tried(self, candidate: SetupCandidate) -> Judged:
-        settings = {key: value for each in candidate.choices for key, value in each.settings.items()}
-        assert self.as_it_is.training is not None
-        if why := refused(settings, self.as_it_is.training.arguments, self.machine, self.request.gpus):
-            return Judged(candidate, why=why)
-        try:
-            return self._judged(candidate, replace(candidate.overrides, environment={}))
+    def _try(self, candidate: SetupCandidate) -> Judgement:
+        """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
+        settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
+        assert self.unchanged.training is not None
+        if why := refused(settings, self.unchanged.training.arguments, self.machine, self.request.gpus):
+            return Judgement(candidate, why=why)
+        try:  # variables set up the allocator, which the trace does not depend on
+            return self._trace_and_judge(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}")
+            return Judgement(candidate, why=f"the script fails with it: {error}")
         except InputError as error:
-            return Judged(candidate, why=str(error))
+            return Judgement(candidate, why=str(error))
 
-    def __call__(self, candidate: SetupCandidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judgement:
         if _is_on_disk(candidate):
-            with self._looking:
-                if not self.pricing.looked_at_disk:
-                    self.pricing = self.pricing.with_disk()
-        found = self._tried(candidate)
-        if found.training is None:
-            return found
-        attention = candidate.overrides.model.get("attn_implementation")
-        has = found.facts.model.attention
-        if attention not in (None, has):  # with every micro-batch: no other is tried
-            why = f"no option sets the attention of the script's model, which stays {has}"
-            return replace(found, prediction=None, fits=False, why=why, is_other=True)
-        why, said = self._other_epoch(found)
-        why = why or self._other_training(found)
+            with self._disk_lock:
+                if not self.speeds.disk_tried:
+                    self.speeds = self.speeds.with_disk()
+        judgement = self._try(candidate)
+        if judgement.training is None:
+            return judgement
+        wanted, actual = candidate.overrides.model.get("attn_implementation"), judgement.facts.model.attention
+        if wanted not in (None, actual):  # without a prediction, so that no other micro-batch is tried
+            why = f"no option sets the attention of the script's model, which stays {actual}"
+            return replace(judgement, prediction=None, fits=False, why=why, is_other=True)
+        why, last_batch = self._compare_lengths(judgement)
+        why = why or self._compare_training(judgement)
         if why:
-            return replace(found, fits=False, why=why, is_other=True)
-        return replace(found, candidate=candidate.with_result(said)) if said else found
+            return replace(judgement, fits=False, why=why, is_other=True)
+        return replace(judgement, candidate=candidate.with_batch_result(last_batch)) if last_batch else judgement
 
-    def _other_epoch(self, found: Judged) -> tuple[str, str]:
-        """(how its steps differ from the script's; how only the rows of its last batches do). Empty: they do not."""
-        steps, wanted = lengths_of(found.facts.length), lengths_of(self.first.facts.length)
-        if steps == wanted:
+    def _compare_lengths(self, judgement: Judgement) -> tuple[str, str]:
+        """(why its number of steps differs from the baseline's, how only the rows of its last batches differ); both
+        empty if nothing differs."""
+        lengths, wanted = lengths_of(judgement.facts.length), lengths_of(self.baseline.facts.length)
+        if lengths == wanted:
             return "", ""
-        made, own, what = next(each for each in zip(steps, wanted, LENGTHS, strict=True) if each[0] != each[1])
-        counted = f"{made} {what} instead of {own}: " if None not in (made, own) else ""
-        said = f"{counted}the last batch of an epoch differs"
-        return ("", said) if what == LENGTHS[-1] else (said, "")
+        length, own, label = next(row for row in zip(lengths, wanted, LENGTHS, strict=True) if row[0] != row[1])
+        counts = f"{length} {label} instead of {own}: " if None not in (length, own) else ""
+        difference = f"{counts}the last batch of an epoch differs"
+        return ("", difference) if label == LENGTHS[-1] else (difference, "")
 
-    def _other_training(self, found: Judged) -> str:
-        """How it is another training than the script's, of as many steps; empty: it is the same."""
-        if found.facts.schedule != self.first.facts.schedule:
+    def _compare_training(self, judgement: Judgement) -> str:
+        """Why a candidate with the right number of steps is another training; empty if it is the same."""
+        if judgement.facts.schedule != self.baseline.facts.schedule:
             return "the script computes its learning rate, or another of its arguments, from what this changes"
-        if self._compares_rows(found):
+        if self._compares_rows(judgement):
             return ROWS_COMPARED
-        is_same = found.facts.rows_digest == self.as_it_is.facts.rows_digest
+        is_same = judgement.facts.rows_digest == self.unchanged.facts.rows_digest
         return "" if is_same else "it changes the rows of the training data"
 
-    def _compares_rows(self, found: Judged) -> bool:
-        """Whether both it and the script, in another micro-batch, multiply its rows with one another."""
-        of_two = found, self.as_it_is
-        sizes = {each.training.arguments.per_device_train_batch_size for each in of_two if each.training is not None}
-        return len(sizes) == 2 and bool(found.row_products & self.as_it_is.row_products)
+    def _compares_rows(self, judgement: Judgement) -> bool:
+        """Whether the loss compares the rows of a micro-batch: the candidate and the unchanged script, with different
+        micro-batches, have a common product of rows with rows."""
+        trainings = [each.training for each in (judgement, self.unchanged) if each.training is not None]
+        sizes = {training.arguments.per_device_train_batch_size for training in trainings}
+        return len(sizes) == 2 and bool(judgement.row_products & self.unchanged.row_products)
 
-    def end(self) -> None:
-        """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
+    def cancel(self) -> None:
+        """Ends all tracing and judging; threads that wait for it get CancelledError or BrokenProcessPool."""
         self.traces.end()
         for process in list((self.pool._processes or {}).values()):
             process.kill()
 
-    def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
+    def _trace_and_judge(self, candidate: SetupCandidate, overrides: Overrides) -> Judgement:
         traced = self.traces.of(overrides)
         environment = {**self.request.variables, **candidate.environment}
         return self.pool.submit(
-            of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.request.gpus, environment, self.pricing, self.request.ram_is_given,
+            judge_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
+            self.request.gpus, environment, self.speeds, self.request.ram_is_given,
         ).result()  # fmt: skip

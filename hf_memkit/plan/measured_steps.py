@@ -1,4 +1,4 @@
-"""What a few steps on this machine's GPU have shown of a setup, beside what was predicted."""
+"""Measurements of a few steps of a setup on this machine's GPU, next to its prediction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.report.load import Run
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.short_run import WORST_STEPS
 
 _NONE: Final = "–"
@@ -17,23 +17,24 @@ _NONE: Final = "–"
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """
+    """A setup that ran for a few steps.
+
     Attributes:
-        judged: the setup, with its prediction.
-        failed: where and why it failed; empty: it did not.
-        out_of_memory: whether that was for want of GPU memory.
-        last_lines: of what the process wrote, where it failed.
-        peak_allocated_gib, peak_reserved_gib, outside_allocator_gib: the highest of all GPUs; None: not measured (on a
-            CPU; without NVML).
-        allocator_retries: how often the allocator freed its cache to go on; None as above.
-        step_time_s: median of the steps with batches of the script's own loader; None: there was none.
-        evaluated, saved: whether that is done; None: not asked for, or the notes say why not.
-        worst: shape of the batch in the steps before those; empty: not known.
-        gpus: that trained together.
-        notes: what a reader should know.
+        judgement: of the setup, with its prediction.
+        failed: where and why it failed; empty if it passed.
+        out_of_memory: whether it failed because the GPU ran out of memory.
+        last_lines: last lines of output of a failed run.
+        peak_allocated_gib, peak_reserved_gib, outside_allocator_gib: maximum over all GPUs; None if not measured (on a
+            CPU, without NVML).
+        allocator_retries: number of times the allocator freed its cache to serve a request; None as above.
+        step_time_s: median of the steps with batches of the script's own loader; None if there were none.
+        evaluated, saved: whether the run reached it; None if the script does not do it, or the notes say why not.
+        worst: shape of the worst batch, in the first steps; empty if unknown.
+        gpus: number of GPUs that trained together.
+        notes: remarks for the user.
     """
 
-    judged: Judged
+    judgement: Judgement
     failed: str = ""
     out_of_memory: bool = False
     last_lines: tuple[str, ...] = ()
@@ -55,11 +56,11 @@ class Verified:
     @property
     def title(self) -> str:
         """`"4 × 2, checkpointing: ran here"`."""
-        return f"{self.judged.candidate.name}: {'ran here' if self.passed else 'failed here'}"
+        return f"{self.judgement.candidate.name}: {'ran here' if self.passed else 'failed here'}"
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """(what, measured, predicted), in words; what was neither measured nor predicted is left out."""
-        prediction, time = self.judged.prediction, self.judged.step_time
+        """(label, measured, predicted) as text; without rows that are neither measured nor predicted."""
+        prediction, time = self.judgement.prediction, self.judgement.step_time
         peak = reserved = outside = None
         if prediction is not None:
             low, high = prediction.peak_reserved_bytes
@@ -71,11 +72,11 @@ class Verified:
             ("peak reserved", self.peak_reserved_gib, reserved),
             ("outside the allocator", self.outside_allocator_gib, outside),
         )
-        for name, found, expected in sizes:
-            if found is not None or expected is not None:
-                yield name, _NONE if found is None else f"{found:.2f} GiB", _between(expected, " GiB")
+        for name, gib, expected in sizes:
+            if gib is not None or expected is not None:
+                yield name, _NONE if gib is None else f"{gib:.2f} GiB", _between(expected, " GiB")
         if self.step_time_s is not None or time is not None:
-            expected = None if time is None or not self.judged.is_priced else (time.seconds[0], time.seconds[2])
+            expected = None if time is None or not self.judgement.is_priced else (time.seconds[0], time.seconds[2])
             likely = "" if expected is None or time is None else f"{time.seconds[1]:.3g} s, "
             step = _NONE if self.step_time_s is None else f"{self.step_time_s:.3g} s"
             yield "a step", step, likely + _between(expected, " s", digits=".3g")
@@ -86,10 +87,10 @@ class Verified:
                 yield name, "done" if done else "not reached", ""
 
     def to_json(self) -> dict[str, Any]:
-        time = self.judged.step_time
-        prediction = self.judged.prediction
+        time = self.judgement.step_time
+        prediction = self.judgement.prediction
         return {
-            "name": self.judged.candidate.name,
+            "name": self.judgement.candidate.name,
             "passed": self.passed,
             "failed": self.failed,
             "out_of_memory": self.out_of_memory,
@@ -114,9 +115,9 @@ class Verified:
 
 
 def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
-    """The measured fields of a `Verified`, of the records of all ranks and of what `short_run.py` wrote."""
+    """The measured fields of a `Verified`, from the records of all ranks and the result file of `short_run.py`."""
     times = result.get("step_times_s", [])[WORST_STEPS:]
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "step_time_s": median(times) if times else None,
         "evaluated": result.get("evaluated"),
         "saved": result.get("saved"),
@@ -134,8 +135,8 @@ def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
             "outside_allocator_gib": "outside_allocator_gib",
             "allocator_retries": "alloc_retries",
         }.items():
-            found[name] = max((line[key] for line in lines if line.get(key) is not None), default=None)
-    return found
+            fields[name] = max((line[key] for line in lines if line.get(key) is not None), default=None)
+    return fields
 
 
 def _between(expected: tuple[float, ...] | None, unit: str, digits: str = ".2f") -> str:

@@ -1,6 +1,6 @@
-"""A setup as what a person pastes: flags of a command line, YAML, Python, and the commands that come before.
+"""A setup as text to paste: command-line flags, YAML, Python, and the commands to run first.
 
-In: a candidate. Out: text, with the names of the installed transformers.
+In: a candidate. Out: text, with the argument names of the installed transformers.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hf_memkit.prediction.traced_training import TracedTraining
 class Pasted:
     """
     Attributes:
-        before: commands to type first: they write the files that the arguments name, or install what is needed.
-        environment: variables of the command, `"NAME=value"`.
-        flags: `"--NAME value"` each, for scripts that read their arguments with HfArgumentParser; of an argument that
-            is given twice the last one counts.
-        yaml: the same as a file of arguments; variables, which are none, in a comment above.
-        python: the same as keyword arguments of TrainingArguments, below the variables.
-        no_flag: of these arguments `"NAME=None"` each: a parser takes no None.
-        model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
-        code: what has to be changed in the script besides, in lines; empty: nothing.
-        diff: that, and `model`, in the script's own files, for `patch -p0`; empty: nothing, or the lines say it.
-        front_end: the same for a front end: lines of its own config, or options; empty: there is none.
+        before: commands to type first: they write the files that the arguments name, or install packages.
+        environment: variables of the command, as `"NAME=value"`.
+        flags: `"--NAME value"` each, for scripts that read their arguments with HfArgumentParser, which takes the last
+            one of an argument that is given twice.
+        yaml: the arguments as a YAML file, with the variables in a comment on top.
+        python: the arguments as keywords of TrainingArguments, below lines that set the variables.
+        no_flag: arguments that must be None, which no flag can set, as `"NAME=None"`.
+        model: keyword arguments of `from_pretrained`, which a script has no flags for; empty if none.
+        code: lines of Python to add to the script; empty if none.
+        diff: `code` and `model` as a diff of the script's own files, for `patch -p0`; empty if not possible.
+        front_end: the arguments as lines for a front end's config or command line; empty without a front end.
     """
 
     before: tuple[str, ...]
@@ -53,8 +53,8 @@ class Pasted:
 
     @property
     def typed_first(self) -> tuple[str, ...]:
-        """Commands of a shell, in which the script is started then."""
-        return (*(f"export {each}" for each in self.environment), *self.before)
+        """Commands to type in the shell before the script's own command."""
+        return (*(f"export {variable}" for variable in self.environment), *self.before)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,26 +72,30 @@ class Pasted:
 
 
 def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
-    """What sets this candidate's settings in a script by hand. `own`: the script's own training, without which there
-    is no diff; `command`: of the front end that was typed, such as `"axolotl"`."""
+    """The text to paste for a candidate.
+
+    Args:
+        own: the traced training of the unchanged script; None: without a diff.
+        command: of the front end, such as `"axolotl"`; empty if the script is started without one.
+    """
     front = front_end(command)
-    engine = next((each.engine for each in candidate.choices if each.engine), "")
+    engine = next((choice.engine for choice in candidate.choices if choice.engine), "")
     arguments = _installed(candidate.arguments)
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
-    before = tuple(each.install for each in candidate.choices if each.install)
-    exported = [f"# First, in the shell: export {each}\n" for each in environment]
+    before = tuple(choice.install for choice in candidate.choices if choice.install)
+    exported = [f"# First, in the shell: export {variable}\n" for variable in environment]
     variables = [
         f"# Before torch is imported:\nos.environ[{name!r}] = {value!r}\n"
         for name, value in candidate.environment.items()
     ]
     if engine:
-        before += tuple(_copied(engine, arguments["deepspeed"]))
+        before += tuple(_copy_preset(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
     changes = other_code.diff(own.facts, candidate.overrides) if own is not None and candidate.code else ""
     model = {
         name: value
         for name, value in candidate.overrides.model.items()
-        if not changes and not (candidate.code and name == "quantization_config")  # which the lines have
+        if not changes and not (candidate.code and name == "quantization_config")  # the lines of code contain it
     }
     return Pasted(
         before=before,
@@ -107,8 +111,8 @@ def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, comm
     )
 
 
-def _copied(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """What writes this JSON: the preset, with the folder and the buffers that a plan gives it."""
+def _copy_preset(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """Commands that copy a DeepSpeed preset and set the swap folder and the buffer size of `config` in it."""
     weights = config["zero_optimization"].get("offload_param", {})
     folder = weights.get("nvme_path")
     yield f"memkit ds copy {engine}" + (f" --nvme-path {shlex.quote(folder)}" if folder else "")
@@ -118,16 +122,16 @@ def _copied(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the names that the installed transformers has; it is not imported, which takes seconds."""
+    """The arguments under their names in the installed transformers, which is not imported: that takes seconds."""
     release = Version(version("transformers")).release[:2]
     return {library_versions.name_in_version(name, release): value for name, value in arguments.items()}
 
 
 def _word(value: Any) -> str:
-    """As HfArgumentParser takes it: a mapping is JSON (transformers: training_args.py, `_VALID_DICT_FIELDS`)."""
+    """The value of a flag; a mapping is JSON (transformers: training_args.py, `_VALID_DICT_FIELDS`)."""
     return shlex.quote(json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping) else str(value))
 
 
-def _call(what: str, arguments: Mapping[str, Any]) -> str:
-    lines = "".join(f"    {name}={value!r},\n" for name, value in arguments.items())
-    return f"{what}(\n    ...,\n{lines})"
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    lines = "".join(f"    {key}={value!r},\n" for key, value in arguments.items())
+    return f"{name}(\n    ...,\n{lines})"

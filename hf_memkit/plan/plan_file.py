@@ -1,4 +1,4 @@
-"""A plan as a file that `memkit run --plan` reads: YAML, with a head that says what it is."""
+"""Writes a plan as YAML for `memkit run --plan`, with a comment on top that describes it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HEAD: Final = "# A plan by memkit"
 
 
 def plan_text(plan: Plan, path: str) -> str:
-    """The text of the file of a plan that fits; `path`: where it will stand, for the command that uses it."""
-    verdict, said = answer(plan)
+    """The YAML of a plan that fits. `path`: of the file, for the command in its comment."""
+    verdict, details = answer(plan)
     best = plan.proposed
     result = best.candidate.result if best is not None else ""
     use = f"Use it: {plan.launch_with(path)}"
@@ -32,18 +32,18 @@ def plan_text(plan: Plan, path: str) -> str:
         ]
     head = [
         f"{_HEAD} {__version__} for {plan.name}.",
-        f"# {verdict}: {said}.",
-        *([f"# {each}"] if (each := other_batch(plan)) else []),
+        f"# {verdict}: {details}.",
+        *([f"# {note}"] if (note := other_batch(plan)) else []),
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
         *uses,
-        "# These settings override the script's. `about` sets nothing; it has what they rest on.",
+        "# These settings override the script's. `about` describes the setup and sets nothing.",
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
 
 
 def check_plan_file(path: str) -> None:
-    """Refuses a place where a plan cannot be written, or that holds what memkit did not write."""
+    """Refuses a path that cannot be written, or a file that is not a memkit plan."""
     target = user_path(path)
     if target.is_dir():
         raise InputError(f"--write {path}: a folder; give a file in it, such as {target / 'plan.yaml'}")
@@ -58,7 +58,7 @@ def check_plan_file(path: str) -> None:
 
 
 def write_plan(plan: Plan, path: str) -> Path:
-    """Writes the plan; an earlier plan of memkit is replaced."""
+    """Writes the plan to a file, which may hold an earlier plan."""
     check_plan_file(path)
     target = user_path(path)
     write_text(target, plan_text(plan, path), overwrite=True)

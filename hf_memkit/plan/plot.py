@@ -8,20 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
 from hf_memkit.common.answer.answer import Chart, View
 from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.units import GIB
 from hf_memkit.plan.candidate import GROUPS, Group
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
     "nearly the same": "var(--activations)",
     "another method": "var(--buffers)",
 }
+_TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
@@ -29,10 +30,10 @@ _ALTERNATIVES: Final = "ABC"
 """Labels of other points worth a look."""
 
 
-def frontier(plan: Plan) -> tuple[Judged, ...]:
+def frontier(plan: Plan) -> tuple[Judgement, ...]:
     """Of what fits, has a known time and needs no other code, those than which no other is both faster and smaller;
     the smallest first."""
-    found: list[Judged] = []
+    found: list[Judgement] = []
     pasted = [each for each in _timed(plan) if each.fits and not each.candidate.code]
     for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
         if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
@@ -59,7 +60,10 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
         traces.append(_marks(plan, group, of_group, _COLOURS[group]))
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
-    traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
+    tight = [each for each in timed if each.tight]
+    traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
+    lost = [each for each in timed if not each.fits and not each.tight]
+    traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
     labels = _labelled(plan, timed, front)
     for label, each in labels:
         ring = {"best": "circle-open", "yours": "square-open"}.get(label, "circle")
@@ -69,11 +73,11 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
         traces.append(mark | where | {"mode": "markers+text", "text": [label]})
     gpu = plan.machine.gpu
     if gpu is not None:
-        usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)
+        usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
         highest = max(_rate(plan, each) for each in timed)
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": "92 % of the GPU", "x": [usable, usable],
+                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable],
                 "y": [0, highest], "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
             }
         )  # fmt: skip
@@ -89,19 +93,19 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
     )  # fmt: skip
 
 
-def _labelled(plan: Plan, timed: Sequence[Judged], front: Sequence[Judged]) -> list[tuple[str, Judged]]:
+def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
     """The best setup, the script's own, and up to three others: what is faster with nearly the same result, the
     smallest, and the fastest."""
     own = [("best", plan.proposed), ("yours", plan.own)]
     labels = [(label, each) for label, each in own if each is not None and each in timed]
-    others: list[Judged] = []
+    others: list[Judgement] = []
     for each in (plan.faster(), *front[:1], *reversed(front)):
         if each is not None and each in timed and each not in others and each not in (plan.proposed, plan.own):
             others.append(each)
     return [*labels, *zip(_ALTERNATIVES, others, strict=False)]
 
 
-def _timed(plan: Plan) -> list[Judged]:
+def _timed(plan: Plan) -> list[Judgement]:
     tokens = rate_unit(plan) == "tokens/s"
     return [
         each for each in plan.compared
@@ -110,7 +114,7 @@ def _timed(plan: Plan) -> list[Judged]:
 
 
 def _marks(
-    plan: Plan, name: str, found: Sequence[Judged], colour: str, *, symbol: str = "circle", size: int = 11
+    plan: Plan, name: str, found: Sequence[Judgement], colour: str, *, symbol: str = "circle", size: int = 11
 ) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in found],
@@ -121,11 +125,11 @@ def _marks(
     }  # fmt: skip
 
 
-def _gib(judged: Judged) -> float:
+def _gib(judged: Judgement) -> float:
     return round(judged.needs_bytes / GIB, 3)
 
 
-def _rate(plan: Plan, judged: Judged) -> float:
+def _rate(plan: Plan, judged: Judgement) -> float:
     assert judged.seconds
     of = judged.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
     return round((of or 0) / judged.seconds, 3)

@@ -1,13 +1,13 @@
-"""A script's training, cut to a few steps, in a process of its own: what `--verify` starts on the machine's GPU.
+"""Runs a few steps of a script's training: the process that `memkit plan --verify` starts on this machine's GPU.
 
 ```
 verify.py ─> python -m hf_memkit.plan.short_run REQUEST ─> the script with the plan's settings (as `memkit run --plan`)
-                                                            └─ where it calls train(): 3 steps of the worst batch, 4 of
-                                                               its own loader's, an evaluation, a save; then it ends
+                                                            └─ its first train(): 3 steps with the worst batch, 4 with
+                                                               its own loader, an evaluation, a save; then it exits
 ```
 
-The request is a JSON file: `target`, `is_module` and `arguments` of the script, the `plan` file, `records` and
-`output` folders, the file of the `result`, and whether it `saves`. What the script does below `train()` is not done.
+REQUEST is a JSON file: `target`, `is_module` and `arguments` of the script, the `plan` file, the folders `records` and
+`output`, the `result` file, and whether it `saves`. Code of the script below `train()` does not run.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from hf_memkit.run.ranks import errors_to_launcher
 from hf_memkit.run.script import ScriptRun
 
 WORST_STEPS: Final = 3
-"""The optimizer's states exist from the end of the first on; the third has other batches that may be the worst. The
-callback watches these three closely, which takes time (measuring/memory/recorder.py), so none of them is timed."""
+"""The first step creates the optimizer's states; the third has other batches that may be the worst. The callback
+measures these three steps in detail, which takes time (measuring/memory/recorder.py), so none of them is timed."""
 
 OWN_STEPS: Final = 4
-"""Of the script's own loader; these are timed, with what it takes to put the batches together."""
+"""Steps with batches of the script's own loader. They are timed, with the time to load the batches."""
 
 STEPS: Final = WORST_STEPS + OWN_STEPS
 
-_NOT_CALLED: Final = ("EarlyStoppingCallback", "ProgressCallback", "PrinterCallback")
-"""Of the libraries' callbacks: the first wants metrics that are not kept, the others draw."""
+_REMOVED_CALLBACKS: Final = ("EarlyStoppingCallback", "ProgressCallback", "PrinterCallback")
+"""Callbacks of libraries that are removed: the first needs metrics that a short run lacks, the others print."""
 
 
 def main(path: str) -> None:
-    """Runs it; the script's own errors come through. A SystemExit with 0 when all is done."""
+    """Runs the request in the file `path`. Raises SystemExit(0) after the short training, and the script's own
+    errors."""
     request = json.loads(Path(path).read_text())
     script = UserScript(request["target"], request["is_module"], tuple(request["arguments"]))
     options = {"output_dir": Path(request["records"]), "log": "none", "summary": False, "html": False}
@@ -58,18 +59,18 @@ def main(path: str) -> None:
 
 
 class _ShortTraining:
-    """The first `train()` of the script.
+    """Replaces the script's first `train()` by a short training.
 
     Args:
-        output: where a checkpoint may be written.
-        result: the file that tells how far it came; rank 0 writes it.
-        saves: whether there is room for a checkpoint.
+        output: folder for a checkpoint.
+        result: file for the stage reached and the measurements; rank 0 writes it.
+        saves: whether the disk has room for a checkpoint.
     """
 
     def __init__(self, output: Path, result: Path, *, saves: bool) -> None:
         self._output, self._file, self._saves = output, result, saves
-        self._found: dict[str, Any] = {"stage": "script", "notes": []}
-        self._tell("script")
+        self._result: dict[str, Any] = {"stage": "script", "notes": []}
+        self._enter("script")
 
     def install(self, trainer: types.ModuleType) -> None:
         train = trainer.Trainer.train
@@ -77,66 +78,68 @@ class _ShortTraining:
         @functools.wraps(train)
         def short(trainer: Any, *args: Any, ignore_keys_for_eval: Any = None, **kwargs: Any) -> None:
             self._prepare(trainer)
-            self._tell("steps")
+            self._enter("steps")
             train(trainer, ignore_keys_for_eval=ignore_keys_for_eval)
-            self._tell("done")
+            self._enter("done")
             _leave()
             raise SystemExit(0)
 
         trainer.Trainer.train = short
 
-    def _tell(self, stage: str) -> None:
-        self._found["stage"] = stage
+    def _enter(self, stage: str) -> None:
+        """Records the stage in the result file, so that it is known if the process dies."""
+        self._result["stage"] = stage
         if os.environ.get("RANK", "0") == "0":
-            beside = self._file.with_suffix(".new")
-            beside.write_text(json.dumps(self._found))
-            beside.replace(self._file)
+            new = self._file.with_suffix(".new")
+            new.write_text(json.dumps(self._result))
+            new.replace(self._file)
 
     def _prepare(self, trainer: Any) -> None:
-        self._tell("batches")
+        self._enter("batches")
         arguments = trainer.args
         evaluates = trainer.eval_dataset is not None and _is_on(arguments.eval_strategy)
         saves = self._saves and _is_on(arguments.save_strategy)
-        self._found |= {"evaluated": False if evaluates else None, "saved": False if saves else None}
+        self._result |= {"evaluated": False if evaluates else None, "saved": False if saves else None}
         for name, value in _short_arguments(arguments, str(self._output), evaluates, saves).items():
             if hasattr(arguments, name):
                 object.__setattr__(arguments, name, value)
-        self._found["notes"] += _own_callbacks_alone(trainer)
+        self._result["notes"] += _remove_callbacks(trainer)
         from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 
         if learns_from_answers(trainer):
-            self._found["notes"].append("batches are the first of the script's loader: the model generates them")
+            self._result["notes"].append("batches are the first of the script's loader: the model generates them")
         else:
             loader = self._loader(trainer)
             trainer.get_train_dataloader = lambda: loader
         if evaluates:
             self._shorten_evaluation(trainer)
-        trainer.add_callback(_watch(self._found, self._tell))
+        trainer.add_callback(_step_timer(self._result, self._enter))
 
     def _loader(self, trainer: Any) -> Any:
-        """The worst batch for the first steps, then the script's own loader; of as many on each rank."""
+        """A loader with the worst batch in the first steps, then batches of the script's own loader; of the same
+        length on each rank."""
         from hf_memkit.prediction.child.training.batch_shapes import shape_of
         from hf_memkit.prediction.child.training.batches import chosen_batches
         from hf_memkit.prediction.child.training.traced_batches import Loader, on_host
 
         own = trainer.get_train_dataloader()
         try:
-            chosen = chosen_batches(on_host(trainer.get_train_dataloader()))  # another: this one is changed
-        except Exception as error:  # what cannot be looked at may train all the same
-            said = (str(error).splitlines() or [""])[0][:200]
-            self._found["notes"].append(
-                f"batches are the first of the script's loader: the worst was not found ({said})"
+            chosen = chosen_batches(on_host(trainer.get_train_dataloader()))  # a second loader: `on_host` changes it
+        except Exception as error:  # the script may train without it
+            message = (str(error).splitlines() or [""])[0][:200]
+            self._result["notes"].append(
+                f"batches are the first of the script's loader: the worst was not found ({message})"
             )
             return own
-        self._found["worst"] = shape_of(chosen.worst)
-        self._found["notes"].append(f"the worst batch is {chosen.said}")
+        self._result["worst"] = shape_of(chosen.worst)
+        self._result["notes"].append(f"the worst batch is {chosen.description}")
         micro_batches = int(trainer.args.gradient_accumulation_steps)
         steps = [*[[chosen.worst, *chosen.others]] * (WORST_STEPS - 1), list(chosen.others) or [chosen.worst]]
-        worst = [each for step in steps for each in itertools.islice(itertools.cycle(step), micro_batches)]
+        worst = [batch for step in steps for batch in itertools.islice(itertools.cycle(step), micro_batches)]
         return _WorstFirst(Loader(worst, trainer.args, None), own, STEPS * micro_batches)
 
     def _shorten_evaluation(self, trainer: Any) -> None:
-        """Two batches, the worst of each data set."""
+        """Evaluates on the worst batch of each data set, twice."""
         from hf_memkit.prediction.child.training.evaluations import largest_batch
         from hf_memkit.prediction.child.training.traced_batches import Loader
 
@@ -145,32 +148,32 @@ class _ShortTraining:
         def short_loader(*args: Any, **kwargs: Any) -> Any:
             return Loader([largest_batch(loader_of(*args, **kwargs), worst=True)] * 2, trainer.args, None)
 
-        def tried(*args: Any, **kwargs: Any) -> Any:
-            self._tell("evaluation")
+        def short_evaluate(*args: Any, **kwargs: Any) -> Any:
+            self._enter("evaluation")
             try:
                 return evaluate(*args, **kwargs)
             except Exception as error:
-                # A metric, or a Trainer of the script's, that wants all rows says nothing of the setup. With several
-                # processes the others would wait.
+                # A metric or Trainer of the script that needs all rows says nothing about the setup. With several
+                # processes the others would wait for this one.
                 if _is_out_of_memory(error) or int(os.environ.get("WORLD_SIZE", "1")) > 1:
                     raise
-                said = (str(error).splitlines() or [""])[0][:200]
-                self._found["notes"].append(
-                    f"the evaluation failed with two batches instead of all ({type(error).__name__}: {said})"
+                message = (str(error).splitlines() or [""])[0][:200]
+                self._result["notes"].append(
+                    f"the evaluation failed with two batches instead of all ({type(error).__name__}: {message})"
                 )
-                self._found["evaluated"] = None
+                self._result["evaluated"] = None
                 return {}
 
-        trainer.get_eval_dataloader, trainer.evaluate = short_loader, tried
+        trainer.get_eval_dataloader, trainer.evaluate = short_loader, short_evaluate
 
 
 class _WorstFirst:
-    """A data loader that begins with other batches; all else is the script's own.
+    """The script's data loader with other batches in front.
 
     Args:
-        first: those batches.
-        own: the script's loader; from its begin again where it has too few.
-        count: of batches in all.
+        first: the batches in front.
+        own: the script's loader; it starts again if it has too few batches.
+        count: number of all batches.
     """
 
     def __init__(self, first: Any, own: Any, count: int) -> None:
@@ -185,8 +188,8 @@ class _WorstFirst:
         return self._count
 
     def __iter__(self) -> Iterator[Any]:
-        again = itertools.chain.from_iterable(itertools.repeat(self._own))
-        return itertools.islice(itertools.chain(self._first, again), self._count)
+        endless = itertools.chain.from_iterable(itertools.repeat(self._own))
+        return itertools.islice(itertools.chain(self._first, endless), self._count)
 
 
 def _short_arguments(arguments: Any, output: str, evaluates: bool, saves: bool) -> dict[str, Any]:
@@ -226,24 +229,29 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower()
 
 
-def _own_callbacks_alone(trainer: Any) -> Iterator[str]:
-    """Takes away the script's callbacks, which may write, send or stop, and names them."""
-    for each in list(trainer.callback_handler.callbacks):
-        kind = type(each)
+def _remove_callbacks(trainer: Any) -> Iterator[str]:
+    """Removes the script's callbacks, which may write files, send data or stop the training; yields a note for
+    each."""
+    for callback in list(trainer.callback_handler.callbacks):
+        kind = type(callback)
         own = not kind.__module__.startswith(CALLBACKS_OF_LIBRARIES)
-        if own or kind.__name__ in _NOT_CALLED or kind.__module__ == "transformers.integrations.integration_utils":
-            trainer.callback_handler.callbacks.remove(each)
+        if (
+            own
+            or kind.__name__ in _REMOVED_CALLBACKS
+            or kind.__module__ == "transformers.integrations.integration_utils"
+        ):
+            trainer.callback_handler.callbacks.remove(callback)
         if own:
             yield f"callback {kind.__name__} was not called"
 
 
-def _watch(found: dict[str, Any], tell: Callable[[str], None]) -> Any:
-    """A callback that times steps and says how far it is. It waits for the GPU, which this process may."""
+def _step_timer(result: dict[str, Any], enter: Callable[[str], None]) -> Any:
+    """A callback that times the steps, waiting for the GPU, and records the stage."""
     from transformers import TrainerCallback
 
     times: list[float] = []
 
-    class Watch(TrainerCallback):  # type: ignore[misc]  # transformers' types are not followed
+    class StepTimer(TrainerCallback):  # type: ignore[misc]  # transformers' types are not followed
         def __init__(self) -> None:
             self._begin = 0.0
 
@@ -252,18 +260,18 @@ def _watch(found: dict[str, Any], tell: Callable[[str], None]) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             times.append(_now(args) - self._begin)
-            found["step_times_s"] = times
-            tell("steps")
+            result["step_times_s"] = times
+            enter("steps")
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if found["evaluated"] is False:
-                found["evaluated"] = True
-            tell("save")
+            if result["evaluated"] is False:
+                result["evaluated"] = True
+            enter("save")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            found["saved"] = True
+            result["saved"] = True
 
-    return Watch()
+    return StepTimer()
 
 
 def _now(arguments: Any) -> float:
@@ -275,7 +283,7 @@ def _now(arguments: Any) -> float:
 
 
 def _leave() -> None:
-    """When all ranks are done."""
+    """Waits for the other ranks and leaves the process group."""
     import torch.distributed as distributed
 
     from hf_memkit.setup.process_group import leave_process_group
@@ -287,7 +295,7 @@ def _leave() -> None:
 
 
 def request_of(script: UserScript, paths: Mapping[str, Path], *, saves: bool) -> dict[str, Any]:
-    """What `main` reads. `paths`: of `plan`, `records`, `output` and `result`."""
+    """The request that `main` reads. `paths`: `plan`, `records`, `output` and `result`."""
     return {
         "target": script.target,
         "is_module": script.is_module,
@@ -298,6 +306,6 @@ def request_of(script: UserScript, paths: Mapping[str, Path], *, saves: bool) ->
 
 
 if __name__ == "__main__":
-    from hf_memkit.plan import short_run  # this module becomes the script's `__main__`
+    from hf_memkit.plan import short_run  # the script replaces this module as `__main__`
 
     short_run.main(sys.argv[1])

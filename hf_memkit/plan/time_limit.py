@@ -1,4 +1,4 @@
-"""How long a search goes on: as long as it is told, or by default while that pays."""
+"""Decides when a search stops: at the user's limit, or by default when it no longer improves the plan."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from hf_memkit.plan.candidate import Group
-    from hf_memkit.plan.judgement import Judged
+    from hf_memkit.plan.judgement import Judgement
 
 
 LIMIT_S: Final = 50.0
-"""The default, from the script's own setup on: a whole plan then takes a minute more than the script's preparation, if
-that runs once (benchmarks/plan_search.py). What is being traced is waited for; after Ctrl-C it is ended."""
+"""Seconds of a search by default, without the trace of the unchanged script. With that trace a plan takes about a
+minute longer than the script's preparation, if that runs once (benchmarks/plan_search.py). Traces that have begun are
+completed; after Ctrl-C they are ended."""
 
 MOST_TIMES: Final = 3
-"""Times the default: a search goes on as long at most, while nothing fits or its improvements are large."""
+"""A search takes at most this many times the default, while nothing fits or it still improves a lot."""
 
 _LARGE: Final = 0.9
-"""Of the time of the best so far: what takes less is a large improvement."""
+"""An improvement is large if the step takes at most this share of the best time so far."""
 
 _RECENT: Final = 8
-"""Setups: a large improvement among so many last ones promises another. Assumed."""
+"""Number of last judgements that must contain a large improvement, or the search stops. Assumed."""
 
 
 @dataclass(slots=True)
 class TimeLimit:
     """
     Args:
-        limit_s: nothing is begun that would end later, if it takes as long as the others on average. None: `LIMIT_S`,
-            and up to `MOST_TIMES` as long while nothing fits or improvements are large.
-        clock: seconds, from any moment on.
+        limit_s: seconds. A candidate is not started if it would end later, at the average time of the others. None:
+            `LIMIT_S`, and up to `MOST_TIMES` as long while nothing fits or improvements are large.
+        clock: returns seconds.
     """
 
     limit_s: float | None = None
@@ -47,11 +48,11 @@ class TimeLimit:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
-        """The time runs from here on."""
+        """Starts the clock."""
         self._began = self.clock()
 
     def has_time(self) -> bool:
-        """Whether another setup may be judged."""
+        """Whether another candidate may be judged."""
         took = self.clock() - self._began + self._judging_s / max(1, self._judgements)
         if took <= (LIMIT_S if self.limit_s is None else self.limit_s):
             return True
@@ -59,16 +60,17 @@ class TimeLimit:
             return False
         return self._improved_at is None or self._judgements - self._improved_at < _RECENT
 
-    def add(self, found: Judged, seconds: float) -> None:
-        """Counts a setup, which took so long to judge. It is an improvement if it is the first of its group that fits,
-        or takes much less time than the best of that."""
+    def add(self, judgement: Judgement, seconds: float) -> None:
+        """Counts a judgement that took `seconds` to make. It is a large improvement if it is the first of its group
+        that fits, or clearly faster than the best of its group."""
         with self._lock:
             self._judging_s += seconds
             self._judgements += 1
-            if not found.fits or found.candidate.code:
+            if not judgement.fits or judgement.candidate.code:
                 return
-            group, best = found.candidate.group, self._best_s.get(found.candidate.group, None)
-            step_s = found.seconds if found.is_priced and found.seconds else math.inf
+            group = judgement.candidate.group
+            best = self._best_s.get(group)
+            step_s = judgement.seconds if judgement.is_priced and judgement.seconds else math.inf
             if best is None or step_s < _LARGE * best:
                 self._improved_at = self._judgements
             self._best_s[group] = step_s if best is None else min(step_s, best)

@@ -1,8 +1,8 @@
-"""Traces of one script with other arguments: what it does before it makes its Trainer is done once.
+"""Traces one script with different settings; runs the part before its Trainer only once where possible.
 
 ```
-ScriptTraces ── what nothing has acted on ──> a fork of the script that waits (child/script/forks.py)
-             └─ all others ───────────────────> the script from its first line, with the settings in place of its own
+ScriptTraces ── settings not used so far ──> a fork of the waiting script (child/script/forks.py)
+             └─ all other settings ────────> a new run of the script from its first line
 ```
 """
 
@@ -27,13 +27,13 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
-    asked,
-    checked,
-    device_of,
-    here,
-    own_worker,
     refuse_engine,
+    run_in_worker,
     script_request,
+    script_worker,
+    trace_device,
+    training_of,
+    worker_errors,
 )
 from hf_memkit.prediction.trace.request import EARLY, LATE, Device, ForkEnded, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
@@ -46,24 +46,24 @@ _END_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TraceFile:
-    """What came of a candidate: the file with its `Outcome`, or how its process died without one."""
+    """The result of tracing a candidate: the file with its `Outcome`, or how its process died without one."""
 
     path: Path | None
     died: str | None = None
 
     def outcome(self) -> Outcome:
-        return wire.read(Outcome, self.path.read_text()) if self.path is not None else Outcome(died=self.died)
+        return wire.loads(Outcome, self.path.read_text()) if self.path is not None else Outcome(died=self.died)
 
 
 class ScriptTraces:
-    """One script on one kind of GPU.
+    """Traces of one script on one kind of GPU.
 
     Args:
-        script: which, with its arguments.
-        machine: the machine in question; of its GPU the compute capability decides what is traced.
-        environment: the variables that the script gets.
-        gpus: GPUs of the machine that train.
-        keeps: whether traces of earlier plans are taken, and these kept for later ones (`kept_traces.py`).
+        script: the script with its arguments.
+        machine: the machine to plan for; its GPU's compute capability decides which kernels are traced.
+        environment: environment variables of the script.
+        gpus: number of GPUs that train.
+        keeps: whether to use the cache of traces (`kept_traces.py`).
 
     Raises:
         InputError, ScriptFailed: as `predict_script`; from `start`.
@@ -77,12 +77,12 @@ class ScriptTraces:
         self._script, self._machine, self._environment, self._gpus = script, machine, dict(environment), gpus
         self._stack = contextlib.ExitStack()
         self._folder = Path()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _WaitingProcess] = {}
         self._fresh: Worker | None = None
-        self._runs: threading.Thread | None = None
-        self._one_fresh = threading.Lock()
+        self._script_thread: threading.Thread | None = None
+        self._fresh_lock = threading.Lock()
         self._done: dict[str, Future[TraceFile]] = {}
-        self._asking = threading.Lock()
+        self._done_lock = threading.Lock()
         self._ended = threading.Event()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
@@ -92,124 +92,119 @@ class ScriptTraces:
         return self
 
     def end(self) -> None:
-        """Ends what is being traced, from another thread: whoever waits for it gets CancelledError."""
+        """Ends all tracing; threads that wait for a trace get CancelledError."""
         self._ended.set()
-        for each in self._waiting.values():
-            each.close()
+        for process in self._waiting.values():
+            process.close()
         if self._fresh is not None:
             self._fresh.end()
 
     def __exit__(self, *_: object) -> None:
-        for each in self._waiting.values():
-            each.close()
-        if self._runs is not None:
-            self._runs.join(_END_S)  # the processes that waited end by themselves
+        for process in self._waiting.values():
+            process.close()  # it ends when its socket closes
+        if self._script_thread is not None:
+            self._script_thread.join(_END_S)
         if self._fresh is not None:
             self._fresh.close()
         self._stack.close()
 
     def start(self) -> None:
-        """Runs the script up to where it makes its Trainer."""
+        """Runs the script until it makes its Trainer."""
         refuse_engine(self._script, self._environment)
-        worker, stdin = self._stack.enter_context(own_worker(None))
-        self.device, self.notes = device_of(worker, self._script)
+        worker, stdin = self._stack.enter_context(script_worker(None))
+        self.device, self.notes = trace_device(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
         script: Future[Outcome] = Future()
 
         def run() -> None:
             try:
-                script.set_result(asked(worker, request))
+                script.set_result(run_in_worker(worker, request))
             except BaseException as error:
                 script.set_exception(error)
 
-        self._runs = threading.Thread(target=run, daemon=True)
-        self._runs.start()
+        self._script_thread = threading.Thread(target=run, daemon=True)
+        self._script_thread.start()
         late = self._folder / LATE
         while not late.exists():
             if script.done():
-                checked(self._script, script.result())
+                training_of(self._script, script.result())
                 raise InputError(
                     f"{self._script}: ended before it created a Trainer. Plan a script that calls Trainer.train()"
                 )
             time.sleep(_POLL_S)
         for name in (EARLY, LATE):
             if (self._folder / name).exists():
-                self._waiting[name] = _Waiting(self._folder / name)
+                self._waiting[name] = _WaitingProcess(self._folder / name)
 
     def of(self, overrides: Overrides) -> TraceFile:
-        """The trace of the script with these settings changed; each is made once. Raises CancelledError after
-        `end`."""
+        """The trace of the script with these overrides, which is made only once. Raises CancelledError after `end`."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
-        with self._asking:
+        with self._done_lock:
             begins = key not in self._done
             done = self._done.setdefault(key, Future())
         if begins:
             try:
-                done.set_result(self._traced(overrides))
+                done.set_result(self._cached_or_traced(overrides))
             except BaseException as error:
                 done.set_exception(error)
         return done.result()
 
-    def _traced(self, overrides: Overrides) -> TraceFile:
+    def _cached_or_traced(self, overrides: Overrides) -> TraceFile:
         own = overrides == Overrides()
         if self._kept is not None and not own:
-            result = self._result()
+            result = self._new_result()
             if self._kept.find(overrides, result):
                 return TraceFile(result)
-        found = self._traced_now(overrides)
-        training = found.outcome().training if self._keeps else None
-        if training is not None and found.path is not None:
-            if own and training.facts.rows_digest:
-                self._kept = KeptTraces(training, self._request())
-            elif self._kept is not None:
-                self._kept.keep(overrides, found.path)
-        return found
-
-    def _traced_now(self, overrides: Overrides) -> TraceFile:
         try:
-            return self._asked(overrides)
+            traced = self._trace(overrides)
         finally:
             if self._ended.is_set():
                 raise CancelledError
+        training = traced.outcome().training if self._keeps else None
+        if training is not None and traced.path is not None:
+            if own and training.facts.rows_digest:
+                self._kept = KeptTraces(training, self._request())
+            elif self._kept is not None:
+                self._kept.keep(overrides, traced.path)
+        return traced
 
-    def _asked(self, overrides: Overrides) -> TraceFile:
+    def _trace(self, overrides: Overrides) -> TraceFile:
+        """A trace by a fork of a waiting process; by a new run of the script if both wait too late."""
         if not overrides.model:
             for name in (LATE, EARLY):
-                waiting = self._waiting.get(name)
-                found = waiting.ask(overrides, self._result()) if waiting is not None else None
-                if found is not None:
-                    return found
+                process = self._waiting.get(name)
+                traced = process.trace(overrides, self._new_result()) if process is not None else None
+                if traced is not None:
+                    return traced
                 if self._ended.is_set():
                     raise CancelledError
-        return self._from_its_first_line(overrides)
-
-    def _from_its_first_line(self, overrides: Overrides) -> TraceFile:
-        with self._one_fresh:
+        with self._fresh_lock:
             if self._ended.is_set():
                 raise CancelledError
             if self._fresh is None:
                 self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides)
-            result = self._result()
-            with here(self._script):
-                died = self._fresh.write(request, result)
-        return _file(result, died)
+            result = self._new_result()
+            with worker_errors(self._script):
+                died = self._fresh.run_to_file(request, result)
+        return _trace_file(result, died)
 
     def _request(self) -> ScriptRequest:
         request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
         return replace(request, for_plan=True)
 
-    def _result(self) -> Path:
-        """In a folder of its own: a traced training writes beside it."""
+    def _new_result(self) -> Path:
+        """A path in a new folder, in which the traced training also writes its own files."""
         return Path(tempfile.mkdtemp(dir=self._folder)) / "result.json"
 
 
-def _file(result: Path, died: str | None) -> TraceFile:
+def _trace_file(result: Path, died: str | None) -> TraceFile:
     return TraceFile(result if result.exists() else None, died)
 
 
-class _Waiting:
-    """The process that waits at one of the two moments."""
+class _WaitingProcess:
+    """A process of the script that waits where it makes its Trainer: before (EARLY) or after (LATE) a subclass of
+    Trainer prepares anything."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -220,31 +215,30 @@ class _Waiting:
         self._answers: dict[str, Future[ForkEnded]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, overrides: Overrides, result: Path) -> TraceFile | None:
-        """The trace with these fields and adapters; None: it is too late for them, or the process that waits is
-        gone."""
+    def trace(self, overrides: Overrides, result: Path) -> TraceFile | None:
+        """A trace by a fork of the process; None if it has used these settings already, or died."""
         answer: Future[ForkEnded] = Future()
         request = ForkRequest(str(result), overrides)
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(wire.written(request).encode() + b"\n")
+                self._socket.sendall(wire.dumps(request).encode() + b"\n")
             except OSError:
                 return None
         try:
             ended = answer.result()
         except ConnectionError:
             return None
-        return None if ended.too_late else _file(result, ended.died)
+        return None if ended.too_late else _trace_file(result, ended.died)
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
-                answer = wire.read(ForkEnded, line.decode())
+                answer = wire.loads(ForkEnded, line.decode())
                 self._answers.pop(answer.result).set_result(answer)
         with self._lock:
-            for each in self._answers.values():
-                each.set_exception(ConnectionError())
+            for pending in self._answers.values():
+                pending.set_exception(ConnectionError())
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""`memkit plan --verify`: the proposed setup runs on this machine's GPU, in a process of its own; what was measured,
-beside what was predicted. If it fails the next one is tried.
+"""`memkit plan --verify`: runs the proposed setup on this machine's GPU in a separate process, and compares
+measurements with the prediction. If the setup fails, the next one runs.
 
-In: a plan, the script, its variables. Out: the plan, which proposes none that has failed, and what each run has shown.
+In: a plan, the script, its environment variables. Out: the plan without setups that failed, and the result of each
+run.
 """
 
 from __future__ import annotations
@@ -29,56 +30,55 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.report.load import Run, load_run
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified, measured
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.short_run import request_of
 from hf_memkit.run.launch import launch_command
 
-MOST: Final = 3
-"""Setups that are run at most."""
+MAX_RUNS: Final = 3
 
 _MODULE: Final = "hf_memkit.plan.short_run"
 _LAST_LINES: Final = 12
 _END_S: Final = 15.0
-"""Until processes that were asked to end are killed: torchrun ends its own first."""
+"""Seconds between SIGTERM and SIGKILL, in which torchrun ends its own processes."""
 
-_ROOM: Final = 0.9
-"""Of a disk, what a checkpoint may take at most."""
+_DISK_SHARE: Final = 0.9
+"""Share of the free disk space that a checkpoint may take."""
 
 _QUIET: Final = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""For scripts that begin a dashboard's run themselves."""
+"""Variables that keep the script from starting a run in a dashboard."""
 
 Device = Literal["cuda", "cpu"]
 
 
 def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
-    """Refuses a plan for another GPU than this machine has, or for more; `machine`: None: this one."""
+    """Refuses a plan for another GPU or for more GPUs than this machine has. `machine`: None for this machine."""
     here = this_machine().gpu
     if here is None:
         raise InputError(
             "--verify: this machine has no GPU to run the setup on; omit it, or plan on the machine that trains"
         )
-    asked = machine.gpu if machine is not None and machine.gpu is not None else here
-    if not same_gpu(asked, here):
+    planned = machine.gpu if machine is not None and machine.gpu is not None else here
+    if not same_gpu(planned, here):
         raise InputError(
-            f"--verify: runs on this machine's {here.name}, and the plan is for {asked.name}; omit --gpu or --verify"
+            f"--verify: runs on this machine's {here.name}, and the plan is for {planned.name}; omit --gpu or --verify"
         )
-    if abs(asked.capacity_bytes / here.capacity_bytes - 1) > 0.05:
+    if abs(planned.capacity_bytes / here.capacity_bytes - 1) > 0.05:
         raise InputError(
             f"--verify: this machine's {here.name} has {format_gib(here.capacity_bytes)}, and the "
-            f"plan is for {format_gib(asked.capacity_bytes)}; omit --gpu-memory"
+            f"plan is for {format_gib(planned.capacity_bytes)}; omit --gpu-memory"
         )
     if gpus > (there := _gpus_here()):
         raise InputError(f"--verify: the plan is for --gpus {gpus}, and this machine has {there}; omit --verify")
 
 
 def same_gpu(one: Gpu, other: Gpu) -> bool:
-    """Whether two names are one GPU's: `"NVIDIA L4"` and `"L4"`."""
-    return _plain(one.name) == _plain(other.name)
+    """Whether two names mean the same GPU, such as `"NVIDIA L4"` and `"L4"`."""
+    return _catalogue_name(one.name) == _catalogue_name(other.name)
 
 
-def _plain(name: str) -> str:
+def _catalogue_name(name: str) -> str:
     try:
         return named_gpu(name).name
     except InputError:
@@ -88,7 +88,7 @@ def _plain(name: str) -> str:
 def _gpus_here() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
+        return len([index for index in visible.split(",") if index.strip() not in ("", "-1")])
     import pynvml
 
     try:
@@ -105,81 +105,89 @@ def verify(
     script: UserScript,
     *,
     environment: Mapping[str, str] | None = None,
-    said: Callable[[str], None] = lambda _: None,
-    done: Callable[[Verified], None] = lambda _: None,
-    most: int = MOST,
+    on_start: Callable[[str], None] = lambda _: None,
+    on_end: Callable[[Verified], None] = lambda _: None,
+    max_runs: int = MAX_RUNS,
     device: Device = "cuda",
 ) -> tuple[Plan, tuple[Verified, ...]]:
-    """Runs what the plan proposes for this machine's GPU (`refuse_unverifiable`), `most` setups at most; what fails is
-    proposed no more, and the next one runs. The plan with `failed`, and what was found: the last has passed, or
-    nothing has.
+    """Runs the proposed setups of a plan for this machine's GPU (`refuse_unverifiable`), one after the other, until
+    one passes.
 
     Args:
-        said: is told what is run.
-        done: is told of each run that has ended.
-        device: `"cpu"`, to try all of it where no GPU is.
+        environment: environment variables of the script; None: those of this process.
+        on_start: called with a line about the run that starts.
+        on_end: called with the result of each run.
+        max_runs: number of setups that run at most.
+        device: `"cpu"` runs on a machine without a GPU, to test memkit.
+
+    Returns:
+        The plan with its `failed` setups, and the results. Only the last one may have passed.
     """
-    found: list[Verified] = []
-    given = dict(os.environ if environment is None else environment)
-    while len(found) < most and (judged := plan.proposed) is not None:
-        said(f"{judged.candidate.name} runs here, in a separate process")
-        verified = _ran(judged, plan, script, given, device)
-        found.append(verified)
-        done(verified)
-        if verified.passed:
+    results: list[Verified] = []
+    variables = dict(os.environ if environment is None else environment)
+    while len(results) < max_runs and (proposed := plan.proposed) is not None:
+        on_start(f"{proposed.candidate.name} runs here, in a separate process")
+        result = _run(proposed, plan, script, variables, device)
+        results.append(result)
+        on_end(result)
+        if result.passed:
             break
-        failed = {**plan.failed, judged.candidate: verified.failed}
-        if verified.out_of_memory:
+        failed = {**plan.failed, proposed.candidate: result.failed}
+        if result.out_of_memory:
             failed |= {
-                each.candidate: f"needs as much as {judged.candidate.name}, which ran out of memory here"
+                each.candidate: f"needs as much as {proposed.candidate.name}, which ran out of memory here"
                 for each in plan.ranked
-                if each.needs_bytes >= judged.needs_bytes and each.candidate not in failed
+                if each.needs_bytes >= proposed.needs_bytes and each.candidate not in failed
             }
         plan = replace(plan, failed=failed)
-    return plan, tuple(found)
+    return plan, tuple(results)
 
 
-def _ran(judged: Judged, plan: Plan, script: UserScript, environment: Mapping[str, str], device: Device) -> Verified:
+def _run(
+    judgement: Judgement, plan: Plan, script: UserScript, environment: Mapping[str, str], device: Device
+) -> Verified:
     notes = []
     with _folder() as folder:
         paths = {name: folder / name for name in ("records", "output", "result", "plan", "request")}
         paths["records"].mkdir()
-        saves, why = _has_room(judged, folder)
+        saves, why = _can_save(judgement, folder)
         if why:
             notes.append(why)
-        # YAML reads JSON, too, but not all of it.
-        paths["plan"].write_text(yaml.safe_dump(_short_plan(judged, plan, paths["output"], device)))
-        read = {name: paths[name] for name in ("records", "output", "result", "plan")}
-        paths["request"].write_text(json.dumps(request_of(script, read, saves=saves)))
-        own: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
-        by = signal.SIGKILL
+        # Not as JSON: YAML does not read all of it.
+        paths["plan"].write_text(yaml.safe_dump(_short_plan(judgement, plan, paths["output"], device)))
+        named = {name: paths[name] for name in ("records", "output", "result", "plan")}
+        paths["request"].write_text(json.dumps(request_of(script, named, saves=saves)))
+        arguments: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
+        end_signal = signal.SIGKILL
         if plan.gpus > 1:
-            own, by = launch_command(plan.gpus, *own), signal.SIGTERM
+            arguments, end_signal = launch_command(plan.gpus, *arguments), signal.SIGTERM
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
-        command = boot.command(*own)
-        variables = {**environment, **judged.candidate.environment, **_QUIET}
+        command = boot.command(*arguments)
+        variables = {**environment, **judgement.candidate.environment, **_QUIET}
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        code, last = _process(command, variables, folder / "written", by)
+        code, lines = _run_process(command, variables, folder / "written", end_signal)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
-        records = _records(paths["records"])
+        records = None
+        with contextlib.suppress(InputError):
+            records = load_run(paths["records"])
     passed = code == 0 and result.get("stage") == "done"
-    failed, out_of_memory = ("", False) if passed else _failure(code, result, records, last)
+    failed, out_of_memory = ("", False) if passed else _failure(code, result, records, lines)
     return Verified(
-        judged,
+        judgement,
         failed=failed,
         out_of_memory=out_of_memory,
-        last_lines=() if passed else last[-_LAST_LINES:],
+        last_lines=() if passed else lines[-_LAST_LINES:],
         gpus=plan.gpus,
         notes=(*notes, *result.get("notes", ())),
         **measured(records, result),
     )
 
 
-def _short_plan(judged: Judged, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
-    """The plan's file with what has to be known before `train()`: what the script writes into its output folder goes
-    into another, and no dashboard is begun."""
-    content = plan.file(judged)
+def _short_plan(judgement: Judgement, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
+    """The plan file with the changes of arguments that must be made before `train()`: another output folder, and no
+    dashboard."""
+    content = plan.file(judgement)
     arguments = {
         **content.get("arguments", {}),
         "output_dir": str(output),
@@ -191,51 +199,55 @@ def _short_plan(judged: Judged, plan: Plan, output: Path, device: Device) -> dic
     return {**content, "arguments": arguments, "about": {}}
 
 
-def _has_room(judged: Judged, folder: Path) -> tuple[bool, str]:
-    """(whether a checkpoint may be written there, why not)."""
-    training, prediction = judged.training, judged.prediction
+def _can_save(judgement: Judgement, folder: Path) -> tuple[bool, str]:
+    """(whether the disk has room for a checkpoint, a note if not)."""
+    training, prediction = judgement.training, judgement.prediction
     if training is None or prediction is None:
         return True, ""
     needs = training.facts.saved_bytes + prediction.categories["optimizer"]
     free = shutil.disk_usage(folder).free
-    if needs <= _ROOM * free:
+    if needs <= _DISK_SHARE * free:
         return True, ""
     return False, f"not saved: a checkpoint takes about {format_gib(needs)}, and {free / GIB:.1f} GiB are free here"
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """On the disk with more room: that of temporary files, or the one that the user works on."""
-    places = [Path(tempfile.gettempdir())]
-    if os.access(Path.cwd(), os.W_OK) and shutil.disk_usage(Path.cwd()).free > shutil.disk_usage(places[0]).free:
-        places = [Path.cwd()]
-    with tempfile.TemporaryDirectory(prefix=".memkit-verify-", dir=places[0], ignore_cleanup_errors=True) as folder:
+    """A temporary folder, in the working directory if its disk has more room than that of temporary files."""
+    parent = Path(tempfile.gettempdir())
+    if os.access(Path.cwd(), os.W_OK) and shutil.disk_usage(Path.cwd()).free > shutil.disk_usage(parent).free:
+        parent = Path.cwd()
+    with tempfile.TemporaryDirectory(prefix=".memkit-verify-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
-def _process(
-    command: list[str], environment: Mapping[str, str], written: Path, by: signal.Signals
+def _run_process(
+    command: list[str], environment: Mapping[str, str], output: Path, end_signal: signal.Signals
 ) -> tuple[int, tuple[str, ...]]:
-    """(exit code, the lines that it wrote last). Whatever ends this, that process and what it started end too; where
-    this one is killed, that one gets the signal `by`."""
-    with written.open("wb") as out:
-        # Ctrl-C is for this process, which ends that one.
+    """Runs a command with its output in a file. An exception in this process ends it and all its children; if this
+    process is killed, it gets `end_signal`.
+
+    Returns:
+        (exit code, last lines of output).
+    """
+    with output.open("wb") as out:
+        # In its own session it gets no Ctrl-C: this process does, and ends it.
         process = subprocess.Popen(
             command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-            start_new_session=True, preexec_fn=ends_with_this(by),
+            start_new_session=True, preexec_fn=ends_with_this(end_signal),
         )  # fmt: skip
         try:
             code = process.wait()
         finally:
             _end(process)
-    with written.open("rb") as file:
-        file.seek(max(0, written.stat().st_size - 65_536))
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - 65_536))
         lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     return code, tuple(lines)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends it and what it has started, if it runs."""
+    """Ends a process and all processes that it started."""
     started = []
     with contextlib.suppress(psutil.Error):
         started = psutil.Process(process.pid).children(recursive=True)
@@ -243,20 +255,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-    for each in started:
+    for child in started:
         with contextlib.suppress(psutil.Error):
-            each.kill()
+            child.kill()
     process.kill()
     process.wait()
-    with contextlib.suppress(ProcessLookupError):  # what a script that has ended has left running
+    with contextlib.suppress(ProcessLookupError):  # what an ended script left running
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _records(folder: Path) -> Run | None:
-    try:
-        return load_run(folder)
-    except InputError:
-        return None
 
 
 _ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?(?P<error>[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)(: .*)?)$")
@@ -275,10 +280,10 @@ def _failure(code: int, result: Mapping[str, Any], records: Run | None, lines: t
     """(where and why, whether GPU memory ran out)."""
     if records is not None and records.ending.kind == "out of memory":
         return records.ending.why, True
-    errors = [found["error"] for line in lines if (found := _ERROR.match(line))]
-    out_of_memory = any("OutOfMemoryError" in each or "CUDA out of memory" in each for each in errors)
+    errors = [match["error"] for line in lines if (match := _ERROR.match(line))]
+    out_of_memory = any("OutOfMemoryError" in error or "CUDA out of memory" in error for error in errors)
     if result and code == 0:
         return "the script did not call Trainer.train()", False
     where = _STAGES.get(str(result.get("stage")), "before the script began")
     how = f"ended by signal {-code} {where}" if code < 0 else f"failed {where}"
-    return ": ".join([how, *(each[:300] for each in errors[-1:])]), out_of_memory
+    return ": ".join([how, *(error[:300] for error in errors[-1:])]), out_of_memory

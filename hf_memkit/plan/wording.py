@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from hf_memkit.catalog.fit import FULL_SHARE, limit_bytes
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.hardware import described_gpu
 from hf_memkit.common.answer.answer import NONE, Cell, Code
@@ -13,11 +14,10 @@ from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.pasted import Pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
-from hf_memkit.prediction.verdict import FULL_SHARE
 
 TITLES: Final[Mapping[Group, str]] = {
     "same result": "Same result",
@@ -39,7 +39,7 @@ def subject(plan: Plan) -> str:
     gpu = plan.machine.gpu
     memory = ""
     if gpu is not None:
-        usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
+        usable = format_gib(limit_bytes(gpu.capacity_bytes))
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may use {usable} ({_percent(FULL_SHARE)})"
     found = f"{plan.setups} setup{'s' * (plan.setups != 1)} compared, {len(plan.traced)} of them traced"
     if plan.stopped:
@@ -59,6 +59,10 @@ def answer(plan: Plan) -> tuple[str, str]:
     if plan.verdict == "unfinished":
         tried = f"{len(plan.compared)} tried, search stopped"
         return f"NO SETUP FOUND YET FOR {gpu_of(plan)}", f"{tried}; {plan.lacking()}"
+    if best is None and (tight := plan.tight) is not None and not plan.failed:
+        needs = f"needs up to {format_gib(tight.needs_bytes)}, {format_gib(tight.needs_bytes - tight.limit_bytes)}"
+        slow = "it completes, but can be slow"
+        return f"TIGHT ON {gpu_of(plan)}", f"nothing fits; {tight.candidate.name} {needs} over the limit: {slow}"
     if best is None:
         as_it_is = " WITHOUT A CHANGE OF CODE" if plan.with_code and not plan.failed else ""
         return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
@@ -99,8 +103,9 @@ def beside(plan: Plan) -> Iterator[str]:
     if best.candidate == own.candidate:
         yield "Your script already has this setup: nothing to change."
     elif not own.fits:
-        needs = f"needs up to {format_gib(own.needs_bytes)}, " if own.needs_bytes > own.usable_bytes else ""
-        yield f"Your script as it is, {own.candidate.name}, does not fit: {needs}{_why_not(own)}."
+        needs = f"needs up to {format_gib(own.needs_bytes)}, " if own.needs_bytes > own.limit_bytes else ""
+        does = "is tight" if own.tight else "does not fit"
+        yield f"Your script as it is, {own.candidate.name}, {does}: {needs}{_why_not(own)}."
     elif plan.other_batch:
         known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
         known += [f"{run} in total"] if (run := run_of(own)) != NONE else []
@@ -125,7 +130,7 @@ def warnings(plan: Plan) -> tuple[str, ...]:
     return shown.warnings if shown is not None else ()
 
 
-def _needs(plan: Plan, judged: Judged) -> str:
+def _needs(plan: Plan, judged: Judgement) -> str:
     """A setup with what it takes: `"4 × 2, LoRA: up to 9.20 GiB, 1.40 s a step (1.31 to 1.68), 5,851 tokens/s"`."""
     said = [f"up to {format_gib(judged.needs_bytes)}"]
     if judged.is_priced and judged.step_time is not None:
@@ -224,7 +229,7 @@ def _smallest_gpu(needs: int) -> str:
     """The named GPU with the least memory of those where this fits; empty: there is none."""
     known = {name: described_gpu(name) for name in KNOWN_GPUS}
     sizes = {
-        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and FULL_SHARE * gpu.capacity_bytes >= needs
+        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and limit_bytes(gpu.capacity_bytes) >= needs
     }
     return min(sizes, key=lambda name: sizes[name], default="")
 
@@ -234,14 +239,14 @@ def _is_prime(number: int) -> bool:
     return number > 3 and all(number % each for each in range(2, math.isqrt(number) + 1))
 
 
-def groups(plan: Plan) -> dict[Group, list[Judged]]:
+def groups(plan: Plan) -> dict[Group, list[Judgement]]:
     """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
     ranked = [each for each in plan.ranked if not each.candidate.code]
     by_group = {group: [each for each in ranked if each.candidate.group == group] for group in GROUPS}
     return {group: setups for group, setups in by_group.items() if setups}
 
 
-def too_large(plan: Plan) -> list[Judged]:
+def too_large(plan: Plan) -> list[Judgement]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
     lost = [each for each in plan.compared if not each.fits]
     return sorted(lost, key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
@@ -281,8 +286,8 @@ def gpu_cells(plan: Plan, prices: Mapping[str, float]) -> tuple[str, ...]:
 def missing(plan: Plan) -> str:
     """In a few words, of a GPU for which nothing is proposed."""
     least = plan.smallest()
-    too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
-    said = "nothing found yet" if plan.verdict == "unfinished" else "nothing fits"
+    too_much = least.needs_bytes - least.limit_bytes if least is not None else 0
+    said = {"unfinished": "nothing found yet", "tight": "tight"}.get(plan.verdict, "nothing fits")
     said += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
     return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 
@@ -331,7 +336,7 @@ def time_not_known(plan: Plan) -> str:
     return "no time: a GPU given by size has no known speed; name one (--gpu NAME); ranked by memory"
 
 
-def row(plan: Plan, judged: Judged, price: float | None) -> tuple[str | Cell, ...]:
+def row(plan: Plan, judged: Judgement, price: float | None) -> tuple[str | Cell, ...]:
     """A setup in a table: name with the reason, GiB, seconds a step, rate, the run and its cost."""
     time = judged.step_time if judged.is_priced else None
     reason = "; ".join(filter(None, (why(plan, judged), _off_the_gpu(judged), judged.candidate.result)))
@@ -348,11 +353,11 @@ def row(plan: Plan, judged: Judged, price: float | None) -> tuple[str | Cell, ..
     )
 
 
-def why(plan: Plan, judged: Judged) -> str:
+def why(plan: Plan, judged: Judgement) -> str:
     """Why a setup is not the one that is proposed; empty: it is, or nothing is known."""
     best = plan.proposed
     if not judged.fits:
-        return _why_not(judged)
+        return f"{'tight: ' * judged.tight}{_why_not(judged)}"
     if judged is plan.own and plan.other_batch:
         return f"the script's own {plan.own_sequences} sequences an optimizer step"
     if judged.candidate in plan.failed:
@@ -364,7 +369,7 @@ def why(plan: Plan, judged: Judged) -> str:
     return ""
 
 
-def _off_the_gpu(judged: Judged) -> str:
+def _off_the_gpu(judged: Judgement) -> str:
     """What a setup that swaps needs beside the GPU; empty: it swaps nothing, or does not fit."""
     found = judged.prediction
     if found is None or not (judged.fits and judged.swaps):
@@ -373,8 +378,8 @@ def _off_the_gpu(judged: Judged) -> str:
     return f"needs {format_gib(ram)} of RAM and {format_gib(found.disk_bytes or 0)} of disk"
 
 
-def _why_not(judged: Judged) -> str:
-    too_much = judged.needs_bytes - judged.usable_bytes
+def _why_not(judged: Judgement) -> str:
+    too_much = judged.needs_bytes - judged.limit_bytes
     if judged.prediction is None or too_much <= 0:
         return judged.why.partition("; ")[0]
     return f"{format_gib(too_much)} over the limit"
@@ -384,7 +389,7 @@ _SAME: Final = 0.005
 """Of the time of another: a smaller difference rounds to none."""
 
 
-def _slower(judged: Judged, best: Judged) -> str:
+def _slower(judged: Judgement, best: Judgement) -> str:
     """By how much, and what of a step takes longer."""
     assert judged.seconds and best.seconds and judged.step_time is not None and best.step_time is not None
     said = _faster(judged.seconds, best.seconds)
@@ -418,7 +423,7 @@ def rate_unit(plan: Plan) -> str:
     return "tokens/s" if any(each.tokens for each in plan.traced) else "samples/s"
 
 
-def rate(plan: Plan, judged: Judged) -> str:
+def rate(plan: Plan, judged: Judgement) -> str:
     """On all GPUs, with the unit of `rate_unit`."""
     if not judged.is_priced or not judged.seconds:
         return NONE
@@ -437,7 +442,7 @@ def _short_time(value: float) -> str:
     return f"{digits(value)} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
-def run_of(judged: Judged) -> str:
+def run_of(judged: Judgement) -> str:
     """The whole training, with its evaluations and saves."""
     return duration(judged.run_seconds[1]) if judged.is_priced and judged.run_seconds else NONE
 

@@ -1,15 +1,16 @@
-"""Prediction: what a training will need, by phase and category, before a GPU second is spent.
+"""Predicts the memory of a training, by phase and category, before it runs.
 
 ```python
 from hf_memkit import predict, preset
 
 setup = preset("resident", model="gpt2-xl", gpu_memory="16GB", sequence_length=1024)
-found = predict(setup)
-print(found.verdict, found.peak_allocated_bytes, found.peak_module)
+prediction = predict(setup)
+print(prediction.verdict, prediction.peak_allocated_bytes, prediction.peak_module)
 ```
 
-A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`); what it allocates and frees
-(`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`verdict.py`).
+A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`). Its allocations and frees
+(`trace/`) are replayed through a model of PyTorch's caching allocator (`allocator/`), and compared with the GPU
+(`catalog/fit.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING
 from hf_memkit.common.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from hf_memkit.prediction.confidence import Confidence
     from hf_memkit.prediction.from_script import predict_script
     from hf_memkit.prediction.from_setup import predict
     from hf_memkit.prediction.from_trainer import predict_trainer
     from hf_memkit.prediction.prediction import Prediction
-    from hf_memkit.prediction.verdict import Confidence
 
 __all__ = ["Confidence", "Prediction", "predict", "predict_script", "predict_trainer"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "Confidence": "verdict",
+        "Confidence": "confidence",
         "Prediction": "prediction",
         "predict": "from_setup",
         "predict_script": "from_script",

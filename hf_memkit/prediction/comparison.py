@@ -1,4 +1,4 @@
-"""Why one job needs more in one environment than in another: versions, phases, categories and modules that differ."""
+"""Compares predictions of one job in two environments: versions, phases, categories and modules that differ."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between the predictions of one job in two environments, as (bytes here, bytes there), largest
-    difference first: the highest that the process takes of the GPU, peaks of phases, and the peak's categories and
-    modules; layers of one kind are one (`model.layers.*.mlp`), and what has no name is made outside of any module."""
+    """Differences between two predictions of one job, as (bytes here, bytes there), largest difference first.
+
+    Attributes:
+        total_bytes: maximum that the process takes of the GPU.
+        phases: peaks of phases.
+        categories, modules: parts of the peak; layers of one kind count as one module (`model.layers.*.mlp`), and
+            memory allocated outside any module has an empty name.
+    """
 
     total_bytes: tuple[int, int]
     phases: Mapping[Phase, tuple[int, int]]
@@ -40,23 +45,23 @@ class Comparison:
 
 
 def compare(here: Prediction, there: Prediction) -> Comparison:
-    """What differs between two predictions of one job, both from traces."""
-    of_phases = [{name: peak for name, (peak, _) in each.phases.items()} for each in (here, there)]
+    """Compares two predictions of one job, both from traces."""
+    phases = [{name: peak for name, (peak, _) in prediction.phases.items()} for prediction in (here, there)]
     return Comparison(
         total_bytes=(here.total_bytes[1], there.total_bytes[1]),
-        phases=_different(of_phases[0], of_phases[1]),
+        phases=_different(phases[0], phases[1]),
         categories=_different(here.categories, there.categories),
         modules=_different(here.modules, there.modules),
     )
 
 
 def compare_versions(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """Distributions whose version here is not the one there, by name; None: not installed."""
+    """Distributions with different versions, by name: (here, there); None: not installed."""
     pairs = {name: (here.get(name), there.get(name)) for name in sorted({*here, *there})}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _different(here: Mapping[Name, int], there: Mapping[Name, int]) -> dict[Name, tuple[int, int]]:
     pairs = {name: (here.get(name, 0), there.get(name, 0)) for name in [*here, *there]}
-    found = [(name, pair) for name, pair in pairs.items() if pair[0] != pair[1]]
-    return dict(sorted(found, key=lambda each: -abs(each[1][0] - each[1][1])))
+    different = [(name, pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    return dict(sorted(different, key=lambda item: -abs(item[1][0] - item[1][1])))

@@ -1,4 +1,4 @@
-"""A model with Trainer's defaults: the setup that is predicted where no preset is named."""
+"""Builds the setup of a model with Trainer's defaults, for predictions without a preset."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hf_memkit.catalog.models import (
     ModelFacts,
     Origin,
     describe,
+    gated_message,
     hub_reachable,
-    of_gated,
     quiet_transformers,
     refuse_absent,
 )
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 
 TRAINER_DEFAULTS: Final = "trainer-defaults"
-"""Name of the setup that has only what the user gave."""
+"""Name of the setup with only the user's arguments."""
 
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
-"""Ends of class names of causal language models in transformers (`config.architectures`)."""
+"""Suffixes of class names of causal language models in transformers (`config.architectures`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class LookedAt:
+class ModelDescription:
     """A model as its config describes it.
 
     Attributes:
-        name: hub ID or folder, as it was given.
+        name: hub ID or folder, as given.
         origin: where its weights would come from.
-        config: its config values, without those that are None.
-        maximum_length: longest sequence that its positions allow; None: not said.
-        facts: its shapes, where they were wanted and it is a causal language model of transformers.
-        own_code: whether its classes come with it rather than with transformers.
-        model_class: the class that its config names, where it is no causal language model.
+        config: its config values that are not None.
+        maximum_length: longest sequence that its positions allow; None: not specified.
+        facts: its shapes, if requested and if it is a causal language model of transformers.
+        own_code: whether its classes come with the model instead of transformers.
+        model_class: class that its config names, unless it is a causal language model.
     """
 
     name: str
@@ -55,19 +55,19 @@ class LookedAt:
     model_class: str | None = None
 
 
-def look_at(
+def describe_model(
     name: str, *, trust_remote_code: bool = False, use_hub: bool | None = None, shapes: bool = True
-) -> LookedAt:
-    """The model called `name`, of any kind that transformers knows; no weights are loaded.
+) -> ModelDescription:
+    """Describes a model of any kind that transformers knows, from its config without loading weights.
 
     Args:
         name: hub ID, local folder, or the name of a built-in architecture.
-        trust_remote_code: whether code that comes with the model may be run.
-        use_hub: whether the hub may be asked; None: if it answers.
-        shapes: whether its shapes are wanted too, which takes a second.
+        trust_remote_code: whether code that comes with the model may run.
+        use_hub: whether to ask the hub. Default: if it answers.
+        shapes: whether to determine its shapes, which takes a second.
 
     Raises:
-        InputError: there is no such model, its config contradicts itself, or a login or code of its own is missing.
+        InputError: there is no such model, its config contradicts itself, or it needs a login or its own code.
     """
     refuse_absent(name)
     from transformers import AutoConfig
@@ -77,48 +77,48 @@ def look_at(
     origin: Origin = "local" if folder.is_dir() else "hub"
     try:
         with quiet_transformers():
-            # Said in so many words: transformers would ask on the terminal whether to run the code.
+            # trust_remote_code is always passed, because transformers would ask on the terminal.
             config = AutoConfig.from_pretrained(
                 str(folder) if origin == "local" else name,
                 local_files_only=origin == "local" or not use_hub,
                 trust_remote_code=trust_remote_code,
             )
-    except Exception as error:  # config classes raise whatever they like at a wrong value
+    except Exception as error:  # config classes raise any error for a wrong value
         if "trust_remote_code" in str(error):
             raise InputError(
                 f"model {name!r} comes with its own code, which memkit does not run; read it, then allow it with "
                 f"--trust-remote-code"
             ) from None
         if "gated repo" in str(error).lower():
-            raise InputError(of_gated(name)) from None
+            raise InputError(gated_message(name)) from None
         known = built_in(name) if origin == "hub" else None
         if known is None:
-            facts = describe(name, use_hub=use_hub)  # tells what is wrong
-            return LookedAt(name, facts.origin, facts.config, facts.maximum_length, facts)
+            facts = describe(name, use_hub=use_hub)  # raises with the reason
+            return ModelDescription(name, facts.origin, facts.config, facts.maximum_length, facts)
         config, origin = AutoConfig.for_model(**known[1].config), "architecture"
-    return look_at_config(config, name, origin, shapes=shapes, use_hub=use_hub)
+    return describe_config(config, name, origin, shapes=shapes, use_hub=use_hub)
 
 
-def look_at_config(
+def describe_config(
     config: PretrainedConfig, name: str, origin: Origin, *, shapes: bool = True, use_hub: bool = False
-) -> LookedAt:
-    """The model that a config describes, of a class of transformers or of the model's own code.
+) -> ModelDescription:
+    """Describes the model of a config, of a class of transformers or of the model's own code.
 
     Args:
-        config, shapes, use_hub: as for `look_at`.
-        name: what the model is called: hub ID, folder, or any other name with `origin` "architecture".
+        config, shapes, use_hub: as for `describe_model`.
+        name: hub ID, folder, or any other name with `origin` "architecture".
         origin: where its weights would come from.
 
     Raises:
-        InputError: the config names no class, and is none of a causal language model; or it contradicts itself.
+        InputError: the config contradicts itself, or is not causal and names no class.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     values = {key: value for key, value in config.to_diff_dict().items() if value is not None}
-    classes = [str(each) for each in values.get("architectures") or ()]
+    classes = [str(name) for name in values.get("architectures") or ()]
     own_code = not type(config).__module__.startswith("transformers.")
     causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code
-    causal = causal and (not classes or any(each.endswith(_CAUSAL) for each in classes))
+    causal = causal and (not classes or any(name.endswith(_CAUSAL) for name in classes))
     if not (causal or own_code or classes):
         raise InputError(
             f"model {name!r} ({config.model_type}) is not a causal language model, and its config names no class; "
@@ -126,9 +126,9 @@ def look_at_config(
         )
     facts = None
     if causal and shapes:
-        given = values if origin == "architecture" else None  # what was given, not what the hub has under its name
+        given = values if origin == "architecture" else None  # the given config, not the hub's under its name
         facts = describe(name, given, use_hub=use_hub and given is None)
-    return LookedAt(
+    return ModelDescription(
         name=name,
         origin=origin,
         config=values,
@@ -140,20 +140,20 @@ def look_at_config(
 
 
 def refuse_precision(arguments: Mapping[str, Any]) -> None:
-    """Of fields of TrainingArguments.
+    """Refuses fields of TrainingArguments with two precisions.
 
     Raises:
-        SettingError: bf16 and fp16 at once.
+        SettingError: bf16 and fp16 are both set.
     """
     if arguments.get("bf16") is True and arguments.get("fp16") is True:
         raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
 
 
 def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
-    """The user's own fields of TrainingArguments, and nothing else.
+    """A setup with only the user's fields of TrainingArguments.
 
     Raises:
-        SettingError: one contradicts another.
+        SettingError: an argument contradicts another one.
     """
     refuse_precision(arguments)
     setup = Setup(preset=TRAINER_DEFAULTS)
@@ -162,8 +162,8 @@ def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
     return setup
 
 
-def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
-    """Trainer's defaults with the user's own fields of TrainingArguments, under today's names, and nothing else.
+def default_setup(model: ModelDescription, arguments: Mapping[str, Any]) -> Setup:
+    """Trainer's defaults with the user's fields of TrainingArguments, under today's names.
 
     A DeepSpeed config among them (a path or its content) becomes the setup's own.
 
@@ -179,8 +179,8 @@ def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
     return with_class(setup.put_model(model.name, model.origin, model.config), model)
 
 
-def with_class(setup: Setup, model: LookedAt) -> Setup:
-    """Another setup that names the class of a model that is no causal language model."""
+def with_class(setup: Setup, model: ModelDescription) -> Setup:
+    """The setup with the class of a model that is not a causal language model."""
     if model.model_class is None:
         return setup
     return setup.put("model.class", model.model_class, "the class that its config names")

@@ -1,5 +1,7 @@
-"""`predict_script`: a training script, as it stands → a prediction, before anything is trained. It runs on this
-machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`)."""
+"""`predict_script`: predicts an unchanged training script, before anything is trained.
+
+The script runs on this machine up to `Trainer.train()`, of which two steps are traced (`child/script/script.py`).
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from hf_memkit.common.units import format_gib, format_size
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.prediction.allocator.settings import parse_settings
-from hf_memkit.prediction.found_batch import first_that_fits
+from hf_memkit.prediction.auto_batch_size import first_that_fits
 from hf_memkit.prediction.from_setup import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.running_scripts import (
-    RanScript,
+    ScriptTrace,
     is_live,
     name_of,
-    own_worker,
-    ran_script,
     refuse_engine,
     refuse_unreadable,
+    run_and_trace,
+    script_worker,
 )
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.traced_training import BatchShapes, Engine, HostMemory, TracedTraining
@@ -43,7 +45,7 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
 PRESET: Final = "script"
-"""What stands in the place of a preset's name: the script decides everything."""
+"""Replaces a preset's name: the script decides everything."""
 
 
 def predict_script(
@@ -57,25 +59,25 @@ def predict_script(
     nodes: int = 1,
     python: str | Path | None = None,
 ) -> Prediction:
-    """What a training script will need. Its code runs on this machine up to `train()`.
+    """Predicts the memory of a training script. Its code runs on this machine up to `train()`.
 
     >>> predict_script("train.py", ["--model_name_or_path", "gpt2-xl"], gpu="RTX 4090")          # doctest: +SKIP
 
     Args:
         script: path of the script; `UserScript("trl.scripts.sft", is_module=True)` is a module, as after `python -m`.
-        arguments: what it gets on its command line.
-        gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
-        gpus, nodes: GPUs on each machine, and machines.
-        python: the interpreter of another environment, with whose libraries the script runs; None: this one.
-            `hf_memkit.prediction.comparison.compare` says what differs.
+        arguments: its command-line arguments.
+        gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`. Default: this machine's.
+        gpu_memory, ram: override the sizes of the GPU and of this machine.
+        gpus, nodes: GPUs per machine, and machines.
+        python: the interpreter of another environment, with whose libraries the script runs. Default: this one.
+            `hf_memkit.prediction.comparison.compare` shows the differences.
 
     Returns:
-        The prediction; what was assumed is in its `notes`.
+        The prediction; assumptions are in its `notes`.
 
     Raises:
         InputError: there is no such script, it never calls `Trainer.train()`, or it cannot be modelled.
-        ScriptFailed: it raised an exception, whose traceback `text` has.
+        ScriptFailed: it raised an exception; `text` is the traceback.
     """
     if isinstance(arguments, str):
         raise InputError(f"arguments={arguments!r}: must be a list, such as {arguments.split()}")
@@ -83,7 +85,7 @@ def predict_script(
         if arguments:
             raise InputError("arguments: the UserScript has its own; omit arguments")
     else:
-        script = UserScript.found(str(script), arguments)
+        script = UserScript.at(str(script), arguments)
     machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
     other = find_environment(python) if python is not None else None
     try:
@@ -97,8 +99,13 @@ def predict_script(
 
 @dataclass(frozen=True, slots=True)
 class ScriptTraining:
-    """What a script trains: what was traced, without its trace; the job and what else of it decides bytes, as a setup;
-    and what batches need beside the worst, which the prediction is of."""
+    """A script's training.
+
+    Attributes:
+        traced: without its trace.
+        setup: the job, and other settings that decide memory.
+        batches: needs of batches other than the worst.
+    """
 
     script: UserScript
     traced: TracedTraining
@@ -108,27 +115,26 @@ class ScriptTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """What batches of the data need beside the worst, which the prediction itself is of.
+    """Memory needs of batches other than the worst, to which the prediction applies.
 
     Attributes:
-        shapes: of the batches.
-        usual: what the median needs.
-        smaller: a change → what the worst batch needs with it; empty if it fits as it is.
+        typical: prediction of the median batch.
+        smaller: a change → prediction of the worst batch with it; empty if the worst fits unchanged.
     """
 
     shapes: BatchShapes
-    usual: Prediction
+    typical: Prediction
     smaller: Mapping[str, Prediction]
 
-    def said(self, worst: Prediction) -> str:
+    def sentence(self, worst: Prediction) -> str:
         """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
-        usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual, worst))
-        of = self.shapes
-        if usual == most:
-            return f"A typical batch, {of.usual}, needs as much as the worst, {of.worst}: {most}"
+        typical, maximum = (format_gib(prediction.total_bytes[1]) for prediction in (self.typical, worst))
+        shapes = self.shapes
+        if typical == maximum:
+            return f"A typical batch, {shapes.typical}, needs as much as the worst, {shapes.worst}: {maximum}"
         return (
-            f"A typical batch, {of.usual}, needs {usual}; the worst, {of.worst}, needs {most}; 95 of 100 are no "
-            f"larger than {of.high}"
+            f"A typical batch, {shapes.typical}, needs {typical}; the worst, {shapes.worst}, needs {maximum}; 95 of "
+            f"100 are no larger than {shapes.high}"
         )
 
 
@@ -143,14 +149,14 @@ def predict_script_training(
     other: Environment | None = None,
     ram_is_given: bool = False,
 ) -> tuple[Prediction, ScriptTraining]:
-    """The prediction, and what the script trains.
+    """Predicts a script; returns the prediction and the training.
 
     Args:
         script, machine, gpus, nodes: as for `predict_script`.
-        environment: the variables that the script gets; None: this process's.
-        worker: where it runs, without standard input; None: a process of its own.
-        other: whose libraries it runs with; None: this process's.
-        ram_is_given: whether the machine's RAM is the one in question; else it is if the GPU is this machine's.
+        environment: environment variables of the script. Default: this process's.
+        worker: runs the script, without standard input. Default: a separate process.
+        other: environment with whose libraries it runs. Default: this process's.
+        ram_is_given: the machine's RAM limits the training; else only if the GPU is this machine's.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
@@ -159,26 +165,26 @@ def predict_script_training(
     refuse_unreadable(script, here=other is None)
     environment = dict(os.environ if environment is None else environment)
     refuse_engine(script, environment)
-    _allocator(environment)  # what torch would refuse is refused before anything runs
-    with own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
-        tried: list[int] = []
+    _allocator(environment)  # refuses settings that torch would refuse before anything runs
+    with script_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+        sizes: list[int] = []
 
         def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
-            nonlocal tried
-            ran = ran_script(
+            nonlocal sizes
+            run = run_and_trace(
                 script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, micro_batch_size=batch
             )
-            tried = tried or list(ran.training.batches_tried)
+            sizes = sizes or list(run.training.batches_tried)
             return predicted_training(
-                ran, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other,
+                run, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other,
                 ram_is_given=ram_is_given,
             )  # fmt: skip
 
-        return first_that_fits(predicted(), tried, predicted)
+        return first_that_fits(predicted(), sizes, predicted)
 
 
 def predicted_training(
-    ran: RanScript,
+    run: ScriptTrace,
     script: UserScript,
     machine: Machine,
     *,
@@ -189,10 +195,10 @@ def predicted_training(
     ram_is_given: bool = False,
     enough_bytes: int | None = None,
 ) -> tuple[Prediction, ScriptTraining]:
-    """What follows from the trace of a script that has run; arguments as of `predict_script_training` and
-    `from_trace`."""
-    traced, trace = ran.training, ran.training.trace
-    notes = [*ran.notes, *traced.notes]
+    """The prediction of a script that has been traced, and its training; arguments as for `predict_script_training`
+    and `from_trace`."""
+    traced, trace = run.training, run.training.trace
+    notes = [*run.notes, *traced.notes]
     if machine.gpu is None:
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if gpus * nodes > 1:
@@ -208,7 +214,7 @@ def predicted_training(
         config=engine.written if engine is not None else None,
     )  # fmt: skip
 
-    # RAM that nobody has named, of a machine that may not be the one that trains, decides only what lies there.
+    # RAM that the user did not name, of a machine that may not be the one that trains, decides only about offloading.
     zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
     offloads = any(
         (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
@@ -216,50 +222,50 @@ def predicted_training(
     ram_decides = ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
 
     def of_part(trace: Trace, notes: list[str], enough_bytes: int | None = enough_bytes) -> Prediction:
-        found = from_trace(
-            trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
+        prediction = from_trace(
+            trace, run.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
         if ledger is not None and not ram_decides:
-            found = found.judged(replace(machine, ram_bytes=sys.maxsize))
-        return with_vllm(found.with_warnings(emulated, traced.fp16_overflow), traced.vllm, machine)
+            prediction = prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize))
+        return with_vllm(prediction.with_warnings(emulated, traced.fp16_overflow), traced.vllm, machine)
 
-    if traced.unasked is not None:
-        evaluated, _ = of_part(trace, [], 0).phases["evaluate"]  # nothing is asked of the allocator but this
+    if traced.optional is not None:
+        evaluated, _ = of_part(trace, [], 0).phases["evaluate"]  # without searching the smallest GPU
         notes.append(
             f"not in the verdict: evaluate() with this eval_dataset would allocate {format_size(evaluated)}. Neither "
             "the arguments nor the script ask for an evaluation"
         )
     parts = traced.of_steps()
-    found = of_part(parts.pop("worst"), notes)
+    prediction = of_part(parts.pop("worst"), notes)
     if ledger is None and traced.host is not None:
-        found = _with_ram(found, traced.host, gpus)
-        if ram_decides and (found.host_rss_bytes or 0) > machine.ram_bytes:
-            found = found.judged(machine)
+        prediction = _with_ram(prediction, traced.host, gpus)
+        if ram_decides and (prediction.host_rss_bytes or 0) > machine.ram_bytes:
+            prediction = prediction.with_verdict(machine)
     batches = None
     if traced.batches is not None:
-        usual = of_part(parts.pop("usual"), [])
-        asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
-        smaller = {change: of_part(part, []) for change, part in asked.items()}
-        less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
-        batches = BatchNeeds(traced.batches, usual, less)
-        found = found.with_notes(batches.said(found))
-    return found, ScriptTraining(script, traced.without_trace(), setup, batches)
+        typical = of_part(parts.pop("usual"), [])
+        changes = parts if prediction.verdict == "does not fit" else {}  # each takes as long as the prediction itself
+        smaller = {change: of_part(part, []) for change, part in changes.items()}
+        less = {change: part for change, part in smaller.items() if part.needs_less_than(prediction)}
+        batches = BatchNeeds(traced.batches, typical, less)
+        prediction = prediction.with_notes(batches.sentence(prediction))
+    return prediction, ScriptTraining(script, traced.without_trace(), setup, batches)
 
 
-def _with_ram(found: Prediction, host: HostMemory, processes: int) -> Prediction:
-    """What all processes of a machine take of its RAM: libraries, what the script holds itself, as it does here, and
-    the most of its tensors on the CPU. Each rank loads a model of its own."""
-    phase, tensors = max(host.tensor_bytes.items(), key=lambda each: each[1])
+def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Prediction:
+    """The prediction with the RAM of all processes of a machine: libraries, the script's own memory, as measured here,
+    and the peak of its tensors on the CPU. Each rank loads a separate model."""
+    phase, tensors = max(host.tensor_bytes.items(), key=lambda item: item[1])
     libraries, own = process_row().size_bytes, host.own_bytes
-    said = (
+    note = (
         f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
         f"(measured here) and {format_gib(tensors)} of tensors on the CPU at most, in phase {phase}"
     )
     if processes > 1:
-        said += f", {processes} times"
+        note += f", {processes} times"
     needs = processes * (libraries + own + tensors)
-    return replace(found, host_rss_bytes=needs).with_notes(said)
+    return replace(prediction, host_rss_bytes=needs).with_notes(note)
 
 
 def _setup(traced: TracedTraining, machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:
@@ -279,27 +285,27 @@ def _setup(traced: TracedTraining, machine: Machine, gpus: int, nodes: int, envi
     setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
     if traced.engine is not None:
         setup = setup.put("deepspeed.config", traced.engine.config, "the script's")
-    asked = [_allocator({**environment, **traced.allocator})]
+    allocator = [_allocator({**environment, **traced.allocator})]
     if traced.memory_fraction is not None:
         # torch.cuda.set_per_process_memory_fraction overrides the variable.
-        asked.append(f"per_process_memory_fraction:{traced.memory_fraction}")
-    if text := ",".join(filter(None, asked)):
+        allocator.append(f"per_process_memory_fraction:{traced.memory_fraction}")
+    if text := ",".join(filter(None, allocator)):
         setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
     return setup
 
 
 def _engine_ledger(engine: Engine, job: Job) -> Ledger:
-    """What DeepSpeed holds of the parameters that the script's model has."""
+    """The memory that DeepSpeed needs for the parameters of the script's model."""
     held = zero_ledger(
-        engine.config, shapes(engine.frozen or engine.trained), gpus=job.gpus, nodes=job.nodes,
+        engine.config, facts_from_sizes(engine.frozen or engine.trained), gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=[size for size, _ in engine.trained] if engine.frozen else (),
         linear_elements=engine.linear_elements,
     )  # fmt: skip
     return Ledger((*held.rows, process_row(job.gpus)))
 
 
-def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
-    """As much of a model's facts as DeepSpeed's arithmetic needs."""
+def facts_from_sizes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
+    """The part of a model's facts that DeepSpeed's formulas need."""
     sizes = tuple(size for size, _ in parameters)
     return ModelFacts(
         name="", origin="local", config={}, parameters=sum(sizes), largest_parameter=max(sizes), sizes=sizes,
@@ -309,9 +315,9 @@ def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
 
 
 def _allocator(environment: Mapping[str, str]) -> str | None:
-    """What the environment says to the allocator; InputError: torch would refuse it, or it is not modelled."""
-    found = user_settings(environment)
-    if found is None:
+    """The allocator's settings in the environment; InputError if torch would refuse them or they are not modelled."""
+    settings = user_settings(environment)
+    if settings is None:
         return None
-    parse_settings(found[1])
-    return found[1]
+    parse_settings(settings[1])
+    return settings[1]

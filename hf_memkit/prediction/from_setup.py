@@ -1,5 +1,4 @@
-"""`predict`: a setup → its prediction, by a trace on fake CUDA tensors; where these fail on fake CPU tensors, which is
-said."""
+"""`predict`: predicts a setup by a trace on fake CUDA tensors, or on fake CPU tensors if those fail."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.catalog.adapter_layers import adapter_tensors
+from hf_memkit.catalog.fit import Level
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import free_order
 from hf_memkit.catalog.models import without_collections
@@ -20,6 +20,7 @@ from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.prediction.allocator.capacity import reserved_interval, smallest_cap
 from hf_memkit.prediction.allocator.replay import replay
 from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.running_scripts import script_request
@@ -28,7 +29,6 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.setup.build import missing_package
@@ -40,33 +40,34 @@ from hf_memkit.setup.techniques import setup_ledger as sums
 from hf_memkit.setup.techniques.allocator import VARIABLE
 
 
-def predict(setup: Setup, *, trust_remote_code: bool = False, usual: Setup | None = None) -> Prediction:
-    """Bytes that a training needs, by phase and category, and whether the machine has them.
+def predict(setup: Setup, *, trust_remote_code: bool = False, typical: Setup | None = None) -> Prediction:
+    """Predicts the memory of a training by phase and category, and whether the machine has it.
 
     Args:
-        setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there. Of its job
-            come the model's shapes (None: only a trace can tell) and the machine (without a GPU: no verdict).
-        trust_remote_code: whether code that comes with the model may be run, in the child process.
-        usual: the same setup with the lengths of a usual batch, where `setup` has those of the worst: it is traced
-            after two steps of that. None: all batches are alike.
+        setup: the training: `model.architecture`, `arguments.*` and settings of its techniques. Its job has the
+            model's
+            shapes (None: only a trace shows them) and the machine (without a GPU: no verdict).
+        trust_remote_code: whether code that comes with the model may run, in the child process.
+        typical: the same setup with the lengths of a typical batch, if `setup` has those of the worst: two steps with
+            it are traced first. Default: all batches are alike.
 
     Raises:
-        InputError: nothing can be said of this job, with the reason.
-        NoKernel: the GPU refuses an operation of it, so that it does not train.
+        InputError: the job cannot be predicted, with the reason.
+        NoKernel: the GPU lacks a kernel for an operation, so the job does not train.
         ValueError: the setup has no job.
     """
-    found = _predicted(setup, trust_remote_code=trust_remote_code, usual=usual)
+    prediction = _predicted(setup, trust_remote_code=trust_remote_code, typical=typical)
     model = setup.sized_job.model
     fp16 = setup.get("arguments.fp16")
     overflow = overflow_in_fp16(model.config.get("model_type")) if model is not None and fp16 else ""
-    return found.with_warnings(emulated_by_setup(setup), overflow)
+    return prediction.with_warnings(emulated_by_setup(setup), overflow)
 
 
-def _predicted(setup: Setup, *, trust_remote_code: bool, usual: Setup | None) -> Prediction:
+def _predicted(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) -> Prediction:
     job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
-    if why := unscaled_by_setup(setup):  # at once, and where nothing is traced on a GPU
+    if why := unscaled_by_setup(setup):  # before a trace, and also without a GPU
         raise NoKernel(why)
     setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
@@ -82,14 +83,14 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, usual: Setup | None) ->
     traced = setup
     if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
         traced = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
-    training = SetupTraining(traced, job.sequence_length, usual=usual, trust_remote_code=trust_remote_code)
+    training = SetupTraining(traced, job.sequence_length, typical=typical, trust_remote_code=trust_remote_code)
     for device in _devices(notes):
         try:
-            found = trace_setup(shared_worker(), training, replace(request, device=device))
+            trace = trace_setup(shared_worker(), training, replace(request, device=device))
         except TraceFailed as failure:
             if failure.kind == NoKernel.__name__:
                 raise NoKernel(str(failure)) from failure
-            if failure.refused and (model is None or _is_the_users(failure)):
+            if failure.refused and (model is None or _is_users_error(failure)):
                 raise InputError(str(failure)) from failure
             if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
                 raise InputError(f"a trace needs {missing}") from failure
@@ -97,42 +98,43 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, usual: Setup | None) ->
             notes.append(f"not traced on {_ON[device]}: {failure}")
             continue
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
-        return from_trace(found, device, setup, job, ledger, notes, trainer=trainer)
-    if len(failures) > 1 and _is_the_users(failures[-1]):  # the real Trainer fails at it on both devices
+        return from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
+    if len(failures) > 1 and _is_users_error(failures[-1]):  # the real Trainer fails on both devices
         raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
     raise InputError("; ".join(notes))
 
 
-_MOST_TOKENS: Final = 2**24
-"""Of one GPU in one forward pass: far more than GPUs hold, and still a batch that a child process can make."""
+_MAX_TOKENS: Final = 2**24
+"""Tokens of one GPU in one forward pass: far more than GPUs hold, and still possible in a child process."""
 
-_MOST_PROCESSES: Final = 2**17
+_MAX_PROCESSES: Final = 2**17
 
-_NOT_THE_USERS: Final = frozenset(
+_NOT_USERS_ERRORS: Final = frozenset(
     {
         "Unmodelled", "MissingPackageError", "ImportError", "ModuleNotFoundError", "PackageNotFoundError", "worker",
         "TimeoutError", "MemoryError", "NotImplementedError", "UnsupportedOperatorException", "AttributeError",
     }
 )  # fmt: skip
-"""Kinds of failures that say what cannot be modelled or is not installed here, and nothing of the job."""
+"""Kinds of failures for jobs that cannot be modelled or need missing packages, and not for errors of the job."""
 
 
-def _is_the_users(failure: TraceFailed) -> bool:
-    """Whether an exception of the training itself ended it, not a signal, a time limit or what is missing here."""
-    return failure.kind.isidentifier() and not failure.kind.startswith("SIG") and failure.kind not in _NOT_THE_USERS
+def _is_users_error(failure: TraceFailed) -> bool:
+    """Whether the training itself raised, instead of a signal, a time limit or a missing package."""
+    kind = failure.kind
+    return kind.isidentifier() and not kind.startswith("SIG") and kind not in _NOT_USERS_ERRORS
 
 
 def _refuse_impossible(setup: Setup, job: Job) -> None:
-    """Raises InputError for numbers that no training has, or an engine that is not modelled."""
+    """Raises InputError for impossible numbers, or an engine that is not modelled."""
     micro_batch_size, sequence_length, gpus, nodes = job.micro_batch_size, job.sequence_length, job.gpus, job.nodes
     refuse_below_one(micro_batch_size=micro_batch_size, sequence_length=sequence_length, gpus=gpus, nodes=nodes)
-    if job.tokens > _MOST_TOKENS:
+    if job.tokens > _MAX_TOKENS:
         raise InputError(
-            f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MOST_TOKENS} tokens in one forward "
+            f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MAX_TOKENS} tokens in one forward "
             f"pass of a GPU can be predicted; give a smaller batch or length"
         )
-    if job.processes > _MOST_PROCESSES:
-        raise InputError(f"{gpus} × {nodes} GPUs: at most {_MOST_PROCESSES} can be predicted; give fewer")
+    if job.processes > _MAX_PROCESSES:
+        raise InputError(f"{gpus} × {nodes} GPUs: at most {_MAX_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
         raise InputError(
             f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
@@ -146,7 +148,7 @@ _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real
 
 
 MEASURED_ON: Final = f"GPUs of others: {documentation('predict.md')}"
-"""Where traces were compared with trainings: benchmarks/results/published.json."""
+"""Comparison of traces with trainings: benchmarks/results/published.json."""
 
 
 def _devices(notes: list[str]) -> tuple[Device, ...]:
@@ -156,14 +158,14 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
     except TraceFailed as failure:
         notes.append(str(failure))
         return ()
-    if worker.without_shim is None:
+    if worker.shim_error is None:
         return ("cuda", "cpu")
-    notes.append(f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}")
+    notes.append(f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}")
     return ("cpu",)
 
 
 def _ledger(setup: Setup, job: Job) -> Ledger | None:
-    """The setup's own ledger, or one computed for it; None where neither it nor the model's shapes are known."""
+    """The setup's ledger, or one computed for it; None if it has none and the model's shapes are unknown."""
     if setup.ledger.rows or job.model is None:
         return setup.ledger if setup.ledger.rows else None
     rows = sums.rows(replace(setup, job=job))
@@ -190,19 +192,19 @@ def from_trace(
     libraries: Mapping[str, str] | None = None,
     enough_bytes: int | None = None,
 ) -> Prediction:
-    """A trace, put through the allocator and judged.
+    """Replays a trace through the allocator and adds the verdict.
 
     Args:
         trace: of two optimizer steps.
-        device: where its tensors lay.
-        setup: what else decides bytes: the allocator's settings, what DeepSpeed splits.
-        job: the machine, and how many processes there are.
-        ledger: what is not on the GPU, and what DeepSpeed splits; None: not known.
-        notes: what is to be said beside it; more is added.
-        trainer: what trained, in words.
-        libraries: versions of torch and transformers that made the trace; None: those of this process.
-        enough_bytes: where what is allocated, and what lies outside, takes more, no more is asked of the allocator:
-            what it reserves is then one figure, and the smallest cap what is allocated.
+        device: device of its tensors.
+        setup: other settings that decide memory: the allocator's, DeepSpeed's.
+        job: the machine, and the number of processes.
+        ledger: memory outside the GPU, and memory that DeepSpeed splits; None: unknown.
+        notes: notes of the prediction; more are added.
+        trainer: the Trainer, in words.
+        libraries: versions of torch and transformers that made the trace. Default: those of this process.
+        enough_bytes: if allocated memory and memory outside the allocator exceed this, the smallest cap is not
+            searched: it is then the allocated memory, and reserved memory is a single figure.
     """
     split = is_split(setup)
     if split:
@@ -212,7 +214,7 @@ def from_trace(
     elif job.processes > 1:
         kinds = zip(trace.sizes_bytes, trace.category_of, strict=True)
         gradients = sum(size for size, category in kinds if CATEGORIES[category] == "gradients")
-        # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
+        # Two steps with up to two micro-batches were traced; each parameter has one gradient at a time.
         steps = max(1, sum(phase == "optimizer" for *_, phase in trace.spans()))
         term = "gradient buckets of DistributedDataParallel"
         trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
@@ -222,8 +224,8 @@ def from_trace(
         notes.append(OUTLIERS_ASSUMED)
     settings = AllocatorSettings()
     if text := setup.get(f"environment.{VARIABLE}"):
-        settings, said = parse_settings(str(text))
-        notes.extend(said)
+        settings, allocator_notes = parse_settings(str(text))
+        notes.extend(allocator_notes)
     gpu = job.machine.gpu
     capacity = gpu.capacity_bytes if gpu is not None else None
     plain = replay(trace, settings, gpu_bytes=capacity)
@@ -245,7 +247,7 @@ def from_trace(
         rests_on += ", joined with the formulas of what DeepSpeed holds"
     return Prediction(
         peak_allocated_bytes=alone.peak_allocated_bytes,
-        peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
+        peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # includes the phases' peak
         outside_allocator_bytes=outside,
         smallest_cap_bytes=cap,
         phases={
@@ -263,4 +265,4 @@ def from_trace(
         notes=tuple(notes),
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
-    ).judged(job.machine)
+    ).with_verdict(job.machine)

@@ -1,6 +1,8 @@
-"""`predict_trainer`: what a user gives to Trainer → a prediction, before anything is trained. The objects go to
-another process without the values of weights (`live_objects.py`), and are predicted there as a script is
-(`from_script.py`)."""
+"""`predict_trainer`: predicts the arguments of Trainer, or a Trainer, before anything is trained.
+
+The objects are sent to another process without the values of weights (`live_objects.py`), and predicted there like a
+script (`from_script.py`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 from hf_memkit.catalog.hardware import Machine, described_machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, look_at_config, setup_of_arguments
+from hf_memkit.prediction.defaults import (
+    ModelDescription,
+    default_setup,
+    describe_config,
+    describe_model,
+    setup_of_arguments,
+)
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.from_setup import predict
 from hf_memkit.prediction.trace.request import LIVE
@@ -54,38 +62,38 @@ def predict_trainer(
     nodes: int = 1,
     trust_remote_code: bool = False,
 ) -> Prediction:
-    """What a training with Trainer will need, of a transformers model or your own; nothing is trained here.
+    """Predicts the memory of a training with Trainer, of a transformers model or your own; nothing is trained here.
 
-    Give a Trainer that you have not started, or what you would give to Trainer, under the same names:
+    Give a Trainer that has not been started, or Trainer's own arguments under the same names:
 
     >>> predict_trainer(trainer, gpu="16GB")                                                  # doctest: +SKIP
     >>> predict_trainer("gpt2-xl", {"bf16": True}, sequence_length=1024, gpu="RTX 4090")      # doctest: +SKIP
     >>> predict_trainer(my_module, args, example={"x": ((3, 224, 224), "float32"), "labels": 0})  # doctest: +SKIP
 
     Args:
-        model: a Trainer; a hub ID or folder (its config is read, no weights); a config of transformers; a model that
-            is in memory, on the meta device or not (no value of it is copied); a function or class that makes the
-            model without arguments, or its name as `"my_package.models:build"`: it is called in another process, on
-            tensors without memory.
-        args: TrainingArguments, or a dict of their fields, which also takes `bf16=True` where there is no GPU.
-        train_dataset: its worst batch is predicted, and a usual one beside it.
-        data_collator, processing_class: as Trainer takes them; the collator is called in the other process.
-        optimizer_cls_and_kwargs: as Trainer takes it.
-        trainer_class: a subclass of Trainer with methods of your own, or its name, `"my_package.training:MyTrainer"`.
+        model: a Trainer; a hub ID or folder (only its config is read); a config of transformers; a model in memory or
+            on the meta device (its values are not copied); a function or class that creates the model without
+            arguments, or its name as `"my_package.models:build"`: it is called in another process, on tensors without
+            memory.
+        args: TrainingArguments, or a dict of their fields, in which `bf16=True` is possible without a GPU.
+        train_dataset: its worst and a typical batch are predicted.
+        data_collator, processing_class: as for Trainer; the collator is called in the other process.
+        optimizer_cls_and_kwargs: as for Trainer.
+        trainer_class: a subclass of Trainer, or its name, `"my_package.training:MyTrainer"`.
         example: one row instead of `train_dataset`: name → a tensor, (nested) list or number, or
             `(shape, dtype)`, without the dimension of the batch.
-        sequence_length: tokens of a row, for transformers' models of text, where neither of the two is given.
-        gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
-        gpus, nodes: GPUs on each machine, and machines.
-        trust_remote_code: whether code that comes with a model of the hub may be run, in the other process.
+        sequence_length: tokens of a row, for transformers' text models without a data set or example.
+        gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`. Default: this machine's.
+        gpu_memory, ram: override the sizes of the GPU and of this machine.
+        gpus, nodes: GPUs per machine, and machines.
+        trust_remote_code: whether code that comes with a model of the hub may run, in the other process.
 
     Returns:
-        The prediction; what was assumed is in its `notes`.
+        The prediction; assumptions are in its `notes`.
 
     Raises:
-        InputError: something of it is wrong, contradicts itself, or cannot be modelled, with the reason.
-        ScriptFailed: code of yours raised an exception there, which `text` has.
+        InputError: an argument is wrong, contradicts another, or cannot be modelled.
+        ScriptFailed: your code raised an exception; `text` is the traceback.
     """
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
@@ -94,32 +102,32 @@ def predict_trainer(
         "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs, "trainer_class": trainer_class, "example": example,
     }  # fmt: skip
     if all(hasattr(model, name) for name in ("training_step", "args", "train_dataset", "data_collator")):  # a Trainer
-        beside = {"args": args, **own, "sequence_length": sequence_length}
-        given = [name for name, each in beside.items() if each is not None]
+        others = {"args": args, **own, "sequence_length": sequence_length}
+        given = [name for name, value in others.items() if value is not None]
         if given:
             raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {' and '.join(given)}")
         return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)
-    looked_at = _looked_at(model, trust_remote_code)
-    if looked_at is not None and all(each is None for each in own.values()):
-        return _of_config(looked_at, args, sequence_length, machine, gpus, nodes, trust_remote_code)
+    description = _describe(model, trust_remote_code)
+    if description is not None and all(value is None for value in own.values()):
+        return _of_config(description, args, sequence_length, machine, gpus, nodes, trust_remote_code)
     from hf_memkit.prediction.live_objects import TrainerParts
 
     notes: list[str] = []
-    rows, length = _rows(model, looked_at, own, sequence_length, args, notes)
+    rows, length = _rows(model, description, own, sequence_length, args, notes)
     options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
     parts = TrainerParts(
-        model=_maker(model, looked_at, trust_remote_code),
+        model=_maker(model, description, trust_remote_code),
         arguments=_arguments(args),
         rows=rows,
         length=length,
         kind=_class(trainer_class),
-        options={name: each for name, each in options.items() if each is not None},
+        options={name: value for name, value in options.items() if value is not None},
     )
-    found = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
-    if train_dataset is None:  # rows are all alike, and nobody has given so many
-        kept = tuple(each for each in found.notes if not each.startswith("traced: the"))
-        found = dataclasses.replace(found, notes=kept)
-    return found
+    prediction = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
+    if train_dataset is None:  # all rows are alike, and their number is not the user's
+        kept = tuple(note for note in prediction.notes if not note.startswith("traced: the"))
+        prediction = dataclasses.replace(prediction, notes=kept)
+    return prediction
 
 
 def _predicted(
@@ -133,29 +141,29 @@ def _predicted(
         path = Path(folder) / "objects.pickle"
         write_objects(objects, path)
         script = UserScript(LIVE, is_module=True, arguments=(str(path),))
-        found, _ = predict_script_training(
+        prediction, _ = predict_script_training(
             script, machine, gpus=gpus, nodes=nodes, environment=environment, worker=shared_worker(),
             ram_is_given=ram_is_given,
         )  # fmt: skip
-    return found.with_notes(*notes)
+    return prediction.with_notes(*notes)
 
 
-# ---- a model that its config describes ----
+# ---- a model with a config ----
 
 
-def _looked_at(model: Any, trust_remote_code: bool) -> LookedAt | None:
-    """The model as its config describes it; None: it is an object, or a function that makes one."""
+def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
+    """The model's description from its config; None for an object or a function that creates one."""
     from transformers import PretrainedConfig
 
     if isinstance(model, str) and ":" not in model:
-        return look_at(model, trust_remote_code=trust_remote_code)
+        return describe_model(model, trust_remote_code=trust_remote_code)
     if isinstance(model, PretrainedConfig):
-        return look_at_config(model, type(model).__name__, "architecture")
+        return describe_config(model, type(model).__name__, "architecture")
     return None
 
 
 def _of_config(
-    looked_at: LookedAt,
+    description: ModelDescription,
     args: Any,
     sequence_length: int | None,
     machine: Machine,
@@ -163,30 +171,30 @@ def _of_config(
     nodes: int,
     trust_remote_code: bool,
 ) -> Prediction:
-    """The prediction where nothing is the user's own: as `memkit predict --model`."""
+    """The prediction without the user's own objects, as `memkit predict --model`."""
     fields, notes = read_trainer(args)
     length = sequence_length
     if length is None:
-        length = min(DEFAULT_LENGTH, looked_at.maximum_length or DEFAULT_LENGTH)
+        length = min(DEFAULT_LENGTH, description.maximum_length or DEFAULT_LENGTH)
         notes.append(f"sequences of {length} tokens: assumed; set another with sequence_length")
-    refuse_too_long(looked_at.name, length, looked_at.maximum_length)
+    refuse_too_long(description.name, length, description.maximum_length)
     if machine.gpu is None:
         notes.append(_NO_GPU)
     batch = int(fields.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
-    job = Job(looked_at.facts, machine, batch, length, gpus=gpus, nodes=nodes)
-    setup = dataclasses.replace(default_setup(looked_at, fields), job=job)
+    job = Job(description.facts, machine, batch, length, gpus=gpus, nodes=nodes)
+    setup = dataclasses.replace(default_setup(description, fields), job=job)
     return predict(setup, trust_remote_code=trust_remote_code).with_notes(*notes)
 
 
-# ---- what a Trainer is made of ----
+# ---- arguments of a Trainer ----
 
 
-def _maker(model: Any, looked_at: LookedAt | None, trust_remote_code: bool) -> Any:
-    """What makes the model in the other process, or the model itself."""
+def _maker(model: Any, description: ModelDescription | None, trust_remote_code: bool) -> Any:
+    """The model, or a function that creates it in the other process."""
     from torch import nn
 
-    if looked_at is not None:
-        name = looked_at.model_class or "AutoModelForCausalLM"
+    if description is not None:
+        name = description.model_class or "AutoModelForCausalLM"
         return functools.partial(_model_of, model, name, trust_remote_code)
     if isinstance(model, str):
         return _named(model, "model")
@@ -212,33 +220,33 @@ _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z
 
 
 def _named(path: str, what: str) -> Any:
-    """What `"package.module:name"` names; InputError: there is no such thing."""
+    """The object named `"package.module:name"`; InputError if it does not exist."""
     if not _PATH.fullmatch(path):
         raise InputError(f"{what}={path!r}: write a module and a name in it, such as 'my_package.models:build'")
     module, _, names = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-    except Exception as error:  # the user's code raises whatever it likes
+        named: Any = importlib.import_module(module)
+    except Exception as error:  # the user's code may raise any error
         first = (str(error).strip().splitlines() or [""])[0]
         raise InputError(f"{what}={path!r}: importing {module} failed: {type(error).__name__}: {first}") from error
     for name in names.split("."):
-        if not hasattr(found, name):
+        if not hasattr(named, name):
             raise InputError(f"{what}={path!r}: the module {module} has no {names}")
-        found = getattr(found, name)
-    return found
+        named = getattr(named, name)
+    return named
 
 
 def _class(trainer_class: Any) -> Any:
     from transformers import Trainer
 
-    found = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
-    if found is not None and not (isinstance(found, type) and issubclass(found, Trainer)):
+    kind = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
         raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
-    return found
+    return kind
 
 
 def _arguments(args: Any) -> Any:
-    """TrainingArguments as they are, or fields of theirs as a setup."""
+    """TrainingArguments unchanged, or their fields as a setup."""
     from transformers import TrainingArguments
 
     return args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
@@ -246,26 +254,26 @@ def _arguments(args: Any) -> Any:
 
 def _rows(
     model: Any,
-    looked_at: LookedAt | None,
+    description: ModelDescription | None,
     own: Mapping[str, Any],
     sequence_length: int | None,
     args: Any,
     notes: list[str],
 ) -> tuple[Any, int | None]:
-    """(the data set; None, and the tokens of rows that are made up); InputError: there is none, two, or one without a
-    row."""
+    """(the data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is
+    empty."""
     data, example = own["train_dataset"], own["example"]
     if example is not None and data is not None:
         raise InputError("example and train_dataset: mutually exclusive; omit one")
     if sequence_length is not None and (example is not None or data is not None):
         raise InputError("sequence_length: the rows of example or train_dataset have their own; omit it")
     if example is not None:
-        return [{name: _value(name, each) for name, each in example.items()}] * _ROWS, None
+        return [{name: _value(name, value) for name, value in example.items()}] * _ROWS, None
     if data is not None:
         if hasattr(data, "__len__") and not len(data):
             raise InputError("train_dataset: no rows; give at least one")
         return data, None
-    if looked_at is None and not (hasattr(model, "main_input_name") and hasattr(model, "config")):
+    if description is None and not (hasattr(model, "main_input_name") and hasattr(model, "config")):
         raise InputError(
             "train_dataset or example: give one of them for a model of your own; example is one row, such as "
             "{'x': ((3, 224, 224), 'float32'), 'labels': 0}"
@@ -277,11 +285,11 @@ def _rows(
 
 
 _ROWS: Final = 1024
-"""Copies of an example."""
+"""Number of copies of an example."""
 
 
 def _value(name: str, given: Any) -> Any:
-    """A tensor or plain value of one row."""
+    """A tensor or plain value of a row."""
     import torch
 
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], list | tuple):
@@ -291,7 +299,7 @@ def _value(name: str, given: Any) -> Any:
             sizes = [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 1]
             if sizes:
                 raise InputError(f"example[{name!r}]: {tuple(shape)} is not a shape; write whole numbers above 0")
-            # A mask of ones masks nothing; 0 is a label, and a token, of every model.
+            # A mask of ones masks nothing; 0 is a valid label and token of every model.
             return (torch.ones if "mask" in name else torch.zeros)(tuple(shape), dtype=kind)
         if isinstance(dtype, str):
             raise InputError(f"example[{name!r}]: torch has no dtype {dtype!r}; write one, such as float32")

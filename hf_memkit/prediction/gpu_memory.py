@@ -1,11 +1,11 @@
-"""What a GPU's own libraries take beside the tensors that torch's dispatcher sees: one table, with sources.
+"""Memory of a GPU's libraries outside the tensors that torch's dispatcher sees: formulas with sources.
 
-The figures follow from the libraries' sources. Peaks that others measured on GPUs are met with them, where the same
-libraries are traced (docs/predict.md): nothing was fitted.
+The formulas follow the libraries' source code; nothing is fitted. They agree with peaks that others measured on GPUs
+with the same libraries (docs/predict.md).
 
-Left out, because small or rare: flash attention's split over keys in forward (only where batch × heads are too few to
-fill the GPU), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's
-decomposition, cuDNN's convolutions (their workspace depends on the algorithm chosen on the GPU).
+Omitted because small or rare: flash attention's split over keys in forward (only if batch × heads are too few to fill
+the GPU), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's decomposition,
+cuDNN's convolutions (their workspace depends on the algorithm chosen on the GPU).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hf_memkit.common.units import MIB
 
 Shape = tuple[int, ...]
 
-_CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that goes through lists
+_CHUNK_ELEMENTS: Final = 65536  # of a tensor, per block of a multi-tensor kernel
 
 _FUSED_FOUR_BIT_ROWS: Final = 1536
-"""Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
-backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on GPU and shapes."""
+"""Rows up to which bitsandbytes may multiply without dequantising the whole weight, depending on GPU and shapes
+(bitsandbytes 0.50.2: backends/cuda/ops.py, `_gemm_4bit_custom_max_m`)."""
 
 
 OUTLIER_COLUMNS: Final = 7
-"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
+"""Columns of an input with values above the threshold: at most 7 in models of up to 13 B parameters (Dettmers et al.
 2022, LLM.int8(), arXiv 2208.07339, "Mixed-precision Decomposition")."""
 
 OUTLIERS_ASSUMED: Final = (
@@ -35,8 +35,8 @@ OUTLIERS_ASSUMED: Final = (
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """cuBLAS's workspace of one handle (one a thread) and stream: `:4096:2:16:8`, in KiB × count, or 32 MiB on Hopper
-    and Blackwell. cuBLASLt uses the same one where torch unifies them, which is its default on CUDA.
+    """cuBLAS's workspace of one handle (one per thread) and stream: `:4096:2:16:8`, in KiB × count, or 32 MiB on
+    Hopper and Blackwell. cuBLASLt shares it if torch unifies them, which is its default on CUDA.
 
     Source: pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize` (capabilities 9, 10, 12; later
     versions also 11). CUBLAS_WORKSPACE_CONFIG changes it.
@@ -47,12 +47,13 @@ def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
 
 
 def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
-    """Scratch of flash attention's backward, of shapes (batch, heads, length, head size): the fp32 sum of the queries'
-    gradients, a row of fp32 numbers a head, and with fewer key heads the gradients of keys and values for all query
-    heads.
+    """Scratch memory of flash attention's backward, for shapes (batch, heads, length, head size).
 
-    Taken for cuDNN's too, whose workspace only cuDNN knows (pytorch:aten/src/ATen/native/cudnn/MHA.cpp,
-    `get_workspace_size`): on an H100 it was the same within 0.4 % (benchmarks/results/predict.json, `calibrate`).
+    It holds the fp32 sum of the queries' gradients, a row of fp32 numbers per head, and with fewer key heads the
+    gradients of keys and values for all query heads.
+
+    Also used for cuDNN, whose workspace only cuDNN knows (pytorch:aten/src/ATen/native/cudnn/MHA.cpp,
+    `get_workspace_size`): on an H100 both were equal within 0.4 % (benchmarks/results/predict.json, `calibrate`).
 
     Source: pytorch:aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd`: `dq_accum`, `softmax_d`
     (lengths rounded up to 128, head sizes to 32, above 128 to 64), `dk_expanded` and `dv_expanded`.
@@ -66,11 +67,8 @@ def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
 
 
 def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, element_bytes: int) -> int:
-    """As `flash_backward_bytes`, of (tokens, heads, head size): sequences one behind the other, each of which begins
-    at a block of its own.
-
-    Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 takes the same.
-    """
+    """As `flash_backward_bytes`, for (tokens, heads, head size): concatenated sequences, each starting at a new block.
+    Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 needs the same."""
     tokens, heads, size = query
     scratch = 4 * heads * (tokens + 128 * sequences) * (_up(size, 32 if size <= 128 else 64) + 1)
     if key[1] != heads:
@@ -79,13 +77,14 @@ def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, elemen
 
 
 def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_bytes: int) -> int:
-    """Scratch of memory-efficient attention's backward, of shapes (batch, heads, length, head size): the fp32 sum of
-    the queries' gradients, in 16 bits with head sizes above 128 also those of keys and values, and `delta`, a number a
-    query, which in fp32 is summed by torch from a product of the output's size.
+    """Scratch memory of memory-efficient attention's backward, for shapes (batch, heads, length, head size).
+
+    It holds the fp32 sum of the queries' gradients, in 16 bits with head sizes above 128 also those of keys and
+    values, and `delta`, a number per query, which torch sums in fp32 from a product of the output's size.
 
     Source: pytorch:aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, `workspace_size` and
-    `kNeedsAccumGradQ`; attention_backward.cu, `_efficient_attention_backward`. Blocks are taken as 128 × 64, and keys
-    as not split: between the kernels' real ones.
+    `kNeedsAccumGradQ`; attention_backward.cu, `_efficient_attention_backward`. Blocks are assumed to be 128 × 64, and
+    keys not to be split: between the real kernels'.
     """
     batch, heads, length, size = query
     delta = 4 * batch * heads * length
@@ -99,8 +98,8 @@ def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_byt
 
 
 def foreach_norm_bytes(elements: Sequence[int]) -> int:
-    """Scratch of the norms of many tensors (their elements) in one operation: an fp32 number for each chunk that the
-    largest tensor has, for every tensor, and 320 more.
+    """Scratch memory of the norms of many tensors (given their elements) in one operation: per tensor an fp32 number
+    for each chunk of the largest tensor, and 320 more.
 
     Source: pytorch:aten/src/ATen/native/cuda/ForeachReduceOp.cu, `output_per_tensor`, `global_output`;
     MultiTensorApply.cuh, `kChunkSize`.
@@ -110,9 +109,10 @@ def foreach_norm_bytes(elements: Sequence[int]) -> int:
 
 
 def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: int, *, nested: bool) -> int:
-    """What a product with a 4-bit weight takes inside its one operation: the weight as whole numbers, and with double
-    quantisation its scales in fp32, twice. With few rows a kernel may do without; it is counted from a third of
-    `_FUSED_FOUR_BIT_ROWS` on, where that becomes rare.
+    """Scratch memory of a product with a 4-bit weight: the dequantised weight, and with double quantisation its scales
+    in fp32, twice.
+
+    With few rows a kernel may need none; it is counted from a third of `_FUSED_FOUR_BIT_ROWS` on, where that is rare.
 
     Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `_dequant_linear_fallback`, `_gemm_4bit_use_custom_cuda`.
     """
@@ -124,8 +124,8 @@ def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: in
 
 
 def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
-    """What bitsandbytes takes to find the inputs that it does not multiply in 8 bits: absolute values in fp16, and a
-    mask of those that are at least the threshold.
+    """Scratch memory for finding the inputs that bitsandbytes does not multiply in 8 bits: absolute values in fp16,
+    and a mask of those at or above the threshold.
 
     Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `int8_vectorwise_quant`.
     """
@@ -133,8 +133,8 @@ def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
 
 
 def eight_bit_product_bytes(elements: int, *, fp16: bool) -> int:
-    """What a product of int8 with int8 takes beside its result of so many elements: sums in int32, and the result in
-    fp16, unless it stays so. What is added for outliers is made when these are gone, and is less.
+    """Scratch memory of an int8 product in addition to its result with `elements`: sums in int32, and the result in
+    fp16, unless that is the final dtype. Memory for outliers is allocated after it is freed, and is less.
 
     Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`;
     backends/cuda/ops.py, `int8_linear_matmul`, `int8_mm_dequant`.

@@ -1,8 +1,8 @@
-"""The command that starts a training, as it is typed: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`,
-`python …`, and the commands of front ends: `trl sft …`, `llamafactory-cli train …`, `axolotl train …`, `swift sft …`.
+"""Reads the command that starts a training: `accelerate launch … train.py …`, `torchrun …`, `deepspeed …`, `python …`,
+and the commands of front ends: `trl sft …`, `llamafactory-cli train …`, `axolotl train …`, `swift sft …`.
 
-The launcher's own parser reads it, in the Python that trains: launchers decide how many processes train, and by
-environment variables which engine and precision they train with. Nothing is started.
+The launcher's own parser reads it, in the Python that trains: launchers set the number of processes, and choose engine
+and precision by environment variables. Nothing is started.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 _MODULE: Final = re.compile("-m|--m(o(d(u(l(e)?)?)?)?)?")
-"""The option of launchers, and its abbreviations."""
+"""The module option of launchers, and its abbreviations."""
 
 _PYTHON: Final = re.compile(r"python[\d.]*$")
 _LAUNCHERS: Final = ("accelerate", "accelerate-launch", "torchrun", "deepspeed")
 _SLURM: Final = "srun"
-"""Starts the same command on several machines. What the command says of machines and GPUs counts."""
+"""Starts the same command on several machines; the command gives the numbers of machines and GPUs."""
 FRONT_ENDS: Final = {
     "trl": "trl sft …", "llamafactory-cli": "llamafactory-cli train CONFIG", "lmf": "lmf train CONFIG",
     "axolotl": "axolotl train CONFIG", "swift": "swift sft …",
 }  # fmt: skip
-"""Commands that start a launcher themselves, or train at once → how such a command is written."""
+"""Commands that start a launcher, or train at once → how such a command is written."""
 
 _LIMIT_S: Final = 120.0
 
@@ -44,14 +44,14 @@ _ENGINES: Final = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last: beside it there may be parallelism
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",  # last, because it can be combined with parallelism
 }
-"""By which `accelerate launch` has each process choose an engine (accelerate 1.15.0: utils/launch.py)."""
+"""Variables by which `accelerate launch` chooses the engine of each process (accelerate 1.15.0: utils/launch.py)."""
 
 
 def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(the variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`; the engine);
-    None: it chooses none."""
+    """(variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`, engine), or
+    None."""
     for name, engine in _ENGINES.items():
         if is_on(environment.get(name)):
             return f"{name}={environment[name]}", engine
@@ -63,12 +63,13 @@ class Launched:
     """What a command starts.
 
     Attributes:
-        script: which each process runs.
-        gpus: processes on each machine, one a GPU; None: as many as the machine has GPUs.
-        nodes, environment: machines; variables that the command sets.
-        before: the launcher with its options, up to the word that `script` stands for; without `-m`.
-        is_launcher: whether it starts processes; False: it is Python alone.
-        front_end, typed: of a front end its name, such as `"axolotl"`, and its command as it was typed.
+        script: the script of each process.
+        gpus: processes per machine, one GPU each; None: as many as the machine has GPUs.
+        nodes: machines.
+        environment: variables that the command sets.
+        before: the launcher with its options, up to the word for the script; without `-m`.
+        is_launcher: whether it starts processes; False: it is Python only.
+        front_end, typed: name of a front end, such as `"axolotl"`, and its command as typed.
     """
 
     script: UserScript
@@ -88,10 +89,10 @@ class Launched:
         return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
     def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
-        """(GPUs on each machine, machines), where `--gpus` and `--nodes` are also given; None, 1: they are not.
+        """(GPUs per machine, machines), combined with `--gpus` and `--nodes`; None and 1: not given.
 
         Raises:
-            InputError: the command says another number.
+            InputError: the command has another number.
         """
         for option, given, own in (("--gpus", gpus, self.gpus), ("--nodes", nodes if nodes > 1 else None, self.nodes)):
             if given is not None and own is not None and given != own:
@@ -100,7 +101,7 @@ class Launched:
 
 
 def is_command(word: str) -> bool:
-    """Whether the word, where a script is expected, begins a command."""
+    """Whether a word in the position of a script begins a command."""
     name = Path(word).name
     known = name in ("env", _SLURM, *_LAUNCHERS, *FRONT_ENDS) or _PYTHON.match(name) is not None
     return _ASSIGNMENT.match(word) is not None or (known and not word.endswith(".py"))
@@ -109,15 +110,15 @@ def is_command(word: str) -> bool:
 def read_command(
     words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
 ) -> Launched:
-    """What a command starts.
+    """Reads a command without starting anything.
 
     Args:
         words: the command, with assignments (`NAME=VALUE`) before it.
-        environment: the variables that it is started with; None: this process's.
-        gpus: how many a front end finds on each machine; None: those of this one.
+        environment: its environment variables. Default: this process's.
+        gpus: number of GPUs that a front end sees on each machine. Default: this machine's.
 
     Raises:
-        InputError: no script is in it, or its launcher refuses it.
+        InputError: it contains no script, or its launcher refuses it.
     """
     own: dict[str, str] = {}
     rest = list(words[1:] if words[:1] and words[0] == "env" else words)
@@ -126,8 +127,8 @@ def read_command(
         own[name] = own_value
     assigned = ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
     if rest[:1] == [_SLURM]:
-        at = next((at for at, word in enumerate(rest) if at and is_command(word)), len(rest))
-        assigned, rest = (*assigned, *rest[:at]), rest[at:]
+        start = next((number for number, word in enumerate(rest) if number and is_command(word)), len(rest))
+        assigned, rest = (*assigned, *rest[:start]), rest[start:]
         if not rest:
             raise InputError(f"{' '.join(words)}: srun without a launcher; write srun accelerate launch, or torchrun")
     name = Path(rest[0]).name if rest else ""
@@ -139,33 +140,33 @@ def read_command(
     elif name not in (*_LAUNCHERS, *FRONT_ENDS):
         raise InputError(f"{' '.join(words[:3])}: no launcher; write accelerate launch, torchrun, deepspeed or python")
     variables = {**(os.environ if environment is None else environment), **own}
-    found = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
-    if found.error:
-        raise InputError(f"{' '.join(rest[:2])}: {found.error}{_instead(name, rest[1:2], found.error)}")
-    rest, script = list(found.command) or rest, found.script
+    parsed = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
+    if parsed.error:
+        raise InputError(f"{' '.join(rest[:2])}: {parsed.error}{_front_end_hint(name, rest[1:2], parsed.error)}")
+    rest, script = list(parsed.command) or rest, parsed.script
     if not script.is_module:
-        UserScript.found(script.target)
+        UserScript.at(script.target)
     visible = variables.get("CUDA_VISIBLE_DEVICES", "")
-    each = len(visible.split(",")) if found.gpus is None and visible else found.gpus
-    before = rest[: found.at]
+    per_node = len(visible.split(",")) if parsed.gpus is None and visible else parsed.gpus
+    before = rest[: parsed.at]
     if script.is_module:
-        del before[max(at for at, word in enumerate(before) if _MODULE.fullmatch(word))]
+        del before[max(number for number, word in enumerate(before) if _MODULE.fullmatch(word))]
     return Launched(
-        script, each, found.nodes, {**own, **found.environment}, (*assigned, *before),
-        is_launcher=found.is_launcher, front_end=name if name in FRONT_ENDS else "",
+        script, per_node, parsed.nodes, {**own, **parsed.environment}, (*assigned, *before),
+        is_launcher=parsed.is_launcher, front_end=name if name in FRONT_ENDS else "",
         typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
 
 
-def _instead(name: str, verb: list[str], error: str) -> str:
-    """How a front end's training is written, where its command is none."""
+def _front_end_hint(name: str, verb: list[str], error: str) -> str:
+    """How to write a front end's training, if its command is not one."""
     example = FRONT_ENDS.get(name, "")
-    is_none = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
-    return f"; write {example} for a training" if example and is_none else ""
+    no_training = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
+    return f"; write {example} for a training" if example and no_training else ""
 
 
 def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:
-    """In the process that will trace the script, which has accelerate and torch loaded."""
+    """Runs the parser in the worker that will trace the script, which has accelerate and torch loaded."""
     from hf_memkit.prediction.trace.request import ReadCommand
     from hf_memkit.prediction.worker import lent_worker
 
@@ -177,7 +178,7 @@ def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadComm
 
 
 def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int | None) -> ReadCommand:
-    """In a process of its own: it imports what it likes."""
+    """Runs a front end in a separate process, because it may import any library."""
     from hf_memkit.prediction import wire
     from hf_memkit.prediction.trace.request import ReadCommand
 
@@ -193,29 +194,29 @@ def _read_front_end(words: list[str], environment: Mapping[str, str], gpus: int 
         )
     answers = [line for line in ran.stdout.splitlines() if line.startswith("{")]
     if ran.returncode == 0 and answers:
-        return wire.read(ReadCommand, answers[-1])
+        return wire.loads(ReadCommand, answers[-1])
     lines = [line for line in ran.stderr.splitlines() if line.strip()]
     why = lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {ran.returncode}"
     return ReadCommand(error=why)
 
 
 def _of_python(words: list[str]) -> tuple[list[str], UserScript]:
-    """(the words before the script, or before `-m`; the script); InputError: there is none."""
-    at = 1
-    while at < len(words) and words[at].startswith("-"):
-        flags, is_module, name = words[at][1:].partition("m")
-        if words[at][:2] in ("-W", "-X"):  # with a value
-            at += 1 if len(words[at]) > 2 else 2
+    """(the words before the script, or before `-m`; the script). Raises InputError if there is none."""
+    index = 1
+    while index < len(words) and words[index].startswith("-"):
+        flags, is_module, name = words[index][1:].partition("m")
+        if words[index][:2] in ("-W", "-X"):  # options with a value
+            index += 1 if len(words[index]) > 2 else 2
             continue
-        if words[at] == "-" or (not words[at].startswith("--") and "c" in flags):
+        if words[index] == "-" or (not words[index].startswith("--") and "c" in flags):
             break
-        if is_module and not words[at].startswith("--"):
-            rest = words[at + 1 :] if name else words[at + 2 :]
-            if not name and at + 1 >= len(words):
+        if is_module and not words[index].startswith("--"):
+            rest = words[index + 1 :] if name else words[index + 2 :]
+            if not name and index + 1 >= len(words):
                 break
-            before = [*words[:at], *([f"-{flags}"] if flags else [])]
-            return before, UserScript(name or words[at + 1], True, tuple(rest))
-        at += 1
-    if at >= len(words) or words[at].startswith("-"):
+            before = [*words[:index], *([f"-{flags}"] if flags else [])]
+            return before, UserScript(name or words[index + 1], True, tuple(rest))
+        index += 1
+    if index >= len(words) or words[index].startswith("-"):
         raise InputError(f"{' '.join(words)}: no script in this command; write python train.py or python -m MODULE")
-    return words[:at], UserScript.found(words[at], words[at + 1 :])
+    return words[:index], UserScript.at(words[index], words[index + 1 :])

@@ -1,13 +1,13 @@
-"""Objects of a live process ⇄ a file, without the values of weights. Nothing of what is written is changed.
+"""Writes objects of a live process to a file without the values of weights, and reads them; changes none of them.
 
 ```
-parameter, large buffer, tensor on a GPU    shape, strides, dtype, place; hooks, attributes and ties are kept
-4 or 8 bits (bitsandbytes, torchao)         the same of codes and scales
-other tensor, array, data set, tokenizer    as it is
+parameter, large buffer, tensor on a GPU    shape, strides, dtype, device; hooks, attributes and ties are kept
+4 or 8 bits (bitsandbytes, torchao)         the same for codes and scales
+other tensor, array, data set, tokenizer    unchanged
 class or function of a notebook, lambda     its code (cloudpickle)
 class or function of a module               its name
-lock                                        another one
-open file, connection                       its type: who uses it in the other process is told what it was
+lock                                        a new one
+open file, connection                       its type, for the error message if the other process uses it
 ```
 """
 
@@ -34,29 +34,29 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.common.errors import InputError, Unmodelled
 
-_MOST_ELEMENTS: Final = 2**20
-"""Buffers of at most so many elements keep their values: models ask positions and masks for them."""
+_MAX_ELEMENTS: Final = 2**20
+"""Smaller buffers keep their values, because models read positions and masks from them."""
 
 PREPARED: Final = "memkit_prepared"
-"""Attribute of a module that accelerate had prepared (`Accelerator.prepare_model`), which is undone in the file."""
+"""Attribute of a module that accelerate has prepared (`Accelerator.prepare_model`); the file has the original."""
 
 ON_HOST: Final = "memkit_was_on_host"
-"""Attribute of a Trainer: whether it was made on a machine without a GPU."""
+"""Attribute of a Trainer: whether it was created on a machine without a GPU."""
 
-_OF_THE_MACHINE: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
-"""Of TrainingArguments: what they found out about the machine that they were made on."""
+_MACHINE_FIELDS: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
+"""Attributes of TrainingArguments that depend on the machine on which they were created."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """What a Trainer is made of in the process that predicts.
+    """Parts from which the other process creates a Trainer.
 
     Attributes:
-        model: an `nn.Module`, or what makes one without arguments.
-        arguments: a TrainingArguments, or a setup's `arguments.*`.
-        rows: the data set; None: rows of `length` tokens that mean nothing, for a model of transformers.
+        model: an `nn.Module`, or a function that creates one.
+        arguments: TrainingArguments, or a setup with `arguments.*`.
+        rows: the data set; None: example rows of `length` tokens, for a model of transformers.
         kind: the class; None: `transformers.Trainer`.
-        options: what the class takes beside these.
+        options: other arguments of the class.
     """
 
     model: Any
@@ -71,7 +71,7 @@ def write_objects(objects: Any, path: Path) -> None:
     """Writes `objects` to a file.
 
     Raises:
-        InputError: something of it cannot be described, with the reason.
+        InputError: an object cannot be described, with the reason.
     """
     described = _large_buffers()
     try:
@@ -86,24 +86,26 @@ def write_objects(objects: Any, path: Path) -> None:
 
 
 def read_objects(path: Path) -> Any:
-    """What `write_objects` wrote. Parameters have no values.
+    """Reads the objects that `write_objects` wrote; parameters have no values.
 
     Raises:
-        Exception: whatever the modules raise that it imports.
+        Exception: any error of the modules that it imports.
     """
     with path.open("rb") as file:
-        return pickle.load(file)  # written by the process that asks, into a folder that only its user may enter
+        return pickle.load(file)  # written by the asking process, in a folder that only its user can access
 
 
 def _large_buffers() -> set[int]:
-    """`id` of what has the size of weights, and is none: buffers, and states of optimizers."""
-    found = gc.get_objects()
-    modules = [each for each in found if issubclass(type(each), nn.Module)]
-    buffers = [each for module in modules for each in module._buffers.values() if each is not None]
-    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
-    states = [each for one in optimizers for state in one.state.values() for each in dict(state).values()]
-    tensors = (each for each in (*buffers, *states) if isinstance(each, torch.Tensor))
-    return {id(each) for each in tensors if each.numel() > _MOST_ELEMENTS}
+    """`id`s of tensors as large as weights that are not parameters: buffers, and states of optimizers."""
+    objects = gc.get_objects()
+    modules = [obj for obj in objects if issubclass(type(obj), nn.Module)]
+    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+    optimizers = [obj for obj in objects if issubclass(type(obj), torch.optim.Optimizer)]
+    states = [
+        value for optimizer in optimizers for state in optimizer.state.values() for value in dict(state).values()
+    ]
+    tensors = (value for value in (*buffers, *states) if isinstance(value, torch.Tensor))
+    return {id(tensor) for tensor in tensors if tensor.numel() > _MAX_ELEMENTS}
 
 
 def _dead_reference() -> weakref.ref[Any]:
@@ -111,11 +113,11 @@ def _dead_reference() -> weakref.ref[Any]:
 
 
 _FILES: Final = (io.FileIO, io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
-_MADE_ANEW: Final = {type(make()): make for make in (threading.Lock, threading.RLock)}
+_CREATED_ANEW: Final = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
 class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes tensors of these `id`s without values, and parameters and what is on a GPU."""
+    """Writes tensors with these `id`s, parameters and tensors on a GPU without their values."""
 
     def __init__(self, file: io.BufferedWriter, described: set[int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
@@ -123,37 +125,37 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self._storages: dict[int, _Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
-        """As pickle's: how an object is made again; NotImplemented: as pickle does it."""
+        """How pickle recreates an object; NotImplemented: pickle's default."""
         if isinstance(obj, type | types.FunctionType):
             if hasattr(obj, "_torchdynamo_orig_callable"):
                 name = getattr(obj, "__qualname__", type(obj).__name__)
                 raise InputError(f"torch.compile({name}): what a compiled model keeps cannot be traced; omit it")
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):
-            return self._of_tensor(obj)
+            return self._reduce_tensor(obj)
         if isinstance(obj, weakref.ref):
             return (weakref.ref, (obj(),)) if obj() is not None else (_dead_reference, ())
         if isinstance(obj, _FILES):
-            return _absent(obj)  # cloudpickle would send what is in it
-        if type(obj) in _MADE_ANEW:
-            return _MADE_ANEW[type(obj)], ()
-        known = _of_a_library(obj)
-        if known is not None:
-            return known
+            return _absent(obj)  # cloudpickle would send its content
+        if type(obj) in _CREATED_ANEW:
+            return _CREATED_ANEW[type(obj)], ()
+        reduced = _reduce_library_object(obj)
+        if reduced is not None:
+            return reduced
         reducer = self.dispatch_table.get(type(obj))
         try:
             return reducer(obj) if reducer is not None else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        except Exception:  # whatever an object's own `__getstate__` raises
+        except Exception:  # an object's `__getstate__` may raise any error
             return _absent(obj)
 
-    def _of_tensor(self, tensor: torch.Tensor) -> Any:
+    def _reduce_tensor(self, tensor: torch.Tensor) -> Any:
         kind, trained = type(tensor), tensor.requires_grad
         if is_traceable_wrapper_subclass(tensor):
             names, context = tensor.__tensor_flatten__()
             inner = {name: getattr(tensor, name) for name in names}
             self._described |= set(map(id, inner.values()))
             parameter = trained if isinstance(tensor, nn.Parameter) else None
-            return _wrapping, (kind, inner, context, tensor.shape, tensor.stride(), parameter)
+            return _wrapper_tensor, (kind, inner, context, tensor.shape, tensor.stride(), parameter)
         if kind is not torch.Tensor and not issubclass(kind, nn.Parameter):
             raise InputError(
                 f"a {kind.__name__} cannot be described without its values; predict the script that loads the model: "
@@ -164,30 +166,32 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         if plain and id(tensor) not in self._described and key not in self._storages:
             return NotImplemented
         storage = self._storages.setdefault(key, _Storage(tensor))
-        about = (kind, storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, trained)
-        return _tensor, about, _attributes(tensor), None, None, _set_attributes
+        metadata = (
+            kind, storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, trained,
+        )  # fmt: skip
+        return _tensor, metadata, _attributes(tensor), None, None, _set_attributes
 
 
 # ---- tensors ----
 
 
 class _Storage:
-    """What one or more tensors lie in; one of them is given."""
+    """The storage of one or more tensors, of which one is given."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
             raise InputError(
                 f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted; put it on one"
             )
-        self._tensor = tensor  # no other storage may come to lie at its address
+        self._tensor = tensor  # keeps the storage alive, so that its address is not reused
 
     def __reduce__(self) -> Any:
-        place = "cuda" if self._tensor.device.type == "cuda" else "cpu"
-        return _bytes, (self._tensor.untyped_storage().nbytes(), place)
+        device = "cuda" if self._tensor.device.type == "cuda" else "cpu"
+        return _bytes, (self._tensor.untyped_storage().nbytes(), device)
 
 
-def _bytes(count: int, place: str) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.uint8, device=place if torch.cuda.is_available() else "cpu")
+def _bytes(count: int, device: str) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device=device if torch.cuda.is_available() else "cpu")
 
 
 def _tensor(
@@ -207,18 +211,22 @@ def _tensor(
     return plain.requires_grad_(trained)
 
 
-def _wrapping(
+def _wrapper_tensor(
     kind: Any, inner: dict[str, Any], context: Any, size: Any, strides: Any, trained: bool | None
 ) -> torch.Tensor:
-    """A tensor of several others (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`). `inner` and
-    `context` are what `__tensor_flatten__` gave; `trained`: of a parameter; None: it is none."""
+    """A tensor with several inner tensors (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`).
+
+    Args:
+        inner, context: from `__tensor_flatten__`.
+        trained: `requires_grad` of a parameter; None: it is no parameter.
+    """
     made: torch.Tensor = kind.__tensor_unflatten__(inner, context, size, strides)
     return made if trained is None else nn.Parameter(made, trained)
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any] | None:
     hooks = {name: getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
-    state = {**vars(tensor), **{name: each for name, each in hooks.items() if each}}
+    state = {**vars(tensor), **{name: value for name, value in hooks.items() if value}}
     if tensor.is_leaf and tensor.grad is not None:
         state["grad"] = tensor.grad
     return state or None
@@ -229,11 +237,11 @@ def _set_attributes(made: Any, state: dict[str, Any]) -> None:
         setattr(made, name, value)
 
 
-# ---- what libraries make ----
+# ---- objects of libraries ----
 
 
-def _of_a_library(obj: Any) -> Any:
-    """How an object is made that belongs to the machine it was made on; None: it does not."""
+def _reduce_library_object(obj: Any) -> Any:
+    """How to recreate an object that belongs to its machine; None for other objects."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -241,7 +249,7 @@ def _of_a_library(obj: Any) -> Any:
 
     owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
     if isinstance(owner, Accelerator | AcceleratorState | GradientState | PartialState):
-        return _absent(owner)  # the other process makes its own
+        return _absent(owner)  # the other process creates a new one
     if isinstance(obj, CallbackHandler):
         return _new, (type(obj),), {**vars(obj), "optimizer": None, "lr_scheduler": None}
     if isinstance(obj, TrainerCallback):
@@ -249,23 +257,22 @@ def _of_a_library(obj: Any) -> Any:
     if isinstance(obj, TrainingArguments):
         return _new, (type(obj),), _arguments(obj)
     if isinstance(obj, Trainer):
-        return _new, (type(obj),), {**vars(obj), **_as_before(obj), ON_HOST: obj.args.device.type != "cuda"}
+        return _new, (type(obj),), {**vars(obj), **_initial_state(obj), ON_HOST: obj.args.device.type != "cuda"}
     if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
         before = parametrize.type_before_parametrizations(obj)
         return _new, (before,), vars(obj), None, None, _parametrized
     if isinstance(obj, nn.Module) and "_original_forward" in vars(obj):
         state = {**vars(obj), PREPARED: True}
         original = state.pop("_original_forward")
-        # accelerate 1.15.0: accelerator.py, `prepare_model`; what it puts there belongs to the device
+        # accelerate 1.15.0: accelerator.py, `prepare_model`; the forward that it installs belongs to the device
         del state["forward"]
         is_its_own = getattr(original, "__func__", None) is type(obj).forward
         return _new, (type(obj),), state if is_its_own else {**state, "forward": original}
     return None
 
 
-def _as_before(trainer: Any) -> dict[str, Any]:
-    """What a Trainer that has trained would begin with again: its optimizer, before accelerate prepared it, without
-    states."""
+def _initial_state(trainer: Any) -> dict[str, Any]:
+    """The optimizer that a Trainer would start with again: before accelerate prepared it, and without states."""
     from accelerate.optimizer import AcceleratedOptimizer
 
     if not isinstance(trainer.optimizer, AcceleratedOptimizer):
@@ -280,7 +287,8 @@ def _new(kind: Any) -> Any:
 
 
 def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
-    """Such as weight norm: its class is of the module alone (torch 2.13: nn/utils/parametrize.py)."""
+    """Restores a parametrization, such as weight norm, whose class belongs to one module (torch 2.13:
+    nn/utils/parametrize.py)."""
     vars(made).update(state)
     parametrize._inject_new_class(made)
     for name in made.parametrizations:  # type: ignore[union-attr]
@@ -288,9 +296,9 @@ def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:
-    state = {**vars(arguments), **dict.fromkeys(_OF_THE_MACHINE), "use_cpu": False}  # on the GPU that is asked for
+    state = {**vars(arguments), **dict.fromkeys(_MACHINE_FIELDS), "use_cpu": False}  # for the requested GPU
     state.pop("_setup_devices", None)  # a cached property
-    if arguments.deepspeed:  # as `child/libraries/deepspeed_engine.py` has it
+    if arguments.deepspeed:  # as in `child/libraries/deepspeed_engine.py`
         state |= {"memkit_engine": _content(arguments.deepspeed), "mixed_precision": "no"}
     return state
 
@@ -304,7 +312,7 @@ def _absent(obj: Any) -> Any:
 
 
 class _Absent:
-    """Something that no other process can be given."""
+    """Placeholder for an object that cannot be sent to another process."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind

@@ -1,6 +1,6 @@
-"""What a setup will need before it is run. In: what a trace and a replay gave. Out: plain data.
+"""The prediction of a setup as plain data, computed from a trace and its replay.
 
-`Prediction(…).judged(machine)` adds the verdict. The JSON has the names of docs/design.md, "A prediction".
+`Prediction(…).with_verdict(machine)` adds the verdict. docs/reference.md has the names of its JSON.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any, Final, Self
 
+from hf_memkit.catalog import fit
+from hf_memkit.catalog.fit import VERDICTS, Verdict
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
-from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge, usable_bytes
+from hf_memkit.prediction.confidence import Confidence
 
 PhasePeak = tuple[int, int | None]
-"""Peak allocated and peak reserved of a phase, bytes; None: not modelled."""
+"""Peak allocated and peak reserved bytes of a phase; None: not modelled."""
 
 
 _SMALLEST_PART: Final = 0.001
@@ -24,51 +26,50 @@ _SMALLEST_PART: Final = 0.001
 
 
 def size_text(size_bytes: int | None) -> str:
-    """`"1.53 GiB"`, or that it was not modelled."""
+    """`"1.53 GiB"`, or `"not modelled"`."""
     if size_bytes is None:
         return "not modelled"
     return format_size(size_bytes) if size_bytes else "0"
 
 
 def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Category, int]:
-    """Every category, and in `other` what `total_bytes` has beyond them: the allocator's blocks are larger than what
-    was asked for.
+    """All categories, with the rest of `total_bytes` added to `other`: blocks of the allocator exceed the requests.
 
     Raises:
-        ValueError: the categories hold more than that.
+        ValueError: the categories exceed the total.
     """
     rest = total_bytes - sum(categories.values())
     if rest < 0:
         raise ValueError(f"categories add up to {total_bytes - rest} bytes, more than {total_bytes}")
-    found = {name: categories.get(name, 0) for name in CATEGORIES}
-    return {**found, "other": found["other"] + rest}
+    result = {name: categories.get(name, 0) for name in CATEGORIES}
+    return {**result, "other": result["other"] + rest}
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Bytes that one training needs on each GPU, and on each machine, with how far they can be trusted.
+    """Bytes that one training needs on each GPU and on each machine, and how reliable they are.
 
     Attributes:
-        peak_allocated_bytes: highest that tensors take on a GPU, in blocks of the allocator.
-        peak_reserved_bytes: lowest and highest of what the allocator takes from the driver: the order of frees, which
-            decides it, differs from run to run.
-        outside_allocator_bytes: what the process holds on the GPU beside the allocator: CUDA context, NCCL.
-        smallest_cap_bytes: the least that the allocator may be given; it frees its cache before it fails.
-        phases: peaks of each phase that was modelled.
-        categories: what the peak is made of; all categories, adding up to `peak_allocated_bytes`.
-        peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty where no trace says.
+        peak_allocated_bytes: maximum of tensors on a GPU, in blocks of the allocator.
+        peak_reserved_bytes: minimum and maximum that the allocator takes from the driver: it depends on the order of
+            frees, which differs between runs.
+        outside_allocator_bytes: memory of the process on the GPU outside the allocator: CUDA context, NCCL.
+        smallest_cap_bytes: minimum that the allocator needs; it frees its cache before it fails.
+        phases: peaks of each modelled phase.
+        categories: parts of the peak; all categories, adding up to `peak_allocated_bytes`.
+        peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty without a trace.
         confidence: what the numbers rest on.
-        source: what computed them, such as the versions of the libraries that were traced.
-        capacity_bytes: the GPU's, as PyTorch reports it; None: no GPU is known.
+        source: what computed them, such as the versions of the traced libraries.
+        capacity_bytes: of the GPU, as PyTorch reports it; None: no GPU is known.
         host_rss_bytes, pinned_bytes, disk_bytes: RAM, page-locked RAM and disk of one machine with all its processes;
             None: not modelled.
-        verdict: None where no GPU is known.
-        why: the verdict's reason.
-        notes: what was bounded or assumed, a sentence each.
-        warnings: what the verdict does not weigh, and costs much: shown under it, a sentence each.
-        memory_fraction: the share of the GPU that torch lets the process take (`per_process_memory_fraction`).
-        modules: what the peak is made of, by module and category, to compare (`comparison.py`); not in the JSON, and
-            empty where no trace says.
+        verdict: None if no GPU is known.
+        why: reason of the verdict.
+        notes: bounds and assumptions, a sentence each.
+        warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
+        memory_fraction: share of the GPU that torch lets the process use (`per_process_memory_fraction`).
+        modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
+            without a trace.
     """
 
     peak_allocated_bytes: int
@@ -112,46 +113,84 @@ class Prediction:
         object.__setattr__(self, "categories", {name: self.categories[name] for name in CATEGORIES})
 
     def needs_less_than(self, other: Prediction) -> bool:
-        """Whether it does so clearly, by a hundredth of what the process takes."""
+        """Whether it needs at least 1 % less of the GPU."""
         return self.total_bytes[1] < 0.99 * other.total_bytes[1]
 
     @property
     def total_bytes(self) -> tuple[int, int]:
-        """Lowest and highest that the process takes of the GPU: reserved, and what is outside the allocator."""
+        """Minimum and maximum that the process takes of the GPU: reserved, and outside the allocator."""
         low, high = self.peak_reserved_bytes
         return low + self.outside_allocator_bytes, high + self.outside_allocator_bytes
 
     @property
     def largest_category(self) -> Category:
-        """What most of the peak is."""
+        """The category with the largest part of the peak."""
         return max(self.categories, key=lambda name: self.categories[name])
 
     @property
     def usable_bytes(self) -> int:
         """What the allocator may take of the GPU."""
-        return usable_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+        return max(0, self.room_bytes - self.outside_allocator_bytes)
+
+    @property
+    def room_bytes(self) -> int:
+        """What the process may take of the GPU."""
+        return fit.room_bytes(self.capacity_bytes or 0, self.outside_allocator_bytes, self.memory_fraction)
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most that it takes of the GPU if it fits."""
+        return fit.limit_bytes(self.room_bytes, self.confidence.level)
+
+    @property
+    def least_bytes(self) -> int:
+        """The least of the GPU in which it completes, with slack."""
+        slack = fit.slack_bytes(self.smallest_cap_bytes, self.confidence.level)
+        return self.smallest_cap_bytes + slack + self.outside_allocator_bytes
 
     @property
     def lacks_room(self) -> bool:
-        """Whether the GPU is too small, or just large enough; where it does not fit all the same, RAM or disk is."""
-        return self.verdict == "tight" or self.confidence.with_slack(self.smallest_cap_bytes) > self.usable_bytes
+        """Whether the GPU is too small or tight; if it is not and the job does not fit, RAM or disk is too small."""
+        return self.verdict == "tight" or self.least_bytes > self.room_bytes
 
-    def judged(self, machine: Machine) -> Prediction:
-        """Another prediction, with the verdict for this machine and its GPU's capacity."""
-        host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
-        names = ("peak_reserved_bytes", "smallest_cap_bytes", "outside_allocator_bytes", "confidence",
-                 "memory_fraction", "disk_bytes")  # fmt: skip
-        own: dict[str, Any] = {name: getattr(self, name) for name in names}
-        found = judge(machine, **own, host_bytes=sum(host) if host else None)
-        capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
-        return replace(self, capacity_bytes=capacity, verdict=found.verdict, why=found.why)
+    def with_verdict(self, machine: Machine) -> Prediction:
+        """The prediction with the verdict for this machine and its GPU's capacity."""
+        gpu = machine.gpu
+        sized = replace(self, capacity_bytes=gpu.capacity_bytes if gpu is not None else None)
+        verdict: Verdict | None = None
+        why = "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
+        if gpu is not None:
+            verdict = fit.verdict(sized.total_bytes[1], sized.least_bytes, sized.room_bytes, self.confidence.level)
+            why = sized._why(verdict, gpu.name)
+        ram_bytes = (self.host_rss_bytes or 0) + (self.pinned_bytes or 0)
+        hint = " (--ram; default: this machine's)"
+        if short := fit.host_shortages(machine, ram_bytes, self.disk_bytes or 0, hint):
+            why = "; ".join((*short, why if verdict is None else f"on the GPU it {why}"))
+            verdict = "does not fit" if verdict is not None else None
+        return replace(sized, verdict=verdict, why=why)
+
+    def _why(self, verdict: Verdict, gpu: str) -> str:
+        """The reason for the verdict of the GPU alone."""
+        least = self.smallest_cap_bytes + self.outside_allocator_bytes
+        level, room = self.confidence.level, self.room_bytes
+        has = f"{gpu} has {_short(room)}"
+        if room < (self.capacity_bytes or 0):
+            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {_short(room)} of {gpu}"
+        if verdict == "does not fit":
+            slack = f" ({_short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
+            return f"needs at least {_short(least)}{slack}; {has}{': too close' if slack else ''}"
+        why = f"needs up to {_short(self.total_bytes[1])}; {has}"
+        if verdict == "fits":
+            return why
+        slow = "the allocator may free its cache and try again, which is slow"
+        return f"{why}; it completes, but above {fit.full_share_text(level)} of that {slow}"
 
     def with_notes(self, *notes: str) -> Prediction:
-        """Another prediction with these notes added, each once."""
+        """The prediction with these notes added, without duplicates."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 
     def with_warnings(self, *warnings: str) -> Prediction:
-        """Another prediction with these warnings, each once; empty ones are omitted."""
+        """The prediction with these warnings added, without empty ones and duplicates."""
         return replace(self, warnings=tuple(dict.fromkeys((*self.warnings, *filter(None, warnings)))))
 
     @property
@@ -163,7 +202,7 @@ class Prediction:
 
     @property
     def peak(self) -> str:
-        """Where the peak is: phase, and operation and module where a trace shows them."""
+        """The peak with its phase, operation and module."""
         where = f"in {self.peak_phase}"
         if self.peak_operation:
             where += f", at {self.peak_operation}"
@@ -173,12 +212,12 @@ class Prediction:
 
     @property
     def largest_parts(self) -> list[tuple[Category, int]]:
-        """Categories of the peak from a thousandth of it on, the largest first."""
+        """Categories above a thousandth of the peak, largest first."""
         held = sorted(self.categories.items(), key=lambda item: -item[1])
         return [(name, size) for name, size in held if size > _SMALLEST_PART * self.peak_allocated_bytes]
 
     def summary(self) -> list[str]:
-        """The peak, its categories, the phases and the confidence, a sentence each without its full stop."""
+        """The peak, its categories, the phases and the confidence: sentences without a full stop."""
         phases = ", ".join(f"{name} {size_text(allocated)}" for name, (allocated, _) in self.phases.items())
         return [
             self.peak,
@@ -188,12 +227,12 @@ class Prediction:
         ]
 
     def __str__(self) -> str:
-        """The verdict, warnings, the peak, its categories and the phases: `repr` has every number."""
+        """The verdict, warnings, the peak, its categories and the phases; `repr` has all numbers."""
         warnings = (f"Warning: {warning}" for warning in self.warnings)
         return "\n".join(f"{line}." for line in (self.headline, *warnings, *self.summary()))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the verdict, warnings, and the peak's categories as a table."""
+        """HTML for notebooks: the verdict, warnings, and the peak's categories as a table."""
         rows = "".join(
             f"<tr><td>{name}</td><td style='text-align:right'>{size_text(size)}</td>"
             f"<td style='text-align:right'>{100 * size / self.peak_allocated_bytes:.0f} %</td></tr>"
@@ -235,7 +274,7 @@ class Prediction:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """The prediction that `to_json` gave; other keys are left alone."""
+        """The prediction from `to_json`; ignores other keys."""
         low, high = content["peak_reserved_gib"]
         names = ("peak_allocated", "outside_allocator", "capacity", "smallest_cap", "host_rss", "pinned", "disk")
         sizes: dict[str, Any] = {f"{name}_bytes": _bytes(content[f"{name}_gib"]) for name in names}
@@ -256,10 +295,15 @@ class Prediction:
         )
 
 
+def _short(size_bytes: int) -> str:
+    """One decimal: a prediction is no more exact."""
+    return f"{size_bytes / GIB:.1f} GiB"
+
+
 def _gib(size_bytes: int | None) -> float | None:
     return None if size_bytes is None else size_bytes / GIB
 
 
 def _bytes(gib: float | None) -> int | None:
-    """Whole bytes: dividing by a power of two lost nothing."""
+    """Whole bytes: division by a power of two is exact."""
     return None if gib is None else round(gib * GIB)

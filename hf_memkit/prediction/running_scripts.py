@@ -1,4 +1,4 @@
-"""Running a user's script in the child process, up to a trace of its training, or to why there is none."""
+"""Runs a user's script in the child process until its training is traced, and explains why if it is not."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 
 def is_live(script: UserScript) -> bool:
-    """Whether it stands for objects of this process (`from_trainer.py`), or for a setup."""
+    """Whether the script is memkit's own, for objects of this process (`from_trainer.py`) or a setup."""
     return script.target in (LIVE, SETUP)
 
 
 def name_of(script: UserScript) -> str:
-    """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
+    """`"train.py"` or `"-m trl.scripts.sft"`: the name of a script in sentences."""
     if is_live(script):
         return "this Trainer" if script.target == LIVE else "this setup"
     return script.name
 
 
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
-    """What can be seen before it runs: here, or in another environment, which has modules of its own.
+    """Refuses a script that cannot run, before it runs. `here`: in this environment, whose modules are known.
 
     Raises:
-        InputError: it cannot be read, is no Python, or there is no such package.
-        ScriptFailed: Python finds a mistake in its syntax.
+        InputError: it cannot be read, is not Python, or the package does not exist.
+        ScriptFailed: its syntax is wrong.
     """
     if is_live(script):
         return
@@ -66,21 +66,21 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
-        said = "".join(traceback.format_exception_only(error))
-        raise ScriptFailed(f"{script}: Python cannot parse it ({type(error).__name__})", text=said) from None
+        text = "".join(traceback.format_exception_only(error))
+        raise ScriptFailed(f"{script}: Python cannot parse it ({type(error).__name__})", text=text) from None
 
 
 def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
-    """Raises InputError where variables of `accelerate launch` choose an engine, which the answer would leave out."""
+    """Raises InputError if variables of `accelerate launch` choose an engine that is not modelled."""
     if is_live(script):
         return
     variable, engine = launchers_engine(environment) or ("", "")
     if engine not in ("", "DeepSpeed"):
         name = variable.partition("=")[0]
-        by = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
-        instead = f"{by} to have an answer without it"
+        fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
         raise InputError(
-            f"{variable}: accelerate trains with {engine}, and this answer would be without it; {instead}"
+            f"{variable}: accelerate trains with {engine}, and this answer would be without it; {fix} to have an "
+            "answer without it"
         )
     if is_on(environment.get(_ON_CPU)):
         raise InputError(f"{_ON_CPU}={environment[_ON_CPU]}: this training runs on the CPU; omit --cpu, or unset it")
@@ -89,16 +89,16 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
-    """(a process for one script, the number of its standard input)."""
+def script_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
+    """(a worker for one script, file descriptor of its standard input)."""
     python = other.python if other is not None else None
     with _standard_input() as stdin, lent_worker(python) as worker:
         yield worker, stdin
 
 
 @dataclass(frozen=True, slots=True)
-class RanScript:
-    """A script's training, on which device it was traced, and what is to be said of that."""
+class ScriptTrace:
+    """A script's training, the device on which it was traced, and notes on it."""
 
     training: TracedTraining
     device: Device
@@ -108,7 +108,7 @@ class RanScript:
 def script_request(
     script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int, nodes: int
 ) -> ScriptRequest:
-    """What the child is asked: the script, and the GPU that it is to find."""
+    """The request to the child: the script, and the GPU that it will see."""
     gpu = machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
@@ -126,7 +126,7 @@ def script_request(
     return request
 
 
-def ran_script(
+def run_and_trace(
     script: UserScript,
     machine: Machine,
     environment: Mapping[str, str],
@@ -136,59 +136,56 @@ def ran_script(
     gpus: int,
     nodes: int,
     micro_batch_size: int | None = None,
-) -> RanScript:
-    """`micro_batch_size`: as of a `ScriptRequest`.
+) -> ScriptTrace:
+    """Runs a script and traces its training. `micro_batch_size`: as in `ScriptRequest`.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
-    device, notes = device_of(worker, script)
+    device, notes = trace_device(worker, script)
     request = replace(request, device=device, stdin=stdin, micro_batch_size=micro_batch_size)
-    return RanScript(checked(script, asked(worker, request)), device, notes)
+    return ScriptTrace(training_of(script, run_in_worker(worker, request)), device, notes)
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """How long columns of the worst and of a usual batch of a script's data are. Nothing is traced.
+    """Lengths of columns in the worst and a typical batch of a script's data, without a trace.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     request = script_request(script, machine, os.environ, gpus=1, nodes=1)
     worker = shared_worker()
-    device, _ = device_of(worker, script)
-    found = asked(worker, replace(request, device=device, lengths_of=tuple(columns)))
-    if found.lengths is None:
-        raise _failed(script, found)
-    return found.lengths
+    device, _ = trace_device(worker, script)
+    outcome = run_in_worker(worker, replace(request, device=device, lengths_of=tuple(columns)))
+    if outcome.lengths is None:
+        raise _failed(script, outcome)
+    return outcome.lengths
 
 
-def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
-    """The device on which the worker traces scripts, and a note about it. Raises InputError if the worker does not
-    start."""
-    with here(script):
+def trace_device(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
+    """The device on which the worker traces scripts, and a note. Raises InputError if the worker does not start."""
+    with worker_errors(script):
         worker.wait()
-    if worker.without_shim is None:
+    if worker.shim_error is None:
         return "cuda", ()
-    return "cpu", (
-        f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}",
-    )
+    return "cpu", (f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}",)
 
 
-def asked(worker: Worker, request: ScriptRequest) -> Outcome:
-    """What came of it. InputError: the process that runs scripts ended."""
-    with here(request.script):
+def run_in_worker(worker: Worker, request: ScriptRequest) -> Outcome:
+    """The script's outcome. Raises InputError if the worker dies."""
+    with worker_errors(request.script):
         return worker.run(request)
 
 
 @contextlib.contextmanager
-def here(script: UserScript) -> Iterator[None]:
-    """Within it a process that ends is an InputError, with what it wrote last."""
+def worker_errors(script: UserScript) -> Iterator[None]:
+    """Within it the death of a worker becomes an InputError, with the last lines of its output."""
     try:
         yield
     except TraceFailed as failure:
         error = InputError(f"{name_of(script)} cannot be traced here: {failure}")
-        if failure.details:  # what the process wrote last: the traceback of an import that failed, say
+        if failure.details:  # such as the traceback of an import error
             error.add_note("\n".join(failure.details.splitlines()[-_LAST_LINES:]))
         raise error from failure
 
@@ -198,16 +195,16 @@ _ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
-def checked(script: UserScript, found: Outcome) -> TracedTraining:
-    """The training that a script has come to; InputError, ScriptFailed: as `predict_script`."""
-    if found.training is None:
-        raise _failed(script, found)
-    return found.training
+def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
+    """The training of an outcome. Raises InputError or ScriptFailed if there is none, as `predict_script`."""
+    if outcome.training is None:
+        raise _failed(script, outcome)
+    return outcome.training
 
 
 @contextlib.contextmanager
 def _standard_input() -> Iterator[int]:
-    """This process's, for the script: it may ask for something. Nothing, where that is closed."""
+    """A copy of this process's standard input for the script, which may ask for input; empty if it is closed."""
     try:
         number = os.dup(0)
     except OSError:
@@ -216,44 +213,44 @@ def _standard_input() -> Iterator[int]:
     try:
         yield number
     finally:
-        # A script that is ended while it asks cannot give the terminal back as it was.
+        # A script that is killed while it reads cannot restore the terminal's settings.
         if before is not None and termios.tcgetattr(number) != before:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
         os.close(number)
 
 
-def _failed(script: UserScript, found: Outcome) -> InputError:
-    """Why there is no trace."""
-    if found.untrained is not None:
-        said = f"{name_of(script)} ended without calling Trainer.train(): there is no training to trace"
-        exited = found.untrained.exit
+def _failed(script: UserScript, outcome: Outcome) -> InputError:
+    """The error for an outcome without a training."""
+    if outcome.untrained is not None:
+        message = f"{name_of(script)} ended without calling Trainer.train(): there is no training to trace"
+        exited = outcome.untrained.exit
         if isinstance(exited, str):
-            return ScriptFailed(said, text=exited)
+            return ScriptFailed(message, text=exited)
         if exited:
-            return InputError(f"{said} (exit code {exited})")
+            return InputError(f"{message} (exit code {exited})")
         if not any("do_train" in argument for argument in script.arguments):
-            said += " (only Trainer's loop can be traced; many scripts train only with --do_train)"
-        return InputError(said)
-    if (error := found.failed) is not None:
+            message += " (only Trainer's loop can be traced; many scripts train only with --do_train)"
+        return InputError(message)
+    if (error := outcome.failed) is not None:
         place = error.place or name_of(script)
         if not error.by_script:
             return InputError(f"{place}: {error.message}")
-        said = f"{error.type}: {error.message}" if error.message else error.type
-        instead = "fix it and try again; report it if it happens only under memkit"
-        return ScriptFailed(f"{place}: {said}; {instead}", text=error.text)
+        message = f"{error.type}: {error.message}" if error.message else error.type
+        fix = "fix it and try again; report it if it happens only under memkit"
+        return ScriptFailed(f"{place}: {message}; {fix}", text=error.text)
     early = "before two steps were traced"
-    if found.died == "SIGKILL":
+    if outcome.died == "SIGKILL":
         return InputError(
             f"{name_of(script)}: ended by SIGKILL {early}, usually because RAM ran out; to check, run: "
             f"sudo dmesg -T | grep -i 'killed process'. Free RAM, or read fewer rows"
         )
-    why = found.died or "exit code 0"
+    why = outcome.died or "exit code 0"
     what = f": ended by {why}" if why.startswith("SIG") else f" ended its process ({why})"
     return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
 
 
 def _try_without(script: UserScript) -> str:
-    """What to type to see whether a script ends its process without memkit, too."""
+    """What to type to see whether the script also ends without memkit."""
     if is_live(script):
         return "Call train() without memkit; report this if that works"
     target = ("-m", script.target) if script.is_module else (script.target,)

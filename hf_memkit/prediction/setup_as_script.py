@@ -1,5 +1,4 @@
-"""Traces a setup as a user's script is traced: `child/training/setup_trainer.py`, which makes the Trainer of a
-file."""
+"""Traces a setup like a user's script, with `child/training/setup_trainer.py`, which creates the Trainer."""
 
 from __future__ import annotations
 
@@ -20,29 +19,29 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
 
 SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)
-"""The script, before there is a file for it."""
+"""The script without its argument, the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetupTraining:
-    """What the script trains.
+    """The training of the script.
 
     Attributes:
-        setup: with `model.architecture`; `model.class` where it is no causal language model. Its `eval_strategy` and
-            `save_strategy` say whether an evaluation, and a checkpoint, follow the steps.
+        setup: with `model.architecture`, and `model.class` unless it is a causal language model. Its `eval_strategy`
+            and `save_strategy` decide whether an evaluation and a checkpoint follow the steps.
         sequence_length: tokens of each example.
-        rows: of the training data, at least; 0: enough for one optimizer step.
-        usual: the setup with the lengths of a usual batch, which most batches have then. None: all batches are alike.
-        evaluation_batches: how many batches an evaluation has.
-        metrics: whether it computes metrics of the predictions, which are kept for them.
-        padded: whether the texts of a batch are unequally long; None: as `pads` in `child/example_inputs.py` has it.
-        trust_remote_code: whether the model's own code may be run.
+        rows: minimum number of rows; 0: enough for one optimizer step.
+        typical: the setup with the lengths of a typical batch, which most batches then have; None: all are alike.
+        evaluation_batches: batches of an evaluation.
+        metrics: whether it computes metrics, for which predictions are kept.
+        padded: whether the texts of a batch have different lengths; None: as `pads` in `child/example_inputs.py`.
+        trust_remote_code: whether the model's own code may run.
     """
 
     setup: Setup
     sequence_length: int
     rows: int = 0
-    usual: Setup | None = None
+    typical: Setup | None = None
     evaluation_batches: int = 2
     metrics: bool = False
     padded: bool | None = None
@@ -50,20 +49,20 @@ class SetupTraining:
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
-        values["usual"] = self.usual.to_json() if self.usual is not None else None
+        values["typical"] = self.typical.to_json() if self.typical is not None else None
         return {**values, "setup": self.setup.to_json()}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         values = dict(content)
         values["setup"] = Setup.from_json(content["setup"])
-        values["usual"] = Setup.from_json(content["usual"]) if content["usual"] is not None else None
+        values["typical"] = Setup.from_json(content["typical"]) if content["typical"] is not None else None
         return cls(**values)
 
 
 @contextlib.contextmanager
 def as_script(training: SetupTraining) -> Iterator[UserScript]:
-    """The script that trains it."""
+    """Yields the script of the training."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
         path.write_text(json.dumps(training.to_json()))
@@ -71,7 +70,7 @@ def as_script(training: SetupTraining) -> Iterator[UserScript]:
 
 
 def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest) -> Trace:
-    """The trace of the training in a process of `worker`. `request`: of `SETUP_SCRIPT`: the GPU.
+    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU.
 
     Raises:
         TraceFailed: the training raised, or its process died.
@@ -80,17 +79,17 @@ def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest)
         return trace_of(worker.run(replace(request, script=script)))
 
 
-def trace_of(found: Outcome) -> Trace:
-    """The usual steps, the worst step, and what follows them.
+def trace_of(outcome: Outcome) -> Trace:
+    """The trace of the typical steps, the worst step, and what follows them.
 
     Raises:
         TraceFailed: there is no trace.
     """
-    if found.training is not None:
-        return found.training.of_steps()["worst"]
-    if (error := found.failed) is not None:
+    if outcome.training is not None:
+        return outcome.training.of_steps()["worst"]
+    if (error := outcome.failed) is not None:
         message = f"{error.type}: {error.message}".removesuffix(": ") if error.by_script else error.message
         raise TraceFailed(message, kind=error.type, refused=not error.by_script, details=error.text)
-    if found.untrained is not None:
+    if outcome.untrained is not None:
         raise TraceFailed("a library ended the process before the training began", kind="worker")
-    raise TraceFailed(f"the process that traced this training ended: {found.died}", kind=str(found.died))
+    raise TraceFailed(f"the process that traced this training ended: {outcome.died}", kind=str(outcome.died))

@@ -1,9 +1,10 @@
 """One rank's trace under DeepSpeed: activations and the loss as traced, everything that ZeRO splits from the ledger.
 
-DeepSpeed's engine is not run on fake tensors. What it holds (partitions, buckets, gathered parameters) is known to the
-byte (`hf_memkit/deepspeed/`, tested against the real engine), and what it does not touch (activations, logits) is as
-without it, with weights in the engine's dtype. When each gradient comes is traced, and what becomes of it follows from
-the stage. Compared with live engines of one and two processes in tests/prediction/test_split_states_live.py.
+DeepSpeed's engine does not run on fake tensors. Its memory (partitions, buckets, gathered parameters) is computed to
+the byte (`hf_memkit/deepspeed/`, tested against the real engine), and memory that it does not affect (activations,
+logits) is traced without it, with weights in the engine's dtype. The trace shows when each gradient is computed; the
+stage decides what happens to it. tests/prediction/test_split_states_live.py compares with live engines of one and two
+processes.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.setup import Setup
 
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
-"""What is taken from the trace; the ledger has the rest."""
+"""Categories that come from the trace; the others come from the ledger."""
 
 _TRACED_TERMS: Final = (
     Term.GRADIENTS, Term.GRADIENT_PARTITION, Term.GRADIENT_PARTITION_AGAIN, Term.LARGEST_GRADIENT,
     Term.FLATTENED_BUCKET, Term.FP64_GRADIENT,
 )  # fmt: skip
-"""Rows of gradients that come and go with the backward pass, which the trace knows gradient by gradient."""
+"""Rows of gradients during the backward pass, which the trace has gradient by gradient."""
 
 _FROM_THE_FIRST_STEP: Final = (Term.MOMENTS,)
-"""Rows that the first optimizer step makes, out of what activations have left free (deepspeed 0.19.8:
-ops/adam/fused_adam.py 155; runtime/zero/stage_1_and_2.py 943, stage3.py 1310: the states are made by the step)."""
+"""Rows that the first optimizer step allocates, in memory freed by activations (deepspeed 0.19.8:
+ops/adam/fused_adam.py 155; runtime/zero/stage_1_and_2.py 943, stage3.py 1310: the step creates the states)."""
 
 _FP64_OF_16_BIT: Final = 4
-"""Times the bytes of a 16-bit gradient."""
+"""Bytes in fp64 per byte of a 16-bit gradient."""
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
 _GATHERED: Final = (Term.LIVE_PARAMETERS, Term.HELD_WEIGHTS, Term.ALL_GATHER_BUFFER)
-"""Rows of stage 3 that are there only while modules compute: all parameters are split again before the step (deepspeed
-0.19.8: runtime/zero/stage3.py 2878)."""
+"""Rows of stage 3 that exist only while modules compute: all parameters are partitioned again before the step
+(deepspeed 0.19.8: runtime/zero/stage3.py 2878)."""
 
 _GRADIENTS: Final = CATEGORIES.index("gradients")
 
@@ -49,7 +50,7 @@ def is_split(setup: Setup) -> bool:
 
 
 def without_engine(setup: Setup) -> Setup:
-    """The setup to trace in its place: weights in the engine's dtype, no autocast, no optimizer states."""
+    """The setup to trace instead: weights in the engine's dtype, no autocast, no optimizer states."""
     config: dict[str, Any] = setup["deepspeed.config"]
     why = "as DeepSpeed's engine has it"
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
@@ -62,15 +63,15 @@ def without_engine(setup: Setup) -> Setup:
 
 
 def bucket_bytes(setup: Setup) -> int:
-    """Bytes of gradients that are reduced at once."""
+    """Bytes of gradients that are reduced together."""
     model = setup.job.model if setup.job is not None else None
     settings = ZeroSettings.from_config(setup["deepspeed.config"], model.width if model is not None else 0)
     return settings.element_bytes * settings.bucket_elements if settings.buckets else 0
 
 
 def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
-    """The trace of `without_engine` joined with the device rows of the ledger. `bucket_bytes`: of one bucket of
-    gradients (`bucket_bytes` of the setup); 0: each gradient is reduced by itself."""
+    """Joins the trace of `without_engine` with the device rows of the ledger. `bucket_bytes`: of one gradient bucket
+    (`bucket_bytes` of the setup); 0: each gradient is reduced separately."""
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
     added = []
@@ -89,7 +90,7 @@ def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
 
 
 def split_notes(ledger: Ledger) -> tuple[str, ...]:
-    """Which terms are joined with the trace, and how exact each is."""
+    """Notes on the terms that are joined with the trace, and how exact they are."""
     device = {row.term for row in ledger.rows if row.place == "device"}
     notes = [
         "activations, the loss and when each gradient comes are traced; partitions, master weights, moments and "
@@ -104,20 +105,20 @@ def split_notes(ledger: Ledger) -> tuple[str, ...]:
 
 
 def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
-    """Gradients as the engine leaves them, and what it makes and drops to reduce them. `sizes`: of the traced terms
-    that the ledger has.
+    """Replaces traced gradients by the engine's, and adds its temporary memory for reducing them. `sizes`: of the
+    traced terms in the ledger.
 
-    Stages 0 and 1 keep them whole, and reduce them when backward has ended. With stages 2 and 3 each is whole until
-    the next one comes, by then copied into a bucket, which is reduced when the next gradient has no room in it. What
-    spans processes is flattened first; what the process owns goes into a buffer for all that it owns, made at the
-    first of it, which is the last process's; and what goes to the host is normed in fp64. With accumulation that
-    buffer is there twice from the second micro-batch on (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 2367, 2187,
-    1886, 1042).
+    Stages 0 and 1 keep whole gradients, and reduce them after backward. With stages 2 and 3 a gradient stays whole
+    until the next one is computed; by then it is copied into a bucket, which is reduced when the next gradient does
+    not fit into it. Parts of several processes are flattened first; the process's own part goes into a buffer for its
+    whole partition, allocated with the first part (that of the last process); gradients for the host are normed in
+    fp64. With accumulation that buffer exists twice from the second micro-batch on (deepspeed 0.19.8:
+    runtime/zero/stage_1_and_2.py 2367, 2187, 1886, 1042).
     """
     keeps = Term.GRADIENTS in sizes
     result = trace.without_events()
-    whole = 0  # the gradient that has not been copied yet
-    bucket: list[int] = []  # bytes of the gradients that have not been reduced yet
+    whole = 0  # the gradient that is not copied yet
+    bucket: list[int] = []  # bytes of the gradients that are not reduced yet
     partition = again = 0
 
     def make(term: Term, size: int) -> int:
@@ -134,7 +135,7 @@ def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace
             result.events.append(-number)
         return 0
 
-    def reduce_it() -> None:
+    def reduce_bucket() -> None:
         nonlocal partition, again
         if not bucket:
             return
@@ -146,23 +147,23 @@ def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace
         drop(make(Term.FP64_GRADIENT, min(sizes.get(Term.FP64_GRADIENT, 0), _FP64_OF_16_BIT * max(bucket))))
         bucket.clear()
 
-    accumulates = False  # whether this is a later micro-batch of a step
+    accumulates = False  # in a later micro-batch of a step
     for start, end, phase in trace.spans():
         for event in trace.events[start:end]:
-            which = abs(event) - 1
-            if trace.category_of[which] == _GRADIENTS and event > 0:
-                size = trace.sizes_bytes[which]
+            index = abs(event) - 1
+            if trace.category_of[index] == _GRADIENTS and event > 0:
+                size = trace.sizes_bytes[index]
                 if not keeps and bucket and sum(bucket) + size > bucket_bytes:
-                    reduce_it()
+                    reduce_bucket()
                 bucket.append(size)
                 if not keeps:
                     drop(whole)
-                    result.sizes_bytes[which] = 0
-                    whole = result.add(size, _GRADIENTS, trace.operation_of[which], trace.module_of[which])
+                    result.sizes_bytes[index] = 0
+                    whole = result.add(size, _GRADIENTS, trace.operation_of[index], trace.module_of[index])
                     result.events.append(whole)
             result.events.append(event)
         if phase == "backward":
-            reduce_it()
+            reduce_bucket()
             whole, again = drop(whole), drop(again)
             accumulates = bool(partition)
         elif phase == "optimizer":

@@ -1,5 +1,6 @@
-"""What comes of a script in the child process: a traced training, or why there is none. Plain data without torch,
-written by `child/` and read by predictions and plans (`wire.py`).
+"""Results of the child process: a traced training, or why there is none.
+
+Plain data without torch, written by `child/` and read by predictions and plans (`wire.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TracedArguments:
-    """Fields of TrainingArguments and TRL's configs as the script has them: what candidates change, and what says how
-    long a run is. None: it is None, no JSON, or its class has no such field."""
+    """Fields of TrainingArguments and TRL's configs that candidates change or that decide the length of the run. None:
+    the script's value is None, is not JSON, or its class lacks the field."""
 
     per_device_train_batch_size: int = 1
     gradient_accumulation_steps: int = 1
@@ -48,16 +49,21 @@ class TracedArguments:
     load_best_model_at_end: bool | None = None
 
     def known(self) -> dict[str, Any]:
-        """Those that are not None, by name."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in found.items() if value is not None}
+        """The fields that are not None, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """The trained model, without adapters around it: its class; the hub's name, or a path (empty: unknown); how many
-    parameters there are, adapters included, and of which types, such as `"float32"`: all of them, and those that are
-    trained."""
+    """The trained model, without PEFT's wrapper.
+
+    Attributes:
+        kind: its class.
+        name: hub ID or path; empty: unknown.
+        parameters, trainable_parameters: number of elements, including adapters.
+        dtypes, trained_dtypes: of all and of trained parameters, such as `"float32"`.
+    """
 
     kind: str
     name: str
@@ -72,8 +78,8 @@ class TracedStep:
     """One optimizer step of the trace.
 
     Attributes:
-        kind: `"usual"`, `"worst"`, or what the user would change for it.
-        events, calls: the first in `Trace.events` and in `Work.calls`, and one past the last; 0: no work is recorded.
+        kind: `"usual"`, `"worst"`, or the setting that the user would change.
+        events, calls: (first, one past the last) in `Trace.events` and in `Work.calls`; calls (0, 0): not recorded.
     """
 
     kind: str
@@ -83,20 +89,31 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """The largest batch that the sampler can form, the median, and the one that 95 of 100 do not exceed, such as `"8 ×
-    1024 tokens"`. `grouping`: whether someone may think that grouping by length would make the worst smaller."""
+    """Batches in words, such as `"8 × 1024 tokens"`.
+
+    Attributes:
+        worst: the largest that the sampler can form.
+        typical: the median.
+        high: the 95th percentile.
+        grouping: whether a reader may expect grouping by length to make the worst smaller.
+    """
 
     worst: str
-    usual: str
+    typical: str
     high: str
     grouping: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """DeepSpeed, which the trace is without: its config as written, and with Trainer's values in place of `"auto"`; of
-    the model's trained and frozen parameters `(elements, whether weight decay is for it)`; and elements of what linear
-    layers hold from forward to backward."""
+    """DeepSpeed, without which the training is traced.
+
+    Attributes:
+        config: with Trainer's values for `"auto"`.
+        written: as the script has it.
+        trained, frozen: `(elements, whether weight decay applies)` of each parameter.
+        linear_elements: elements that linear layers keep from forward to backward.
+    """
 
     config: dict[str, Any]
     written: dict[str, Any]
@@ -106,15 +123,20 @@ class Engine:
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
+        """Stage of ZeRO."""
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """A vLLM that generates for the training: on other GPUs (`"server"`, and nothing else counts), or in this process
-    (`"colocate"`): its share of the GPU's memory, whether it gives that back after each generation, and its own copy
-    of the weights."""
+    """A vLLM that generates for the training.
+
+    Attributes:
+        mode: `"server"`: on other GPUs, and the other fields are 0; `"colocate"`: in this process.
+        share: share of the GPU's memory.
+        sleeps: whether it frees that memory after each generation.
+        weights_bytes: its copy of the weights.
+    """
 
     mode: str
     share: float = 0.0
@@ -124,7 +146,7 @@ class Vllm:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """RAM of the script's process: what it holds itself, as measured here, and by phase the most of its tensors."""
+    """RAM of the script's process: its own, as measured here, and the peak of its tensors by phase."""
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
@@ -135,7 +157,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """A call in the user's code: line and column behind its closing parenthesis, as `ast` counts."""
+    """A call in the user's code: line and column after its closing parenthesis, as `ast` counts."""
 
     file: str
     line: int
@@ -144,13 +166,12 @@ class CallPlace:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCall:
-    """Where a Trainer is made, and how it gets its model.
+    """A call that creates a Trainer.
 
     Attributes:
-        place: of the call.
-        model: the number or the name of the argument that is the model, `"model_init"`, or None.
+        model: index or name of the argument that is the model, `"model_init"`, or None.
         named: whether that is a model's name, which TRL loads.
-        takes: which of the parameters that other code may need its constructor takes.
+        takes: which of the parameters that a change of the code may need its constructor accepts.
     """
 
     place: CallPlace
@@ -161,14 +182,16 @@ class TrainerCall:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What can be done with the model, of transformers' `model_type` (None: it has none).
+    """Properties of the model that decide which settings are possible.
 
     Attributes:
+        model_type: transformers' name of the architecture; None for other models.
         attention: its implementation, such as `"sdpa"`.
-        supports_checkpointing, supports_sdpa: whether its class says so.
-        of_transformers, from_pretrained: whether its class is made by `from_pretrained`, and whether it was.
-        loaded_at: by which call of the user's; None: nobody knows; device_map: whether that call gave one.
-        adapters: whether it has some; quantised: whether its weights are.
+        supports_checkpointing, supports_sdpa: according to its class.
+        of_transformers, from_pretrained: whether its class has `from_pretrained`, and whether that created it.
+        loaded_at: the user's call that loaded it; None: unknown.
+        device_map: whether that call passed one.
+        adapters, quantised: whether the model has adapters, or quantised weights.
         chunkable_loss: whether its loss can be computed in chunks.
     """
 
@@ -187,7 +210,7 @@ class ModelTraits:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Elements of each parameter, adapters included, bytes of all of them, and of one number of a gradient."""
+    """Elements of each parameter including adapters, total bytes, and bytes of one gradient element."""
 
     trained: tuple[int, ...]
     frozen: tuple[int, ...]
@@ -198,17 +221,17 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class BatchEffects:
-    """What another micro-batch, with as many rows a step, does to the training.
+    """Effects of another micro-batch with the same rows per step.
 
     Attributes:
-        rows_compared: the loss compares the rows of a micro-batch with one another.
-        scaled_by_accumulation: nobody divides the loss by the accumulation.
-        loss_func: the script gives Trainer a `compute_loss_func`.
-        fixed_by_deepspeed: sizes that the DeepSpeed config sets itself.
-        late_batch: the script sets its batch after it has made its Trainer.
-        batch_norm: statistics are taken from each micro-batch.
-        mean_of_micro_batches: Trainer divides by the accumulation, whatever the rows of a micro-batch are.
-        dropout: random numbers are drawn.
+        rows_compared: the loss compares the rows of a micro-batch.
+        scaled_by_accumulation: the loss is not divided by the accumulation steps.
+        loss_func: the script passes a `compute_loss_func` to Trainer.
+        fixed_by_deepspeed: sizes that the DeepSpeed config sets.
+        late_batch: the script sets the batch size after it created its Trainer.
+        batch_norm: statistics are computed per micro-batch.
+        mean_of_micro_batches: Trainer divides by the accumulation steps, for micro-batches of any size.
+        dropout: the training draws random numbers.
     """
 
     rows_compared: bool = False
@@ -223,8 +246,13 @@ class BatchEffects:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """How long the run is; None: nobody can tell. `rows_an_epoch`: those that are trained on; `evaluation_batches`: of
-    one evaluation, 0: there is no data for it; `generates`: whether it does."""
+    """Length of the run; None: unknown.
+
+    Attributes:
+        rows_an_epoch: rows that are trained on in an epoch.
+        evaluation_batches: of one evaluation; 0: no data.
+        generates: whether evaluations generate.
+    """
 
     steps: int | None = None
     steps_an_epoch: int | None = None
@@ -236,14 +264,15 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Of batches of texts, and why they need it.
+    """Padding of text batches.
 
     Attributes:
-        share, longest_row: of a batch, on average; tokens; None: sizes are no tokens.
-        is_left_out: whether the Trainer trains without padding already.
-        needed: why rows cannot lie behind one another; empty: they can.
-        counts_first_labels: whether the divisor of the loss counts the first token of each row.
-        cuts_rows: whether `max_length` cuts rows.
+        share: average share of a batch; None: sizes are not tokens.
+        longest_row: in tokens.
+        is_left_out: the Trainer already trains without padding.
+        needed: why rows cannot be concatenated; empty if they can.
+        counts_first_labels: the divisor of the loss counts the first token of each row.
+        cuts_rows: `max_length` cuts rows.
     """
 
     share: float | None
@@ -256,16 +285,16 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """What only plans ask: what could be done in another way, whether that is the same training, how long it takes.
+    """Facts for plans: possible settings, whether they change the training, and how long it takes.
 
     Attributes:
-        made_at: where the script makes its Trainer; None: a library does.
-        parses_arguments: whether it reads its TrainingArguments from the command line with HfArgumentParser.
-        own_optimizer: whether the script makes its optimizer itself.
-        schedule: values of the arguments of learning rate and optimizer.
-        rows_digest: of the sizes of all rows; empty: not all were read.
-        tokens: of a micro-batch, padding left out, by kind of step; None: it is none of tokens.
-        mean: how many times the tokens of a usual or a worst batch an average one has: with padding, and without.
+        made_at: the call that creates the Trainer; None if a library does.
+        parses_arguments: the script reads its TrainingArguments from the command line with HfArgumentParser.
+        own_optimizer: the script creates its optimizer.
+        schedule: values of the arguments for learning rate and optimizer.
+        rows_digest: digest of the sizes of all rows; empty: not all were read.
+        tokens: tokens of a micro-batch without padding, by kind of step; None: it has no tokens.
+        mean: tokens of an average batch relative to a "usual" or "worst" one: with padding, and without.
     """
 
     model: ModelTraits
@@ -283,35 +312,32 @@ class PlanFacts:
 
     @property
     def saved_bytes(self) -> int:
-        """Of the weights in a checkpoint: beside adapters the rest is not saved."""
+        """Bytes of the weights in a checkpoint: with adapters only they are saved."""
         return self.weights.trained_bytes + (0 if self.model.adapters else self.weights.frozen_bytes)
 
 
-# ---- all of it ----
+# ---- results ----
 
 
 @dataclass(frozen=True, slots=True)
 class TracedTraining:
-    """A training of which some optimizer steps were traced, then evaluations and saves.
+    """A training with some traced optimizer steps, then evaluations and saves.
 
     Attributes:
         trainer: name of its class.
-        arguments, model: what is trained, and how.
-        trace: of all that.
+        trace: of all of these.
         steps: in order.
         steps_end: one past the last event of all steps.
-        unasked: the events of an evaluation for which neither arguments nor the script ask; None: there is none.
-        rows, sequence_length: of the worst batch of tokens: a packed one has one row, pairs have two each; None: it is
-            none of tokens.
-        batches: None: all are alike.
+        optional: events of an evaluation that neither the arguments nor the script request; None: there is none.
+        rows, sequence_length: of the worst batch (a packed one has one row, pairs have two each); None: no tokens.
+        batches: None: all have about the same size.
         batches_tried: sizes that `auto_find_batch_size` would try, in order.
-        memory_fraction: as `torch.cuda.set_per_process_memory_fraction` was given; None: it was not.
-        allocator: variables of the script that say how the allocator works.
-        engine, vllm: None: there is none.
-        host: None: nothing is fake.
-        fp16_overflow: what overflows in this training, where it computes in fp16; empty: nothing is known.
-        notes: what was assumed or left out.
-        plan: None: nobody asked for it.
+        memory_fraction: value of `torch.cuda.set_per_process_memory_fraction`; None: not set.
+        allocator: environment variables of the script for the allocator.
+        host: None: no tensor is fake.
+        fp16_overflow: what overflows in this training if it computes in fp16; empty: nothing is known.
+        notes: assumptions and omissions.
+        plan: None: not requested.
     """
 
     trainer: str
@@ -320,7 +346,7 @@ class TracedTraining:
     trace: Trace = field(default_factory=Trace)
     steps: tuple[TracedStep, ...] = ()
     steps_end: int = 0
-    unasked: tuple[int, int] | None = None
+    optional: tuple[int, int] | None = None
     rows: int | None = None
     sequence_length: int | None = None
     batches: BatchShapes | None = None
@@ -336,54 +362,61 @@ class TracedTraining:
 
     @property
     def facts(self) -> PlanFacts:
-        """`plan`, of a training that was traced for one."""
+        """`plan`, which must have been requested."""
         assert self.plan is not None
         return self.plan
 
     def without_trace(self) -> TracedTraining:
-        """What a plan keeps of each candidate."""
+        """The training without its trace, as plans keep it for each candidate."""
         return replace(self, trace=Trace())
 
     def of_steps(self) -> dict[str, Trace]:
-        """The trace of each kind of step: all up to the end of the usual steps, then its own. What came after all
-        steps, an evaluation, belongs to the worst, if it was asked for."""
+        """The trace of each kind of step: everything up to the end of the typical steps, then this kind's steps.
+        Events after all steps, such as an evaluation, belong to the worst if they were requested."""
         events = len(self.trace.events)
-        begin, end = self.unasked or (events, events)
-        asked = self.trace if self.unasked is None else self.trace.only((0, begin), (end, events))
-        usual = [step.events[1] for step in self.steps if step.kind == "usual"]
-        if not usual:
-            return {"worst": asked}
-        head, after = (0, usual[-1]), (self.steps_end, len(asked.events))
-        found = {"usual": asked.only(head)}
+        begin, end = self.optional or (events, events)
+        requested = self.trace if self.optional is None else self.trace.only((0, begin), (end, events))
+        typical = [step.events[1] for step in self.steps if step.kind == "usual"]
+        if not typical:
+            return {"worst": requested}
+        head, after = (0, typical[-1]), (self.steps_end, len(requested.events))
+        traces = {"usual": requested.only(head)}
         for kind in dict.fromkeys(step.kind for step in self.steps if step.kind != "usual"):
             own = [step.events for step in self.steps if step.kind == kind]
-            found[kind] = asked.only(head, *own, *([after] if kind == "worst" else []))
-        return found
+            traces[kind] = requested.only(head, *own, *([after] if kind == "worst" else []))
+        return traces
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLengths:
-    """How long the columns of some batches are that a script's data can form, tokens: of the largest and a median one
-    (None: about as large), the worst of half as many rows, and of rows that are cut (None: there is none).
+    """Lengths of columns, in tokens, in batches that a script's data can form; None: there is no such batch.
 
     Attributes:
-        rows, said: of the worst; the worst in words.
-        shapes: None without `usual`.
+        worst: the largest.
+        typical: the median; None: about as large.
+        half, cut: the worst with half as many rows, and with rows cut to the 95th percentile.
+        rows, description: of the worst.
+        shapes: None without `typical`.
     """
 
     worst: dict[str, int]
-    usual: dict[str, int] | None
+    typical: dict[str, int] | None
     half: dict[str, int] | None
     cut: dict[str, int] | None
     rows: int
-    said: str
+    description: str
     shapes: BatchShapes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An exception that ended the script, the script's own or memkit's: its class, what it says, the line of the
-    script, such as `"train.py, line 5"` (empty: unknown), and the traceback."""
+    """An exception that ended the script.
+
+    Attributes:
+        by_script: it is the script's, not memkit's.
+        type, message, text: its class, message and traceback.
+        place: line of the script, such as `"train.py, line 5"`; empty: unknown.
+    """
 
     by_script: bool
     type: str
@@ -394,14 +427,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Untrained:
-    """A script that ended by itself before `train()`; `exit`: what it gave `sys.exit`."""
+    """A script that ended without calling `train()`; `exit`: the argument of `sys.exit`."""
 
     exit: int | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a script: one of these, or its process ended without a word. `died`: how; None: exit code 0."""
+    """The result of a script: one of the fields; all None except `died` if its process died without a result. `died`:
+    how the process died; None: exit code 0."""
 
     training: TracedTraining | None = None
     lengths: BatchLengths | None = None

@@ -1,5 +1,8 @@
-"""Dataclasses as JSON, between memkit and the process that traces: of numbers, texts, lists, tuples, mappings, JSON of
-others (`Any`) and further dataclasses; a union has one dataclass at most."""
+"""Converts dataclasses to JSON and back, between memkit and its child process.
+
+Fields are numbers, texts, lists, tuples, mappings, arbitrary JSON (`Any`) and dataclasses; a union has at most one
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -13,49 +16,51 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 T = TypeVar("T")
 
 
-def written(value: Any, *, sort_keys: bool = False) -> str:
-    """
+def dumps(value: Any, *, sort_keys: bool = False) -> str:
+    """The JSON of a value.
+
     Raises:
-        TypeError: something in it is neither a dataclass nor JSON.
+        TypeError: a part of it is neither a dataclass nor JSON.
     """
     return json.dumps(value, default=_by_field, sort_keys=sort_keys)
 
 
-def read(kind: type[T], text: str) -> T:
-    """
+def loads(kind: type[T], text: str) -> T:
+    """The value of this type in a JSON text.
+
     Raises:
-        ValueError: it is no JSON, or not of this kind: of another version, say.
+        ValueError: the text is not JSON, or not of this type, for example of another version.
     """
     try:
-        found: T = _made(kind, json.loads(text))
+        value: T = _build(kind, json.loads(text))
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"no {kind.__name__}: {error}") from error
-    return found
+    return value
 
 
 def _by_field(value: Any) -> dict[str, Any]:
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 _hints: Final = cache(get_type_hints)
 
 
-def _made(hint: Any, value: Any) -> Any:
+def _build(hint: Any, value: Any) -> Any:
     if value is None or hint is Any:
         return value
     if isinstance(hint, type) and is_dataclass(hint):
         hints = _hints(hint)
-        return hint(**{name: _made(hints[name], each) for name, each in value.items()})
+        return hint(**{name: _build(hints[name], item) for name, item in value.items()})
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
-        several = [each for each in parts if is_dataclass(each) or get_origin(each) is not None]
-        return _made(several[0], value) if several else value
+        typed = [part for part in parts if is_dataclass(part) or get_origin(part) is not None]
+        return _build(typed[0], value) if typed else value
     if kind is tuple:
         if parts[1:] == (...,):
-            return tuple(value) if parts[0] in (int, str) else tuple(_made(parts[0], each) for each in value)
-        return tuple(_made(part, each) for part, each in zip(parts, value, strict=True))
+            return tuple(value) if parts[0] in (int, str) else tuple(_build(parts[0], item) for item in value)
+        return tuple(_build(part, item) for part, item in zip(parts, value, strict=True))
     if kind is list and parts[0] not in (int, str):
-        return [_made(parts[0], each) for each in value]
+        return [_build(parts[0], item) for item in value]
     if kind in (dict, Mapping):
-        return {name: _made(parts[1], each) for name, each in value.items()}
+        return {name: _build(parts[1], item) for name, item in value.items()}
     return value

@@ -1,6 +1,8 @@
-"""The parent's side of the child process: it starts it, hands it cases, and replaces it when it is gone. Loading torch
-and transformers takes seconds, so one worker serves all setups of a Python process (`shared_worker`), and the worker
-of a script is kept for the next script (`lent_worker`). Each case runs in a process of its own."""
+"""Starts the child process, sends it cases, and replaces it when it has died.
+
+Loading torch and transformers takes seconds, so one worker serves all setups of a Python process (`shared_worker`),
+and the worker of a script is kept for the next script (`lent_worker`). Each case runs in a separate process.
+"""
 
 from __future__ import annotations
 
@@ -27,34 +29,35 @@ from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 
 _END_S: Final = 10.0
-"""How long the child may take to end what a script has started."""
+"""Time for the child to kill the processes of a script."""
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
 
 class Worker:
-    """A child process that traces trainings, one at a time. What it writes is kept, to be shown if it fails. A script
-    whose request has a standard input writes to this process's standard error.
+    """A child process that traces trainings, one at a time.
+
+    Its output is kept for error messages; a script with a standard input writes to this process's standard error.
 
     Args:
-        python: the interpreter of another environment; None: this one.
+        python: interpreter of another environment. Default: this one.
 
     Attributes:
-        without_shim: why fake CUDA tensors cannot be used there; None if they can. Known after `wait`.
+        shim_error: why fake CUDA tensors are unavailable there; None if they are available. Known after `wait`.
     """
 
     def __init__(self, *, python: str | None = None) -> None:
-        self.without_shim: str | None = None
+        self.shim_error: str | None = None
         self._python = python
-        self._lock = RLock()  # one line out, one line in: two threads would read each other's
+        self._lock = RLock()  # two threads would read each other's answers
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
-        self._files: socket.socket | None = None  # through which scripts get standard input and output
+        self._files: socket.socket | None = None  # sends standard input and output of scripts
         self._variables: dict[str, str] = {}
         self._waited = False
 
     def start(self) -> None:
-        """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
+        """Starts the process unless it runs, without waiting until it has loaded its libraries."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._start()
@@ -63,15 +66,14 @@ class Worker:
         self.close()
         if self._python is None:
             refuse_too_old_here()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._files, files = socket.socketpair()
         self._variables = _variables()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        # The predicted GPU is another one than this machine's; and once torch has looked for a GPU, no process that
-        # is forked can use it.
+        # The predicted GPU is not this machine's; and after torch has looked for a GPU, no forked process can use it.
         environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in LAUNCHER_VARIABLES:
-            environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
+            environment.pop(name, None)  # the traced training is one process, even if the asking one is a rank
         with files:
             self._process = subprocess.Popen(
                 boot.command(*_START, str(files.fileno()), python=self._python or sys.executable),
@@ -84,61 +86,60 @@ class Worker:
         """Waits until the child has loaded its libraries.
 
         Raises:
-            TraceFailed: it died of that.
+            TraceFailed: the child died.
         """
         with self._lock:
             self.start()
             if not self._waited:
-                self.without_shim = self._answer()["shim"]
+                self.shim_error = self._answer()["shim"]
                 self._waited = True
 
     def run(self, request: ScriptRequest) -> Outcome:
-        """What came of a script."""
+        """Runs a script and returns its outcome."""
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
-            died = self.write(request, result)
-            # A script has written what there is before it goes on; what else a process that died has written may be
-            # half.
+            died = self.run_to_file(request, result)
+            # The result is complete if the process ended normally; a process that died may have written part of it.
             with contextlib.suppress(OSError, *([ValueError] if died is not None else [])):
-                return wire.read(Outcome, result.read_text())
+                return wire.loads(Outcome, result.read_text())
             return Outcome(died=died)
 
-    def write(self, request: ScriptRequest, result: Path) -> str | None:
-        """How a script's process ended, None if well. What came of it, an `Outcome`, is at `result` unless the process
-        ended without a word; its folder is the script's."""
+    def run_to_file(self, request: ScriptRequest, result: Path) -> str | None:
+        """Runs a script; returns how its process died, or None. Its `Outcome` is in `result`, unless the process died
+        before it wrote it; the script owns the folder."""
         return self._run(Case(str(result), 0 if request.stdin is None else 2, request), request.stdin)
 
     def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:
-        """What a launcher's command would start."""
+        """Parses a launcher's command."""
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             case = Case(str(result), command=tuple(words), environment=environment, folder=str(Path.cwd()))
             died = self._run(case, None)
             with contextlib.suppress(OSError, ValueError):
-                return wire.read(ReadCommand, result.read_text())
+                return wire.loads(ReadCommand, result.read_text())
             return ReadCommand(error=f"its parser ended: {died}")
 
     def _run(self, case: Case, stdin: int | None) -> str | None:
         with self._lock:
-            self.wait()  # from here on the child removes the folder, should this process be killed
+            self.wait()  # from here on the child removes the folder if this process is killed
             assert self._process is not None and self._process.stdin is not None and self._files is not None
             try:
                 if stdin is not None:
                     socket.send_fds(self._files, [b"0"], [stdin, 2])
-                self._process.stdin.write(wire.written(case) + "\n")
+                self._process.stdin.write(wire.dumps(case) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
                 raise self._gone() from None
             try:
                 ended = self._answer()
-            except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
+            except KeyboardInterrupt:  # this case's answer would be read as the next one's
                 self.close()
                 raise
             why: str | None = ended["why"]
             return why
 
     def is_idle_for(self, python: str | None) -> bool:
-        """Whether it runs, for nobody, with this Python and this process's variables: libraries read them once."""
+        """Whether it runs without a case, with this Python and this process's variables, which libraries read once."""
         process = self._process
         runs = process is not None and process.poll() is None
         return runs and self._python == python and self._variables == _variables() and not self.is_busy()
@@ -151,27 +152,27 @@ class Worker:
         return not free
 
     def end(self) -> None:
-        """Ends what runs in the child process, and that, from a thread that does not wait for it."""
+        """Ends the child process and its scripts, from a thread that does not wait for it."""
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
     def close(self) -> None:
-        """Ends the child process, and all that scripts have started in it."""
+        """Ends the child process, and all processes that scripts have started in it."""
         process, self._process = self._process, None
         if process is not None:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it ends what scripts have started
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it kills the scripts' processes
                 process.wait(_END_S)
             process.kill()
             process.wait()
-        for each in (self._errors, self._files):
-            if each is not None:
-                each.close()
+        for resource in (self._errors, self._files):
+            if resource is not None:
+                resource.close()
         self._errors = self._files = None
 
     def _answer(self) -> dict[str, Any]:
@@ -183,41 +184,37 @@ class Worker:
         return answer
 
     def _gone(self) -> TraceFailed:
-        """What is said of a child that went away; the next case starts another one."""
+        """The error for a child that died; the next case starts a new one."""
         code = self._process.wait() if self._process is not None else None
         lines: list[str] = []
         if self._errors is not None:
             self._errors.seek(0)
             lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         self.close()
-        if code is not None and code < 0:  # what it said last, a progress bar say, has nothing to do with that
+        if code is not None and code < 0:  # its last output, such as a progress bar, is unrelated
             why = f"was ended by {signal.Signals(-code).name}"
         else:
             why = f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
         return TraceFailed(f"the process that traces trainings {why}", kind="worker", details="\n".join(lines))
 
 
-_CHANGE: Final = ("COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_")
-"""Variables that no library reads when it is imported."""
+_IRRELEVANT_VARIABLES: Final = ("COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_")
+"""Variables that no library reads on import."""
 
 
 def _variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in _CHANGE}
+    return {name: value for name, value in os.environ.items() if name not in _IRRELEVANT_VARIABLES}
 
 
 _idle: list[Worker] = []
-"""At most one."""
+"""At most one worker."""
 
 _lending: Final = Lock()
 
 
 @contextlib.contextmanager
 def lent_worker(python: str | None) -> Iterator[Worker]:
-    """A worker that nobody else uses meanwhile; it is kept for the next one that asks.
-
-    Args:
-        python: as of a `Worker`.
-    """
+    """A worker for exclusive use, which is kept for the next caller. `python`: as for `Worker`."""
     with _lending:
         kept = _idle.pop() if _idle else None
     if kept is not None and not kept.is_idle_for(python):
@@ -227,13 +224,13 @@ def lent_worker(python: str | None) -> Iterator[Worker]:
     try:
         yield worker
     finally:
-        if worker.is_busy():  # a thread waits for a case that nobody wants any more
+        if worker.is_busy():  # a thread waits for a case that nobody needs
             worker.close()
         with _lending:
             before = _idle.copy()
             _idle[:] = [worker]
-        for each in before:
-            each.close()
+        for other in before:
+            other.close()
 
 
 _shared: Worker | None = None
@@ -248,7 +245,7 @@ def shared_worker() -> Worker:
 
 
 def close_workers() -> None:
-    """Ends the workers that are kept: a training needs the RAM that their libraries take."""
+    """Ends the workers that are kept, because a training needs the RAM of their libraries."""
     global _shared
     with _lending:
         kept, _idle[:] = _idle.copy(), []

@@ -1,7 +1,5 @@
-"""A setup as the file of arguments that `HfArgumentParser` scripts read: YAML with the reasons as comments, or JSON.
-
-The file holds the user's own entries too. What it cannot say is listed, each with the line that says it.
-"""
+"""A setup as a file of arguments for `HfArgumentParser` scripts: YAML with the reasons as comments, or JSON. It
+includes the user's own entries, and lists settings that such a file cannot contain, each with its line of code."""
 
 from __future__ import annotations
 
@@ -9,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any, Final
 
 import yaml
@@ -25,19 +24,19 @@ _FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides
 
 
 Reasoned = Mapping[str, tuple[Any, str]]
-"""Name → its value, and why."""
+"""Name → (value, reason)."""
 
 
 @dataclass(frozen=True)
 class ArgumentFile:
-    """What is written.
+    """Content of the file.
 
     Attributes:
-        title: what made it, one line.
-        entries: the user's own first, for no reason, then the preset's, under the names of the installed transformers.
+        title: its origin, one line.
+        entries: the user's own first, without reasons, then the preset's, under the installed transformers' names.
         replaced: settings of the preset that the user's own replaced.
-        outside: what the file cannot say.
-        notes: what a person should know.
+        outside: settings that the file cannot contain.
+        notes: further information for the user.
     """
 
     title: str
@@ -51,20 +50,22 @@ class ArgumentFile:
         return {name: value for name, (value, _) in self.entries.items()}
 
     def text(self, *, as_yaml: bool) -> str:
-        """The file's text. JSON holds no comments: only YAML has the reasons."""
+        """The file's text. Only YAML has the reasons, because JSON has no comments."""
         if not as_yaml:
             return json.dumps(self.content, indent=2) + "\n"
         blocks = [_comment([self.title])]
-        for whose, has_reason in (("Yours", False), ("The preset's", True)):
-            if found := {name: each for name, each in self.entries.items() if bool(each[1]) is has_reason}:
-                blocks.append(f"# {whose}\n{reasoned_yaml(found)}")
+        for owner, has_reason in (("Yours", False), ("The preset's", True)):
+            if values := {name: entry for name, entry in self.entries.items() if bool(entry[1]) is has_reason}:
+                blocks.append(f"# {owner}\n{reasoned_yaml(values)}")
         if self.replaced:
             blocks.append(
-                "# Settings of the preset that yours override:\n" + _comment([f"- {each}" for each in self.replaced])
+                "# Settings of the preset that yours override:\n" + _comment([f"- {entry}" for entry in self.replaced])
             )
         if self.outside:
-            lines = [line for each in self.outside for line in (f"- {each.what}: {each.reason}", f"    {each.line}")]
-            blocks.append("# A file of arguments cannot say this:\n" + _comment(lines))
+            lines = [
+                line for entry in self.outside for line in (f"- {entry.setting}: {entry.reason}", f"    {entry.line}")
+            ]
+            blocks.append("# Not possible in a file of arguments:\n" + _comment(lines))
         if self.notes:
             blocks.append("# Notes:\n" + _comment([f"- {note}" for note in self.notes]))
         return "\n".join(blocks)
@@ -72,8 +73,8 @@ class ArgumentFile:
     def to_json(self) -> dict[str, Any]:
         return {
             "arguments": self.content,
-            "replaced": [each.to_json() for each in self.replaced],
-            "outside_arguments": [each.to_json() for each in self.outside],
+            "replaced": [replaced.to_json() for replaced in self.replaced],
+            "outside_arguments": [line.to_json() for line in self.outside],
         }
 
 
@@ -85,14 +86,13 @@ def argument_file(
     script: str = "trainer",
     deepspeed: str = "",
 ) -> ArgumentFile:
-    """The file of a setup, in which the user's own fields are settled already, with the names of the installed
-    transformers.
+    """The file of a setup with the user's own fields applied, under the installed transformers' names.
 
     Args:
-        own: everything that the user's file holds, under today's names. It comes first, in its order.
-        replaced: what that replaced.
+        own: everything in the user's file, under current names. It comes first, in its order.
+        replaced: settings that it replaced.
         script: the kind of script (`hf_memkit.presets.not_in_file.SCRIPTS`).
-        deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
+        deepspeed: path of the DeepSpeed JSON, if the setup has a DeepSpeed config.
     """
     own, replaced = dict(own or {}), tuple(replaced)
     entries: dict[str, tuple[Any, str]] = {name: (value, "") for name, value in own.items()}
@@ -108,7 +108,7 @@ def argument_file(
     if not any(reason for _, reason in entries.values()) and not replaced:
         notes = (f"this file changes nothing: preset {setup.preset!r} sets no argument", *notes)
     return ArgumentFile(
-        title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
+        title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {version('transformers')}",
         entries=with_installed_names(entries),
         replaced=(
             *replaced,
@@ -120,30 +120,24 @@ def argument_file(
 
 
 def with_installed_names(arguments: Reasoned) -> dict[str, tuple[Any, str]]:
-    """The arguments under the names that the installed transformers has."""
-    found = {}
+    """The arguments under the installed transformers' names."""
+    renamed = {}
     for name, (value, reason) in arguments.items():
         ((installed, value),) = library_versions.to_installed_arguments({name: value}).items()
-        found[installed] = (value, reason)
-    return found
-
-
-def _transformers() -> str:
-    from importlib.metadata import version
-
-    return version("transformers")
+        renamed[installed] = (value, reason)
+    return renamed
 
 
 def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
-    """Each value under its reason; a reason that several in a row share is written once."""
-    text, before = "", ""
+    """Each value under its reason; consecutive values with the same reason share it."""
+    text, previous = "", ""
     for name, (value, reason) in entries.items():
-        if reason != before:
+        if reason != previous:
             lines = textwrap.wrap(reason, _WIDTH - 2 * len(indent), break_long_words=False)
             text += "".join(f"# {line}\n" for line in lines)
-        # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
+        # PyYAML writes 1.0e-05 for a number and quotes the text "no", as its reader requires.
         text += yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
-        before = reason
+        previous = reason
     return textwrap.indent(text, indent)
 
 

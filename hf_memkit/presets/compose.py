@@ -1,4 +1,4 @@
-"""`"lean+lora"` → techniques in order → a setup. Two that decide the same thing differently are an error."""
+"""`"lean+lora"` → techniques in order → a setup. Two techniques with the same slot are an error."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hf_memkit.setup.techniques.registry import TECHNIQUES, Family, Technique, f
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
-    """A technique, and the preset that brings it (or itself, where it was named)."""
+class _NamedTechnique:
+    """A technique, and the preset that includes it (or its own name)."""
 
     technique: Technique
     by: str
@@ -27,40 +27,38 @@ class _Named:
 
 def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
     """The techniques of presets and techniques joined by `+`, such as `"lean+lora"` or
-    `"8bit+selective-checkpointing"`, each once, in the order in which they are applied. Those of `extra` replace those
-    of the same slot without a conflict; of two others that decide the same thing a SettingError names both, all such
-    pairs at once."""
-    found: list[_Named] = []
+    `"8bit+selective-checkpointing"`, each once, in order of application. Those of `extra` replace others of the same
+    slot. Raises SettingError if techniques in `name` have the same slot; names all such pairs."""
+    named: list[_NamedTechnique] = []
     problems = []
     for part in _parts(name):
         for new in part:
-            clash = next((old for old in found if _clash(old.technique, new.technique)), None)
+            clash = next((old for old in named if _conflict(old.technique, new.technique)), None)
             if clash is not None:
                 problems.append(
                     f"preset {name!r}: {clash} and {new} both set {new.technique.slot}. Choose one, or "
                     f"replace the other by {new.technique.name!r}: --technique {new.technique.name}"
                 )
-            found.append(new)
+            named.append(new)
     if problems:
         raise SettingError("\n".join(dict.fromkeys(problems)))
-    return _with_techniques([each.technique for each in found], extra)
+    return _with_techniques([entry.technique for entry in named], extra)
 
 
 def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
-    """What `build` makes, without what a preset of `name` has only where it applies and a rule says that it does not.
-    What is named there or in `extra` itself stays. `build` takes the techniques to leave out, each with why, which it
-    notes."""
+    """Result of `build` without a preset's optional techniques that a rule says do not apply. Techniques named in
+    `name` or `extra` stay. `build` takes the techniques to omit, each with the reason, which it notes."""
     words = [word.strip() for word in name.split("+")]
-    optional = {each for word in words if word in PRESETS for each in PRESETS[word].where_possible}
+    optional = {technique for word in words if word in PRESETS for technique in PRESETS[word].where_possible}
     optional -= {*words, *extra}
     left_out: dict[str, str] = {}
     while True:
         setup = build(left_out)
         impossible = {
-            each: problem.why
+            technique: problem.why
             for problem in check(setup)
-            for each in RULES[problem.rule].techniques
-            if each in optional and each in setup.techniques and each not in left_out
+            for technique in RULES[problem.rule].techniques
+            if technique in optional and technique in setup.techniques and technique not in left_out
         }
         if not impossible:
             return setup
@@ -73,29 +71,29 @@ def _with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[
     for name in extra:
         if name in PRESETS and name not in TECHNIQUES:
             raise InputError(f"techniques: {name!r} is a preset. Join it to the preset by +: --preset PRESET+{name}")
-        one = find_technique(name)
-        clash = next((old for old in new if _clash(old, one)), None)
+        technique = find_technique(name)
+        clash = next((old for old in new if _conflict(old, technique)), None)
         if clash is not None:
-            raise SettingError(f"techniques {clash.name!r} and {name!r} both set {one.slot}. Choose one")
-        new.append(one)
-    kept = [old for old in techniques if not any(_clash(old, one) for one in new)]
+            raise SettingError(f"techniques {clash.name!r} and {name!r} both set {technique.slot}. Choose one")
+        new.append(technique)
+    kept = [old for old in techniques if not any(_conflict(old, technique) for technique in new)]
     return in_order([*kept, *new])
 
 
-def _clash(one: Technique, other: Technique) -> bool:
-    return one.name != other.name and bool(one.slot) and one.slot == other.slot
+def _conflict(technique: Technique, other: Technique) -> bool:
+    return technique.name != other.name and bool(technique.slot) and technique.slot == other.slot
 
 
-def _parts(name: str) -> list[list[_Named]]:
+def _parts(name: str) -> list[list[_NamedTechnique]]:
     if not isinstance(name, str):
         raise InputError(f"preset {name!r}: must be a name, such as 'lean+lora'; known: {', '.join(PRESETS)}")
     parts = []
     for word in name.split("+"):
         word = word.strip()
         if word in PRESETS:
-            parts.append([_Named(TECHNIQUES[each], word) for each in PRESETS[word].techniques])
+            parts.append([_NamedTechnique(TECHNIQUES[name], word) for name in PRESETS[word].techniques])
         elif word in TECHNIQUES:
-            parts.append([_Named(TECHNIQUES[word], word)])
+            parts.append([_NamedTechnique(TECHNIQUES[word], word)])
         else:
             known = (*PRESETS, *TECHNIQUES)
             near = did_you_mean(word, known) or f"; presets: {', '.join(PRESETS)}"
@@ -115,17 +113,19 @@ def apply_preset(
     left_out: Mapping[str, str] | None = None,
     change: Callable[[Setup], Setup] | None = None,
 ) -> Setup:
-    """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`. Refuses as `compose`.
+    """The preset resolved for `job`; its `problems` list what the machine lacks. Raises as `compose`.
 
     Args:
         extra: techniques that replace those of the same slot.
         without: families of which no technique is applied.
-        left_out: techniques that are left out, each with why, which is noted.
-        change: what is done to the setup after its techniques, before its ledger is computed.
+        left_out: techniques to omit, each with the reason, which is noted.
+        change: changes the setup after its techniques, before its ledger is computed.
     """
     setup = Setup(preset=name, job=job)
     left_out = left_out or {}
-    techniques = [one for one in compose(name, extra) if one.name not in left_out and one.family not in without]
+    techniques = [
+        entry for entry in compose(name, extra) if entry.name not in left_out and entry.family not in without
+    ]
     owner: dict[str, Technique] = {}
     for technique in techniques:
         before = {setting.key: setting.value for setting in setup.settings}
@@ -143,5 +143,5 @@ def apply_preset(
     setup = setup if change is None else change(setup)
     setup = setup.with_rows(*setup_ledger.rows(setup))
     setup = setup.made_by(technique.name for technique in techniques)
-    setup = setup.with_notes(*(f"{each} is left out: {why}" for each, why in left_out.items()))
+    setup = setup.with_notes(*(f"{omitted} is left out: {why}" for omitted, why in left_out.items()))
     return setup.with_problems(shortages(setup.ledger, job.machine))

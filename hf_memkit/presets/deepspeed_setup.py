@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def resolve_deepspeed(request: Request) -> Setup:
-    """The preset unchanged, or sized if a model is named; its job has no batch. Refuses what would have no effect."""
+    """The preset unchanged, or sized if a model is named; its job has no batch. Refuses options without effect."""
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1
     config = load(name)  # an unknown name is reported first
     if request.nvme_path is not None and not request.nvme_path.strip():
@@ -61,14 +61,14 @@ def resolve_deepspeed(request: Request) -> Setup:
     sized = size_preset(name, facts, machine, nvme_path=path, gpus=gpus, nodes=request.nodes, aio=measured)
     setup = replace(setup, ledger=sized.ledger, job=replace(setup.resolved_for, model=facts))
     setup = setup.put("deepspeed.config", sized.config, "the preset, sized for the model and the machine")
-    setup = setup.put("deepspeed.sizes", [choice.to_json() for choice in sized.choices], "what was computed, and why")
-    # The processes come on top of DeepSpeed's part of the job; so do activations, of which no batch is known.
+    setup = setup.put("deepspeed.sizes", [choice.to_json() for choice in sized.choices], "computed sizes")
+    # Processes are added to DeepSpeed's part of the job; activations are not, because the batch is unknown.
     lacks = shortages(sized.ledger.with_rows([process_row(gpus)]), machine)
     return setup.with_notes(*notes, *sized.notes).with_problems([*filter(None, [emulated_by_setup(setup)]), *lacks])
 
 
 def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> AioMeasurement | None:
-    """What this disk does with DeepSpeed's own reads and writes; None, with a note, if that cannot be measured."""
+    """Measured speed of DeepSpeed's reads and writes on this disk; None, with a note, if it cannot be measured."""
     import torch
 
     from hf_memkit.deepspeed.aio import measure

@@ -16,7 +16,7 @@ from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.preset_setup import mistakes_of
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Judge, Sizes, solve
-from hf_memkit.presets.users_values import settle
+from hf_memkit.presets.users_values import apply_own_arguments
 from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
 from hf_memkit.setup.own_arguments import is_field, wrong_counts
 from hf_memkit.setup.request import Request, refuse_below_one, refuse_too_long
@@ -25,8 +25,8 @@ from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
 
 
 def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
-    """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.
-    Lists at once all that contradicts, is unknown, does not come out exactly, would have no effect or harm."""
+    """The preset for the requested model and machine. Arguments of the user's script are ignored. Raises SettingError:
+    lists everything that contradicts, is unknown, cannot be exact, or would have no effect or harm."""
     _check_values(request.preset, request.techniques, request.values)
     if problems := wrong_counts({key: value for key, value in request.arguments.items() if is_field(key)}):
         raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
@@ -50,17 +50,17 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
 
 
 def preset_for(job: Job, request: Request) -> Setup:
-    """The preset that was asked for, for a job whose model and machine are known; where the preset wants a size, up to
-    three are traced. Refuses as `resolve_preset`."""
+    """The requested preset for a job with known model and machine; to compute a size, up to three setups are traced.
+    Raises as `resolve_preset`."""
     name, techniques, facts = request.preset, request.techniques, job.model
     own = {key: value for key, value in request.arguments.items() if is_field(key)}
     parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
 
     def with_own(setup: Setup) -> Setup:
-        settled, replaced = settle(setup, own)
-        return dataclasses.replace(settled, replaced=replaced)
+        changed, replaced = apply_own_arguments(setup, own)
+        return dataclasses.replace(changed, replaced=replaced)
 
-    def of_sizes(sizes: Sizes) -> Setup:
+    def with_sizes(sizes: Sizes) -> Setup:
         sized = dataclasses.replace(
             job,
             micro_batch_size=sizes.micro_batch,
@@ -69,16 +69,16 @@ def preset_for(job: Job, request: Request) -> Setup:
         )
 
         def build(left_out: Mapping[str, str]) -> Setup:
-            # The user's own come before the ledger: what it counts is computed with them.
+            # The user's own come before the ledger, which depends on them.
             setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
             setup = sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
             return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
 
         return leave_out_impossible(name, techniques, build)
 
-    def solved(judge: Judge | None) -> Setup:
+    def with_largest_sizes(judge: Judge | None) -> Setup:
         return solve(
-            of_sizes,
+            with_sizes,
             job,
             solves_for=next((p.solves_for for p in parts if p.solves_for != "micro-batch"), "micro-batch"),
             global_batch_size=request.global_batch_size,
@@ -87,14 +87,14 @@ def preset_for(job: Job, request: Request) -> Setup:
             judge=judge,
         )
 
-    _refuse_mistakes(solved(None))  # before anything is traced
-    setup = solved(predict)
+    _refuse_mistakes(with_largest_sizes(None))  # before anything is traced
+    setup = with_largest_sizes(predict)
     hints = _refuse_mistakes(setup)
     return setup.with_notes(*(f"Hint: {problem}" for problem in hints)).with_problems(map(str, mistakes_of(setup)[1]))
 
 
 def _refuse_mistakes(setup: Setup) -> list[Problem]:
-    """The mistakes that refuse nothing; those that do are raised."""
+    """Raise the mistakes that refuse the setup; return the others."""
     mistakes, _ = mistakes_of(setup)
     if refused := [str(problem) for problem in mistakes if problem.refuses]:
         raise SettingError("\n".join(refused))
@@ -103,11 +103,11 @@ def _refuse_mistakes(setup: Setup) -> list[Problem]:
 
 def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:
     techniques = compose(name, extra)
-    allowed = {key for one in techniques for key in one.values}
+    allowed = {key for technique in techniques for key in technique.values}
     problems = []
     for key, value in values.items():
         if key not in allowed:
-            owners = [one.name for one in TECHNIQUES.values() if key in one.values]
+            owners = [technique.name for technique in TECHNIQUES.values() if key in technique.values]
             belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
             problems.append(f"values: {key!r} is not a value of preset {name!r}{belongs}")
         elif wrong := wrong_value(techniques, key, value):

@@ -1,4 +1,4 @@
-"""The presets: named sets of techniques, each for a person one can picture."""
+"""The presets: named sets of techniques, each for one kind of user."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ class Preset:
     """A named set of techniques.
 
     Attributes:
-        for_whom: the person it is for, one line.
+        audience: users that it suits, one line.
         techniques: names of its techniques.
-        checkpoint_bytes_per_parameter: what one checkpoint takes on disk (weights, optimizer states and, with
-            DeepSpeed, its own copy of the weights).
-        solves_for: what is made as large as fits where it is not given: the micro-batch that makes up the global
-            batch, the batch itself, or the sequence.
-        where_possible: those of its techniques that are left out, with a note, where a rule says that they do not
-            apply to the model.
+        checkpoint_bytes_per_parameter: size of a checkpoint on disk (weights, optimizer states and, with DeepSpeed,
+            its own copy of the weights).
+        solves_for: size that is made as large as fits if not given: the micro-batch within the global batch, the batch
+            itself, or the sequence.
+        where_possible: techniques that are omitted, with a note, if a rule says that they do not apply to the model.
     """
 
-    for_whom: str
+    audience: str
     techniques: tuple[str, ...]
     checkpoint_bytes_per_parameter: float
     solves_for: Literal["micro-batch", "batch", "sequence"] = "micro-batch"
@@ -34,7 +33,7 @@ class Preset:
 
 
 _ON_THE_GPU: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
-"""What a preset that trains on the GPU without DeepSpeed has, as a rule."""
+"""Typical techniques of a preset that trains on the GPU without DeepSpeed."""
 
 PRESETS: Final[dict[str, Preset]] = {
     "lean": Preset(

@@ -1,9 +1,6 @@
-"""What a file of arguments cannot say, each with the line that says it: of Python, of a shell, or of the script's own
-arguments.
-
-`SCRIPTS` are the kinds of scripts that a file can be written for. Some have their own arguments for the model, so
-that less is left over.
-"""
+"""Settings that a file of arguments cannot contain, each with its line of Python, of a shell, or of the script's own
+arguments. A file can be written for kinds of scripts (`SCRIPTS`). Some have their own arguments for the model, so that
+fewer settings are left."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ SCRIPTS: Final[dict[str, str]] = {
     "run_clm": "transformers' run_clm.py and run_fim.py, which have an argument for the dtype",
     "trl": "TRL (`trl sft --config`), which has arguments for dtype, attention, LoRA, 4-bit weights and environment",
 }
-"""Kinds of scripts, each with what it has arguments for."""
+"""Kinds of scripts, each with its arguments."""
 
 # Names of trl.ModelConfig for fields of peft.LoraConfig and BitsAndBytesConfig.
-# Source: trl 1.16.0, trainer/model_config.py; what they become: trainer/utils.py, get_peft_config,
-# get_quantization_config (which takes `dtype` for bnb_4bit_compute_dtype).
+# Source: trl 1.16.0, trainer/model_config.py; their use: trainer/utils.py, get_peft_config,
+# get_quantization_config (which uses `dtype` as bnb_4bit_compute_dtype).
 _TRL_LORA: Final = {
     "r": "lora_r",
     "lora_alpha": "lora_alpha",
@@ -53,107 +50,96 @@ _LOADING: Final = (
     *(f"model.{name}" for name in LOADING_ONLY),
 )
 _LENGTH_NAMES: Final = {"run_clm": "block_size", "trl": "max_length"}
-"""What a kind of script calls the tokens of a sequence."""
+"""Kind of script → its argument for the tokens of a sequence."""
 
 _LENGTH: Final = "data.sequence_length"
 _FACTS: Final = ("model.name", "model.origin", "model.architecture")
-"""Which model it is, rather than what is done to it."""
+"""Settings that identify the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """One thing that the file cannot say.
+    """One setting outside the file.
 
     Attributes:
-        what: its settings, as a person reads them: `model.dtype = "bfloat16"`.
-        reason: why the preset wants it.
-        line: the line of Python or of a shell that says it.
+        setting: its settings in readable form: `model.dtype = "bfloat16"`.
+        reason: the preset's reason.
+        line: its line of Python or of a shell.
         essential: whether a run without it is another method, such as full fine-tuning instead of LoRA.
     """
 
-    what: str
+    setting: str
     reason: str
     line: str
     essential: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "reason": self.reason, "line": self.line, "essential": self.essential}
+        return {"what": self.setting, "reason": self.reason, "line": self.line, "essential": self.essential}
 
 
 def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
-    """`{name in the file: setting}` for which a kind of script has its own arguments.
-
-    The settings' keys are those of the setup, so that `outside_lines` leaves them out. Nothing for `"trainer"`.
-    """
+    """`{name in the file: setting}` for settings that a kind of script has its own arguments for. The settings' keys
+    are those of the setup, so that `outside_lines` omits them. Empty for `"trainer"`."""
     by_key = {setting.key: setting for setting in setup.settings}
-    found: dict[str, Setting] = {}
+    arguments: dict[str, Setting] = {}
     if script in ("run_clm", "trl") and "model.name" in by_key:
-        found["model_name_or_path"] = by_key["model.name"]
+        arguments["model_name_or_path"] = by_key["model.name"]
     if script in ("run_clm", "trl") and "model.dtype" in by_key:
-        found["dtype"] = by_key["model.dtype"]
+        arguments["dtype"] = by_key["model.dtype"]
     length = by_key.get(_LENGTH)
     if length is not None and not length.reason.startswith("assumed") and script in _LENGTH_NAMES:
-        found[_LENGTH_NAMES[script]] = length
+        arguments[_LENGTH_NAMES[script]] = length
     if script != "trl":
-        return found
+        return arguments
     if "model.attn_implementation" in by_key:
-        found["attn_implementation"] = by_key["model.attn_implementation"]
-    found |= _trl_quantization(by_key)
+        arguments["attn_implementation"] = by_key["model.attn_implementation"]
+    arguments |= _trl_quantization(by_key)
     adapter = {key: setting for key, setting in by_key.items() if key.startswith("adapter.")}
     if adapter:
-        found["use_peft"] = Setting("adapter.use", True, "TRL adds the adapters")
+        arguments["use_peft"] = Setting("adapter.use", True, "TRL adds the adapters")
     for key, setting in adapter.items():
         name = _TRL_LORA.get(key.partition(".")[2])
         if name is not None:
-            found[name] = setting
+            arguments[name] = setting
     environment = {key.partition(".")[2]: s for key, s in by_key.items() if key.startswith("environment.")}
     if environment:
         reason = "; ".join(dict.fromkeys(setting.reason for setting in environment.values()))
-        found["env"] = Setting("environment.all", {name: str(s.value) for name, s in environment.items()}, reason)
-    return found
+        arguments["env"] = Setting("environment.all", {name: str(s.value) for name, s in environment.items()}, reason)
+    return arguments
 
 
 def _trl_quantization(by_key: Mapping[str, Setting]) -> dict[str, Setting]:
-    """4- or 8-bit weights under TRL's names; nothing if it has no name for one of the fields."""
+    """4- or 8-bit weights under TRL's names; empty if it has no name for one of the fields."""
     setting = by_key.get("model.quantization")
     if setting is None:
         return {}
     fields = dict(setting.value)
     dtype = by_key.get("model.dtype")
     if dtype is not None and fields.get("bnb_4bit_compute_dtype") == dtype.value:
-        del fields["bnb_4bit_compute_dtype"]  # TRL takes the dtype
+        del fields["bnb_4bit_compute_dtype"]  # TRL uses the dtype
     if fields.keys() - _TRL_4BIT.keys():
         return {}
     return {_TRL_4BIT[name]: Setting(setting.key, value, setting.reason) for name, value in fields.items()}
 
 
 def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = ()) -> tuple[Outside, ...]:
-    """What neither TrainingArguments nor the script's own arguments say, in the order in which it is done.
-
-    `own`: names that the user's file has already.
-    """
-    said = {setting.key for setting in script_arguments(setup, script).values()}
-    found = _environment(setup) if script != "trl" else []
-    found += _loading(setup, said)
-    found += _loaded(setup)
-    found += _adapter(setup, script)
-    found += [_for_trl(each) if script == "trl" else each for each in _parts(setup)]
-    found += _optimizer(setup)
-    return tuple(found if set(LENGTH_NAMES) & set(own) else found + _length(setup, said))
-
-
-def _environment(setup: Setup) -> list[Outside]:
-    return [
-        Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}")
-        for s in setup.settings
-        if s.key.startswith("environment.")
-    ]
+    """Settings outside TrainingArguments and the script's own arguments, in the order of their application. `own`:
+    names that the user's file already has."""
+    included = {setting.key for setting in script_arguments(setup, script).values()}
+    variables = [s for s in setup.settings if s.key.startswith("environment.")] if script != "trl" else []
+    lines = [Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}") for s in variables]
+    lines += _loading_arguments(setup, included)
+    lines += _model_changes(setup)
+    lines += _adapter(setup, script)
+    lines += [_for_trl(part) if script == "trl" else part for part in _parts(setup)]
+    lines += _optimizer(setup)
+    return tuple(lines if set(LENGTH_NAMES) & set(own) else lines + _length(setup, included))
 
 
-def _loading(setup: Setup, said: set[str]) -> list[Outside]:
+def _loading_arguments(setup: Setup, included: set[str]) -> list[Outside]:
     """All arguments of `from_pretrained`, as one line."""
-    left = [s for s in setup.settings if s.key in _LOADING and s.key not in said]
-    if not left:
+    loading_settings = [s for s in setup.settings if s.key in _LOADING and s.key not in included]
+    if not loading_settings:
         return []
     options = model_options(setup)
     name = _literal(setup["model.name"]) if "model.name" in setup else "MODEL"
@@ -164,58 +150,58 @@ def _loading(setup: Setup, said: set[str]) -> list[Outside]:
         else:
             shown.append(f"{key}={_literal(value)}")
     call = f"model = AutoModelForCausalLM.from_pretrained({', '.join([name, *shown])})"
-    essential = any(s.key == "model.quantization" for s in left)
-    return [Outside(_what(left), _reasons(left), call, essential)]
+    essential = any(s.key == "model.quantization" for s in loading_settings)
+    return [Outside(_setting_texts(loading_settings), _reasons(loading_settings), call, essential)]
 
 
-def _loaded(setup: Setup) -> list[Outside]:
-    """What is done to the loaded model: its vocabulary padded, values of its config changed."""
-    found = []
+def _model_changes(setup: Setup) -> list[Outside]:
+    """Changes of the loaded model: padded vocabulary, config values."""
+    lines = []
     for s in setup.settings:
         if not s.key.startswith("model.") or s.key in (*_LOADING, *_FACTS):
             continue
         line = f"model.config.{_name(s)} = {_literal(s.value)}"
         if s.key == "model.pad_vocabulary_to_multiple_of":
             line = f"model.resize_token_embeddings(pad_to_multiple_of={_literal(s.value)})"
-        found.append(Outside(_what([s]), s.reason, line))
-    return found
+        lines.append(Outside(_setting_texts([s]), s.reason, line))
+    return lines
 
 
 def _adapter(setup: Setup, script: str) -> list[Outside]:
     fields = [s for s in setup.settings if s.key.startswith("adapter.")]
-    left = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
-    if not left:
+    adapter_settings = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
+    if not adapter_settings:
         return []
     call = (
         "from peft import LoraConfig, get_peft_model; "
         f"model = get_peft_model(model, LoraConfig({_keywords(setup.section('adapter'))}))"
     )
-    return [Outside(_what(left), _reasons(left), call, essential=True)]
+    return [Outside(_setting_texts(adapter_settings), _reasons(adapter_settings), call, essential=True)]
 
 
 def _parts(setup: Setup) -> list[Outside]:
-    found = []
+    lines = []
     for s in setup.settings:
         section, _, name = s.key.partition(".")
         if section == "model_parts":
-            line = f"from hf_memkit.components.{name} import install; install(model{_more(s.value)})"
+            line = f"from hf_memkit.components.{name} import install; install(model{_further_keywords(s.value)})"
         elif section == "trainer_parts":
             line = (
                 f"from hf_memkit.components.{name} import trainer_options; Trainer(…, **trainer_options(model=model, "
-                f"processing_class=tokenizer, arguments=training_args{_more(s.value)}))"
+                f"processing_class=tokenizer, arguments=training_args{_further_keywords(s.value)}))"
             )
         else:
             continue
-        found.append(Outside(_what([s]), s.reason, line))
-    return found
+        lines.append(Outside(_setting_texts([s]), s.reason, line))
+    return lines
 
 
 def _for_trl(part: Outside) -> Outside:
-    """A part as a user of TRL reads it: SFTTrainer never makes the logits of a batch anyway."""
-    if not part.what.startswith("model_parts.chunked_loss"):
+    """A component for users of TRL: SFTTrainer never makes the logits of a batch anyway."""
+    if not part.setting.startswith("model_parts.chunked_loss"):
         return part
     why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
-    return Outside(part.what, why, part.line)
+    return Outside(part.setting, why, part.line)
 
 
 def _optimizer(setup: Setup) -> list[Outside]:
@@ -223,18 +209,22 @@ def _optimizer(setup: Setup) -> list[Outside]:
     if options is None:
         return []
     module, _, name = str(setup["optimizer.class"]).partition(":")
-    left = [s for s in setup.settings if s.key.startswith("optimizer.")]
+    optimizer_settings = [s for s in setup.settings if s.key.startswith("optimizer.")]
     inner = ", ".join(f"{json.dumps(key)}: {_literal(value)}" for key, value in options.items())
     line = f"from {module} import {name}; Trainer(…, optimizer_cls_and_kwargs=({name}, {{{inner}}}))"
-    return [Outside(f"optimizer.class = {name}", left[0].reason, line, essential=True)]
+    return [Outside(f"optimizer.class = {name}", optimizer_settings[0].reason, line, essential=True)]
 
 
-def _length(setup: Setup, said: set[str]) -> list[Outside]:
-    """The tokens of a sequence, where they were asked for or solved for: every script has its own name for them."""
+def _length(setup: Setup, included: set[str]) -> list[Outside]:
+    """The tokens of a sequence, if requested or computed: every script has another name for them."""
     return [
-        Outside(_what([s]), s.reason, f"cut the samples to {s.value} tokens (run_clm.py: block_size, TRL: max_length)")
+        Outside(
+            _setting_texts([s]),
+            s.reason,
+            f"cut the samples to {s.value} tokens (run_clm.py: block_size, TRL: max_length)",
+        )
         for s in setup.settings
-        if s.key == _LENGTH and s.key not in said and not s.reason.startswith("assumed")
+        if s.key == _LENGTH and s.key not in included and not s.reason.startswith("assumed")
     ]
 
 
@@ -242,7 +232,7 @@ def _name(setting: Setting) -> str:
     return setting.key.partition(".")[2]
 
 
-def _what(settings: list[Setting]) -> str:
+def _setting_texts(settings: list[Setting]) -> str:
     return ", ".join(f"{s.key} = {json.dumps(s.value)}" for s in settings)
 
 
@@ -254,11 +244,11 @@ def _keywords(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={_literal(value)}" for key, value in values.items())
 
 
-def _more(options: Mapping[str, Any]) -> str:
-    """Further keyword arguments of a call that has some already."""
+def _further_keywords(options: Mapping[str, Any]) -> str:
+    """Further keyword arguments of a call."""
     return f", {_keywords(options)}" if options else ""
 
 
 def _literal(value: Any) -> str:
-    """A value as Python writes it, text in double quotes."""
+    """A value as Python code, text in double quotes."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

@@ -1,4 +1,5 @@
-"""What several processes mean for a setup: their CPU threads, and notes on what each GPU and machine holds."""
+"""Consequences of several processes for a setup: their CPU threads, and notes on the memory of each GPU and
+machine."""
 
 from __future__ import annotations
 
@@ -11,19 +12,20 @@ _PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the GPU"}
 
 
 def threads_per_process(cpu_count: int, gpus: int) -> int:
-    """CPU threads for each of a machine's processes. torchrun gives one, with which an offloaded optimizer crawls."""
+    """CPU threads for each process of a machine. torchrun's default is one, with which an offloaded optimizer is
+    slow."""
     return max(1, cpu_count // gpus)
 
 
 def share_among_processes(setup: Setup, job: Job) -> Setup:
-    """The setup for `job.gpus` processes on each of `job.nodes` machines; as it is where that is one."""
+    """The setup for `job.gpus` processes on each of `job.nodes` machines; unchanged for one process."""
     if job.processes == 1:
         return setup
     threads, cores = threads_per_process(job.machine.cpu_count, job.gpus), job.machine.cpu_count
     setup = setup.put(
         "environment.OMP_NUM_THREADS", str(threads), f"{cores} CPU threads shared by {job.gpus} processes on a machine"
     )
-    notes = [_what_a_gpu_holds(setup, job.processes)]
+    notes = [_memory_note(setup, job.processes)]
     if job.gpus > 1:
         notes.append(
             f"RAM and disk are counted for one machine with its {job.gpus} processes, the GPU for one of them."
@@ -36,7 +38,7 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     return setup.with_notes(*notes)
 
 
-def _what_a_gpu_holds(setup: Setup, processes: int) -> str:
+def _memory_note(setup: Setup, processes: int) -> str:
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     stage = zero.get("stage", 0)
     part = f"1/{processes}"

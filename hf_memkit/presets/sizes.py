@@ -1,8 +1,6 @@
-"""The batch and the sequence of a preset: exactly what was asked for, and as much at once as a trace shows to fit.
-
-Memory grows almost linearly with the batch and, where no attention scores are kept, with the length. One small size is
-traced, a second that follows from it, and a third that follows from both. Of these the largest that fits is taken.
-"""
+"""Batch and sequence length of a preset: exactly as requested, and otherwise as large as traces show to fit. Memory
+grows almost linearly with the batch and, without stored attention scores, with the length. A small size is traced, a
+second one extrapolated from it, and a third from both; the largest that fits is used."""
 
 from __future__ import annotations
 
@@ -21,29 +19,30 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.batch import micro_batches, split_batch
 
 SEQUENCE_MULTIPLE: Final = 64
-"""A sequence that is solved for is a multiple of this: what tensor cores of an A100 like (NVIDIA, "Matrix
-Multiplication Background User's Guide", 16-bit data: multiples of 64 elements)."""
+"""A computed sequence length is a multiple of this, as tensor cores of an A100 prefer (NVIDIA, "Matrix Multiplication
+Background User's Guide", 16-bit data: multiples of 64 elements)."""
 
 LARGEST_BATCH: Final = 4096
 LONGEST_SEQUENCE: Final = 1 << 20
 
 MOST_TRACES: Final = 3
 
-_SURE: Final = 0.96
-"""What a size that is not traced yet may fill of the GPU: the allocator's share beside the tensors grows with them."""
+_UNTRACED_SHARE: Final = 0.96
+"""Maximum share of the GPU for a size that is not traced yet: the allocator's overhead grows with its tensors."""
 
-_FROM_TRACES: Final[tuple[Category, ...]] = ("activations", "loss")
-"""What the ledger has from traces alone."""
+_TRACED_CATEGORIES: Final[tuple[Category, ...]] = ("activations", "loss")
+"""Categories that the ledger gets from traces only."""
 
-_PERHAPS: Final = 1.1
-"""A size that is expected to need up to this share of the GPU is worth the trace that is left."""
+_WORTH_A_TRACE: Final = 1.1
+"""Maximum share of the GPU at which a size is still worth the last trace."""
 
 Judge = Callable[[Setup], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sequences in a forward pass, micro-batches in a step, tokens in a sequence; and why, where they are put."""
+    """Sequences in a forward pass, micro-batches in a step, tokens in a sequence; with reasons if they are put into a
+    setup."""
 
     micro_batch: int
     accumulation: int
@@ -64,28 +63,35 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
-    """The largest size that was traced and fits, else the smallest that was tried; `prediction`: of that size, None
-    where nothing could be traced; `why` says what was traced."""
+class LargestSize:
+    """The largest traced size that fits, else the smallest tried.
+
+    Attributes:
+        size: the size.
+        why: the traces.
+        prediction: of that size; None if nothing could be traced.
+    """
 
     size: int
     why: str
     prediction: Prediction | None
 
     def added_to(self, setup: Setup) -> Setup:
-        """The setup with what the trace shows: what grows with the batch, and that it does not fit."""
-        found = self.prediction
-        if found is None:
+        """The setup with results of the trace: memory that grows with the batch, and a problem if it does not fit."""
+        prediction = self.prediction
+        if prediction is None:
             return setup
-        how = f"{found.confidence.level}, at the peak"
+        how = f"{prediction.confidence.level}, at the peak"
         rows = [
-            Row("device", name, "by a trace, at its peak", found.categories[name], how, found.peak_phase)
-            for name in _FROM_TRACES
-            if found.categories[name]
+            Row("device", name, "by a trace, at its peak", prediction.categories[name], how, prediction.peak_phase)
+            for name in _TRACED_CATEGORIES
+            if prediction.categories[name]
         ]
         setup = setup.with_rows(*rows)
-        problem = f"is predicted {found.verdict}: {found.why}".replace("predicted does not", "predicted not to")
-        return setup if fits(found, setup.resolved_for.machine) else setup.with_problems([problem])
+        problem = f"is predicted {prediction.verdict}: {prediction.why}".replace(
+            "predicted does not", "predicted not to"
+        )
+        return setup if fits(prediction, setup.resolved_for.machine) else setup.with_problems([problem])
 
 
 def solve(
@@ -98,59 +104,61 @@ def solve(
     own: Mapping[str, Any],
     judge: Judge | None,
 ) -> Setup:
-    """The setup with the sizes that fit; a SettingError names the nearest choices where the batch does not come out
-    exactly.
+    """The setup with the sizes that fit.
 
     Args:
         build: makes the setup of given sizes.
-        job: model and machine; where one is not known, nothing is solved for.
-        solves_for: what the preset makes as large as fits, if it is not given.
-        global_batch_size: sequences an optimizer step, all processes together.
+        job: model and machine; nothing is computed if one is unknown.
+        solves_for: size that the preset makes as large as fits, if it is not given.
+        global_batch_size: sequences in an optimizer step of all processes.
         own: the user's fields of TrainingArguments.
-        judge: traces a setup; None: nothing is solved for.
+        judge: traces a setup; None: nothing is computed.
+
+    Raises:
+        SettingError: the batch cannot be exact; names the nearest choices.
     """
     length, why_length = job.sequence_length, "asked for"
     if sequence_length is None:
         why_length = "assumed: none was given" if job.model is not None else ""
-    solved: Largest | None = None
+    solved: LargestSize | None = None
 
-    def largest(choices: Sequence[int], start: int, sizes: Callable[[int], Sizes]) -> Largest:
+    def largest(choices: Sequence[int], start: int, sizes: Callable[[int], Sizes]) -> LargestSize:
         assert judge is not None
         if gpu_shortage(build(sizes(choices[0])).ledger, job.machine):
-            return Largest(choices[0], "the smallest: it cannot fit, whatever activations take", None)
+            return LargestSize(choices[0], "the smallest: it cannot fit, even without activations", None)
         ask = judge
         return find_largest(choices, start, lambda size: ask(build(sizes(size))), job.machine)
 
-    known = judge is not None and job.model is not None and job.machine.gpu is not None
+    is_known = judge is not None and job.model is not None and job.machine.gpu is not None
     micro = int(own.get("per_device_train_batch_size", 0))
     accumulation = int(own.get("gradient_accumulation_steps", 0))
-    if solves_for == "sequence" and sequence_length is None and known:
+    if solves_for == "sequence" and sequence_length is None and is_known:
         longest = (job.model and job.model.maximum_length) or LONGEST_SEQUENCE
         lengths = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
-        start = max(each for each in lengths if each <= max(length, lengths[0]))
+        start = max(choice for choice in lengths if choice <= max(length, lengths[0]))
         solved = largest(lengths, start, lambda tokens: Sizes(micro or 1, accumulation or 1, tokens))
         length, why_length = solved.size, f"{solved.why}, {micro or 1} at a time"
     if solves_for == "sequence" and sequence_length is None and not micro and not accumulation:
         micro = 1 if job.model is not None and job.machine.gpu is not None else 0
     if global_batch_size is None:
         why_batch = "one sequence at a time, so that it can be long" if solves_for == "sequence" and micro else ""
-        if solves_for == "batch" and known and not micro:
+        if solves_for == "batch" and is_known and not micro:
             choices = (*range(1, 8), *range(8, LARGEST_BATCH + 1, 8))
             solved = largest(choices, 1, lambda size: Sizes(size, accumulation or 1, length))
             micro, why_batch = solved.size, f"{solved.why}; from 8 on a multiple of 8, for tensor cores"
         sizes = Sizes(micro or job.micro_batch_size, accumulation or 1, length, why_batch, why_length)
     else:
-        most = job.micro_batch_size
-        if known and not micro and not accumulation:
+        micro_limit = job.micro_batch_size
+        if is_known and not micro and not accumulation:
             divisors, share = micro_batches(global_batch_size, job.processes), global_batch_size // job.processes
             solved = largest(divisors, divisors[0], lambda size: Sizes(size, share // size, length))
-            most = solved.size
+            micro_limit = solved.size
         chosen = {
             key: own[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps") if key in own
         }
         if solves_for == "sequence" and micro and not chosen:
             chosen = {"per_device_train_batch_size": micro}
-        micro, accumulation, reason = split_batch(global_batch_size, most, job.processes, chosen)
+        micro, accumulation, reason = split_batch(global_batch_size, micro_limit, job.processes, chosen)
         if solved is not None and not chosen:
             reason += f"; {solved.why}"
         sizes = Sizes(micro, accumulation, length, reason, why_length)
@@ -158,64 +166,63 @@ def solve(
     return setup if solved is None else solved.added_to(setup)
 
 
-def find_largest(choices: Sequence[int], start: int, trace: Callable[[int], Prediction], machine: Machine) -> Largest:
-    """The largest of `choices`, in rising order, that fits the machine's GPU, of at most three that `trace` predicts,
-    the first of them `start`."""
-    seen: dict[int, Prediction] = {}
+def find_largest(
+    choices: Sequence[int], start: int, trace: Callable[[int], Prediction], machine: Machine
+) -> LargestSize:
+    """The largest of `choices`, in rising order, that fits the machine's GPU, from at most three traces by `trace`,
+    the first with size `start`."""
+    predictions: dict[int, Prediction] = {}
     size: int | None = start
     failed = ""
-    while size is not None and len(seen) < MOST_TRACES:
+    while size is not None and len(predictions) < MOST_TRACES:
         try:
-            seen[size] = trace(size)
+            predictions[size] = trace(size)
         except InputError as error:
             failed = f"{size} is not predicted: {error}"
             break
-        size = _next(choices, seen, machine)
-    traced = [f"{size} {each.verdict}" for size, each in sorted(seen.items())]
-    said = f"traced: {', '.join([*traced, *filter(None, [failed])])}"
-    if not seen:
-        return Largest(start, f"not known to fit ({failed})", None)
-    fitting = [size for size in seen if fits(seen[size], machine)]
-    best = max(fitting) if fitting else min(seen)
+        size = _next_size(choices, predictions, machine)
+    traced = [f"{size} {prediction.verdict}" for size, prediction in sorted(predictions.items())]
+    summary = f"traced: {', '.join([*traced, *filter(None, [failed])])}"
+    if not predictions:
+        return LargestSize(start, f"not known to fit ({failed})", None)
+    fitting = [size for size in predictions if fits(predictions[size], machine)]
+    best = max(fitting) if fitting else min(predictions)
     why = "the largest that a trace shows to fit" if fitting else "the smallest that was tried, and it does not fit"
-    return Largest(best, f"{why} ({said})", seen[best])
+    return LargestSize(best, f"{why} ({summary})", predictions[best])
 
 
-def fits(found: Prediction, machine: Machine) -> bool:
+def fits(prediction: Prediction, machine: Machine) -> bool:
     """Whether the GPU has room; RAM and disk do not depend on the batch."""
-    return found.judged(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+    return (
+        prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
+    )
 
 
-def _next(choices: Sequence[int], seen: Mapping[int, Prediction], machine: Machine) -> int | None:
-    """The size to trace after those; None where nothing is to be gained."""
-    above = max((size for size in seen if fits(seen[size], machine)), default=0)
-    below = min((size for size in seen if size > above), default=0)
+def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], machine: Machine) -> int | None:
+    """The next size to trace; None if another trace cannot improve the result."""
+    above = max((size for size in predictions if fits(predictions[size], machine)), default=0)
+    below = min((size for size in predictions if size > above), default=0)
     between = [choice for choice in choices if above < choice and (not below or choice < below)]
     if not between:
         return None
-    usable = seen[above or below].usable_bytes
-    needed = {size: _needed(size, above, below, seen) for size in between}
-    likely = max((size for size in between if needed[size] <= _SURE * usable), default=between[0])
-    return likely if not above or needed[likely] <= _PERHAPS * usable else None
+    limit = predictions[above or below].limit_bytes
+    needed = {size: _expected_bytes(size, above, below, predictions) for size in between}
+    likely = max((size for size in between if needed[size] <= _UNTRACED_SHARE * limit), default=between[0])
+    return likely if not above or needed[likely] <= _WORTH_A_TRACE * limit else None
 
 
-def _needed(size: int, above: int, below: int, seen: Mapping[int, Prediction]) -> float:
-    """Bytes that a size is expected to need, with slack. Between one that fits (`above`) and one that does not
-    (`below`; 0: none) at most what a line says: the peak is the highest of several moments that grow linearly."""
+def _expected_bytes(size: int, above: int, below: int, predictions: Mapping[int, Prediction]) -> float:
+    """Expected maximum bytes of the GPU for a size. Between a size that fits (`above`) and one that does not (`below`;
+    0: none) linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly."""
     if above and below:
-        low, high = (_with_slack(seen[each], seen[each].peak_allocated_bytes) for each in (above, below))
+        low, high = (predictions[traced_size].total_bytes[1] for traced_size in (above, below))
         return low + (high - low) * (size - above) / (below - above)
     traced = above or below
-    found = seen[traced]
-    held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
-    before, forward = (found.phases.get(name, (held, None))[0] for name in ("data", "forward"))
-    # While gradients fill the GPU, what the layers keep is below the peak, and only the forward pass shows it.
-    grows = max(found.peak_allocated_bytes - held, forward - before) / traced
-    kept = max(held, before) if found.peak_phase in ("forward", "backward") else before
-    return _with_slack(found, kept + grows * size)
-
-
-def _with_slack(found: Prediction, allocated: float) -> int:
-    """What the verdict asks for where so much is allocated."""
-    share = found.peak_reserved_bytes[1] / found.peak_allocated_bytes
-    return found.confidence.with_slack(round(share * allocated))
+    prediction = predictions[traced]
+    held = sum(prediction.categories[name] for name in ("weights", "gradients", "optimizer"))
+    before, forward = (prediction.phases.get(name, (held, None))[0] for name in ("data", "forward"))
+    # While gradients fill the GPU, the layers' activations are below the peak, and only forward shows them.
+    grows = max(prediction.peak_allocated_bytes - held, forward - before) / traced
+    kept = max(held, before) if prediction.peak_phase in ("forward", "backward") else before
+    reserved = prediction.peak_reserved_bytes[1] / prediction.peak_allocated_bytes * (kept + grows * size)
+    return reserved + prediction.outside_allocator_bytes

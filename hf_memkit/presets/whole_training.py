@@ -1,7 +1,5 @@
 """A preset, or Trainer's defaults with the user's own arguments, as a whole training: with model, batch and length.
-
-Mistakes are reported as early as possible: names and values first, then the machine, then the model.
-"""
+Errors are reported as early as possible: first names and values, then the machine, then the model."""
 
 from __future__ import annotations
 
@@ -9,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from hf_memkit.catalog.argument_values import unknown
+from hf_memkit.catalog.argument_values import is_unknown
 from hf_memkit.catalog.former_arguments import former_arguments
 from hf_memkit.catalog.hardware import Machine, described_gpu, described_machine
 from hf_memkit.catalog.library_versions import GENERATION_FIELDS
 from hf_memkit.catalog.models import refuse_absent, why_no_hub
 from hf_memkit.common.errors import InputError
-from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
+from hf_memkit.prediction.defaults import ModelDescription, default_setup, describe_model, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.for_model import resolve_preset
 from hf_memkit.presets.preset_setup import mistakes_of
@@ -26,20 +24,19 @@ from hf_memkit.setup.setup import Setup
 
 _BATCH: Final = "per_device_train_batch_size"
 _LENGTH: Final = "data.sequence_length"
-_NOT_TRAINER_S: Final = frozenset(
+_UNKNOWN_TO_TRAINER: Final = frozenset(
     {
         "activation_offloading", "attn_implementation", "dtype", "load_in_4bit", "load_in_8bit", "packing",
         "padding_free", "torch_dtype", "use_lora", "use_peft",
     }
 )  # fmt: skip
-"""Arguments of scripts that decide memory, and are no fields of TrainingArguments (trl 1.16.0: model_config.py,
+"""Arguments of scripts that affect memory, and are no fields of TrainingArguments (trl 1.16.0: model_config.py,
 sft_config.py)."""
 
 
 def resolve_training(request: Request) -> Setup:
-    """The setup of a preset or of Trainer's defaults. What was assumed is in its `notes`, what makes it another job
-    than the user's in its `warnings`. Refuses values that do not exist, contradict each other or would have no
-    effect."""
+    """The setup of a preset or of Trainer's defaults, with assumptions in its `notes`, and differences from the user's
+    job in its `warnings`. Raises MemkitError if values do not exist, contradict each other or would have no effect."""
     described_gpu(request.gpu, request.gpu_memory)  # an unknown one is reported first
     own, notes = dict(request.arguments), list(request.notes)
     warnings = _left_out(request.args_file, own)
@@ -55,10 +52,10 @@ def resolve_training(request: Request) -> Setup:
     refuse_too_long(str(model_name), length, longest)
     if not request.preset:
         refuse_precision(own)
-    # After the rest: looking for this machine's GPU can take importing torch.
+    # Last, because finding this machine's GPU may import torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
-    shared_worker().start()  # while the model is looked at here, it loads its libraries
-    model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
+    shared_worker().start()  # it loads its libraries while the model is read here
+    model = describe_model(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
     if request.preset:
         if model.own_code:
@@ -66,16 +63,16 @@ def resolve_training(request: Request) -> Setup:
                 f"--preset: presets support transformers' built-in models only, and {model.name} uses custom code. "
                 f"Remove --preset, and give arguments with --set or --args"
             )
-        made = resolve_preset(replace(request, model=model.name, sequence_length=length))
-        setup = with_class(made, model)
-        notes += [note for note in made.notes if "left out" in note]
-        # What it needs at least is predicted here; what else the GPU lacks no trace shows.
-        warnings += [f"{request.preset} {problem}" for problem in made.problems if "by formula" not in problem]
+        resolved = resolve_preset(replace(request, model=model.name, sequence_length=length))
+        setup = with_class(resolved, model)
+        notes += [note for note in resolved.notes if "left out" in note]
+        # Problems by formula are replaced by the prediction; a trace shows no others.
+        warnings += [f"{request.preset} {problem}" for problem in resolved.problems if "by formula" not in problem]
     else:
-        # Only a file holds anything else than fields; asking transformers for them takes a second.
+        # Only a file has names other than fields; reading transformers' fields takes a second.
         fields = {key: value for key, value in own.items() if request.args_file is None or is_field(key)}
         setup = _defaults(request, model, fields, machine, notes)
-    setup = _with_sizes(_generating(setup, own), length, model.maximum_length)
+    setup = _with_sizes(_with_generation(setup, own), length, model.maximum_length)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
             notes.append(f"batches of {setting.value} sequences a GPU: {setting.reason}")
@@ -89,15 +86,15 @@ def resolve_training(request: Request) -> Setup:
 
 
 def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
-    """What the user's file holds that may decide memory, and is no part of the setup."""
+    """Warnings about arguments in the user's file that may affect memory, and are not in the setup."""
     if path is None:
         return []
-    strange = [str(name) for name in own if unknown(str(name)) and name not in former_arguments(own)]
-    scripts = [name for name, value in own.items() if name in _NOT_TRAINER_S and value not in (None, False)]
+    unknown = [str(name) for name in own if is_unknown(str(name)) and name not in former_arguments(own)]
+    scripts = [name for name, value in own.items() if name in _UNKNOWN_TO_TRAINER and value not in (None, False)]
     warnings = former_lines(path, own)
-    if strange:
+    if unknown:
         warnings.append(
-            f"{path}: {', '.join(strange)}: no field of TrainingArguments or TRL; left out of the prediction"
+            f"{path}: {', '.join(unknown)}: no field of TrainingArguments or TRL; left out of the prediction"
         )
     if scripts:
         warnings.append(
@@ -107,17 +104,19 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]) -> Setup:
-    """Trainer's defaults with the user's own; the mistakes that the rules know in them are noted, for Trainer would
-    train all the same."""
+def _defaults(
+    request: Request, model: ModelDescription, fields: dict[str, Any], machine: Machine, notes: list[str]
+) -> Setup:
+    """Trainer's defaults with the user's own. Mistakes that rules detect become notes, because Trainer would train
+    with them."""
     job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)
     setup = replace(default_setup(model, fields), job=job)
-    notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in mistakes_of(setup)[0]]
+    notes += [f"{'known mistake' if problem.refuses else 'hint'}: {problem}" for problem in mistakes_of(setup)[0]]
     return setup
 
 
-def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
-    """The setup with those of `own` that are Seq2SeqTrainer's, where they say that evaluations generate."""
+def _with_generation(setup: Setup, own: Mapping[str, Any]) -> Setup:
+    """The setup with Seq2SeqTrainer's fields in `own`, if evaluations generate."""
     if not own.get("predict_with_generate"):
         return setup
     for name in sorted(GENERATION_FIELDS & own.keys()):
@@ -126,7 +125,7 @@ def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
 
 
 def _with_sizes(setup: Setup, length: int | None, longest: int | None) -> Setup:
-    """The setup with a batch and a length: its own, what was given, or else what is assumed."""
+    """The setup with a batch and a length: its own, the given one, or else an assumed one."""
     if f"arguments.{_BATCH}" not in setup:
         setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size sets another")
     if _LENGTH not in setup:

@@ -1,1 +1,1 @@
-"""Recipes: a model, data, the GPU it is made for, and its variants in order of preference; read, resolved and run."""
+"""Recipes: a model, data, the target GPU, and variants in order of preference; read, resolved and run."""

@@ -1,12 +1,11 @@
-"""Recipes predicted by the data that `--data` names: the worst batch that it can form, and a usual one.
+"""Predict recipes from the data of `--data`: its worst batch, and a typical one.
 
 ```
-setup ──> folder ──> its script, up to Trainer.train() ──> lengths of the worst, and of a usual batch ──> predict
+setup ──> folder ──> its script, up to Trainer.train() ──> lengths of the worst, and of a typical batch ──> predict
 ```
-
 The script runs once for all candidates with the same rows and batches, with a model of random weights. Without data a
-recipe is predicted with sequences of its length, which is a bound. Where all batches have one size, packed sequences,
-images, it stays so.
+recipe is predicted with sequences of its length, an upper bound; so are recipes whose batches have one size: packed
+sequences, images.
 """
 
 from __future__ import annotations
@@ -40,89 +39,89 @@ Lengths = Mapping[str, int]
 
 
 def judge_of(request: Request) -> Judge:
-    """Who predicts a recipe's setups: by the data that the request names, where it is on this machine. A data set of
-    the hub is not downloaded for a prediction."""
+    """The predictor of a recipe's setups: from the request's data if it is on this machine. Data sets of the hub are
+    not downloaded for a prediction."""
     if request.data is None:
         return predict
-    return ByData() if is_here(request.data) else _bound
+    return ByData() if is_here(request.data) else _predict_upper_bound
 
 
-def _bound(setup: Setup) -> Prediction:
-    found = predict(setup)
-    if not padded(setup):
-        return found
-    return found.with_notes(
+def _predict_upper_bound(setup: Setup) -> Prediction:
+    prediction = predict(setup)
+    if not padded_columns(setup):
+        return prediction
+    return prediction.with_notes(
         f"data of the hub are not downloaded for a prediction: predicted with rows of {setup.sequence_length} tokens"
     )
 
 
-def padded(setup: Setup) -> tuple[str, ...]:
-    """Columns that are padded to the longest row of a micro-batch; none where all batches have one size."""
-    return task_of(setup).padded(setup)
+def padded_columns(setup: Setup) -> tuple[str, ...]:
+    """Columns that are padded to the longest row of a micro-batch; none if all batches have one size."""
+    return task_of(setup).padded_columns(setup)
 
 
-def batches_of(judge: Judge, setup: Setup, found: Prediction) -> BatchNeeds | None:
-    """What `judge`, whose prediction `found` is, knows of the data's batches."""
-    return judge.batches(setup, found) if isinstance(judge, ByData) else None
+def batches_of(judge: Judge, setup: Setup, prediction: Prediction) -> BatchNeeds | None:
+    """Facts about the data's batches, if `judge` predicts from data."""
+    return judge.batches(setup, prediction) if isinstance(judge, ByData) else None
 
 
 class ByData:
     """Predicts setups of one recipe, each with the worst batch of its data, which is prepared once."""
 
     def __init__(self) -> None:
-        self._found: dict[str, BatchLengths | None] = {}
+        self._lengths: dict[str, BatchLengths | None] = {}
         self._notes: list[str] = []
 
     def __call__(self, setup: Setup) -> Prediction:
         """The prediction of the setup with its worst batch."""
-        found = self._batches_of(setup)
-        if found is None:
+        lengths = self._batches_of(setup)
+        if lengths is None:
             return predict(setup)
-        usual = found.usual
-        made = predict(_with(setup, found.worst), usual=_with(setup, usual) if usual is not None else None)
-        return made.with_notes(*self._notes, f"predicted: {found.said}")
+        typical = _with_lengths(setup, lengths.typical) if lengths.typical is not None else None
+        prediction = predict(_with_lengths(setup, lengths.worst), typical=typical)
+        return prediction.with_notes(*self._notes, f"predicted: {lengths.description}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
-        """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
-        batches are about as large."""
-        found = self._batches_of(setup)
-        if found is None or found.usual is None or found.shapes is None:
+        """Needs of a typical batch, and of smaller worst batches if `worst`, the prediction, does not fit; None if all
+        batches have about one size."""
+        lengths = self._batches_of(setup)
+        if lengths is None or lengths.typical is None or lengths.shapes is None:
             return None
-        usual = _with(setup, found.usual)
+        typical = _with_lengths(setup, lengths.typical)
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
-            if found.half is not None and found.rows == setup.micro_batch_size:
+            if lengths.half is not None and lengths.rows == setup.micro_batch_size:
                 change = f"--set per_device_train_batch_size={setup.micro_batch_size // 2}"
-                smaller[change] = _halved(_with(setup, found.half))
-            if found.cut is not None:
-                cut = _with(setup, found.cut)
+                smaller[change] = _with_half_batch(_with_lengths(setup, lengths.half))
+            if lengths.cut is not None:
+                cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
-        needs = {change: predict(each, usual=usual) for change, each in smaller.items()}
-        less = {change: each for change, each in needs.items() if each.needs_less_than(worst)}
-        return BatchNeeds(found.shapes, predict(usual), less)
+        needs = {change: predict(reduced, typical=typical) for change, reduced in smaller.items()}
+        smaller_needs = {change: need for change, need in needs.items() if need.needs_less_than(worst)}
+        return BatchNeeds(lengths.shapes, predict(typical), smaller_needs)
 
     def _batches_of(self, setup: Setup) -> BatchLengths | None:
-        """As `lengths_of`; None where all batches have one size."""
-        columns = padded(setup)
+        """`lengths_of` the batches; None if all have one size."""
+        columns = padded_columns(setup)
         if not columns:
             return None
         decisive = [*setup.section("data").items(), *((name, setup.get(name)) for name in _DECISIVE)]
         key = json.dumps(decisive, sort_keys=True)
-        if key not in self._found:
-            setup, self._notes = _of_random_weights(setup)
-            self._found[key] = _lengths_of(setup, columns)
-        return self._found[key]
+        if key not in self._lengths:
+            setup, self._notes = _without_weights(setup)
+            self._lengths[key] = _lengths_of(setup, columns)
+        return self._lengths[key]
 
 
 _DECISIVE = (
     "model.name", "arguments.packing", "arguments.assistant_only_loss", "arguments.per_device_train_batch_size",
     "arguments.gradient_accumulation_steps", "arguments.train_sampling_strategy", "trainer_parts.pad_batches",
 )  # fmt: skip
-"""Beside the section `data`: what rows and batches depend on."""
+"""Settings outside the section `data` that rows and batches depend on."""
 
 
-def _of_random_weights(setup: Setup) -> tuple[Setup, list[str]]:
-    """(the setup without what changes no batch, so that its script needs no weights; what is to be said of that)."""
+def _without_weights(setup: Setup) -> tuple[Setup, list[str]]:
+    """The setup without settings that change no batch, so that its script needs no weights, and notes about it."""
     for section in ("adapter", "deepspeed", "environment", "model_parts", "optimizer"):
         setup = setup.drop(section)
     for name in ("dtype", "quantization"):
@@ -133,29 +132,29 @@ def _of_random_weights(setup: Setup) -> tuple[Setup, list[str]]:
         return setup, []
     if "/" in name and isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str):
         return setup, []
-    said = f"Tokenizer: not the model's own, because {name} is not on this machine: one that is trained on the data"
-    return setup.put("data.tokenizer", None, said), [said]
+    note = f"Tokenizer: not the model's own, because {name} is not on this machine: one that is trained on the data"
+    return setup.put("data.tokenizer", None, note), [note]
 
 
 def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
-    """Of batches, as the script makes them. It ends with a message where its data is wrong: a DataError here."""
+    """Lengths of batches, from the script. Its message about wrong data becomes a DataError."""
     with tempfile.TemporaryDirectory() as folder:
         script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
         try:
-            return lengths_of(UserScript.found(str(script)), setup.resolved_for.machine, columns)
+            return lengths_of(UserScript.at(str(script)), setup.resolved_for.machine, columns)
         except ScriptFailed as failed:
             if "ended without calling" not in str(failed):
                 raise
             raise DataError(failed.text) from None
 
 
-def _with(setup: Setup, lengths: Lengths) -> Setup:
-    """The setup with sequences as long as those of a batch."""
+def _with_lengths(setup: Setup, lengths: Lengths) -> Setup:
+    """The setup with the sequence lengths of a batch."""
     setup = setup.put("data.sequence_length", lengths["input_ids"], _WHY)
     return setup.put("data.target_length", lengths["labels"], _WHY) if "labels" in lengths else setup
 
 
-def _halved(setup: Setup) -> Setup:
+def _with_half_batch(setup: Setup) -> Setup:
     return setup.put_all(
         "arguments",
         per_device_train_batch_size=(setup.micro_batch_size // 2, _WHY),

@@ -1,8 +1,6 @@
-"""The rehearsal: what a recipe's setup becomes on a machine with no GPU.
-
-The same architecture, small, goes through the variant's own techniques, optimizer and engine for a few steps. Whatever
-a CPU cannot run is taken out and listed with its reason; nothing is left out silently.
-"""
+"""The rehearsal: a recipe's setup on a machine without a GPU. The same architecture, small, runs with the variant's
+techniques, optimizer and engine for a few steps. Settings that a CPU cannot run are omitted and listed with their
+reason, never silently."""
 
 from __future__ import annotations
 
@@ -24,19 +22,19 @@ from hf_memkit.setup.setup import Setting, Setup
 from hf_memkit.setup.techniques.batch import accumulation_for
 
 _SMALL_ENOUGH: Final = 20_000_000
-"""A local model of at most so many parameters is rehearsed as it is, with its own weights."""
+"""Maximum parameters of a local model that is rehearsed with its own weights."""
 
 _CPU: Final = "this machine has no GPU"
 
 
 def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> RecipeRun:
-    """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: as many as it is for."""
+    """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: the target's number."""
     spec, job = recipe.rehearsal, target.resolved_for
     gpus = gpus or job.gpus
     setup = replace(target, ledger=Ledger(), problems=(), notes=())
     rehearsed = RecipeRun(recipe.name, target.preset, setup, target, gpus=gpus, nodes=job.nodes)
     model = _rehearsed_model(recipe, target)
-    rehearsed = _small_model(rehearsed, spec, model, its_own=model is not job.model)
+    rehearsed = _small_model(rehearsed, spec, model, is_smaller=model is not job.model)
     rehearsed = _few_steps(rehearsed, spec)
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
@@ -45,39 +43,39 @@ def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Recip
     if gpus != job.gpus:
         reason = f"rehearsed in {rehearsed.processes} processes"
         left_out = (*left_out, Setting("environment.WORLD_SIZE", job.processes, reason))
-    setup = find_task(recipe.task).settled(setup)
+    setup = find_task(recipe.task).with_derived_settings(setup)
     rehearsed = replace(rehearsed, setup=setup, not_rehearsed=(*rehearsed.not_rehearsed, *left_out))
     return _with_ledger(_cpu_deepspeed(rehearsed), model)
 
 
 def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
-    """What the rehearsal `setup` has less of than its target: (name, the target's, the rehearsal's)."""
-    large, small = (each.get("model.architecture") or {} for each in (target, setup))
-    found = [(name, large[name], small.get(name)) for name in large]
+    """Sizes that the rehearsal `setup` reduces: (name, the target's, the rehearsal's)."""
+    large, small = (architecture.get("model.architecture") or {} for architecture in (target, setup))
+    sizes = [(name, large[name], small.get(name)) for name in large]
     for key in ("data.sequence_length", "arguments.max_steps"):
-        found.append((key.partition(".")[2], target.get(key), setup.get(key)))
-    found.append(("sequences a step", _sequences_per_step(target), _sequences_per_step(setup)))
-    return [(name, a, b) for name, a, b in found if type(a) is int and type(b) is int and b < a]
+        sizes.append((key.partition(".")[2], target.get(key), setup.get(key)))
+    sizes.append(("sequences a step", _sequences_per_step(target), _sequences_per_step(setup)))
+    return [(name, a, b) for name, a, b in sizes if type(a) is int and type(b) is int and b < a]
 
 
 def _sequences_per_step(setup: Setup) -> int:
-    """Of one process."""
+    """Sequences in a step of one process."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     return math.prod(int(setup.get(f"arguments.{name}", 1)) for name in names)
 
 
-def _put(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
+def _with_section(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
     return replace(rehearsed, setup=rehearsed.setup.put_all(section, values))
 
 
 def _leave_out(rehearsed: RecipeRun, key: str, reason: str) -> RecipeRun:
-    """Notes that the target's setting of `key` is not rehearsed; the caller changes or drops it."""
+    """Record that the target's setting of `key` is not rehearsed; the caller changes or drops it."""
     left_out = Setting(key, rehearsed.setup[key], reason)
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
 def _rehearsed_model(recipe: Recipe, target: Setup) -> ModelFacts:
-    """The recipe's small model, or the user's own where that is small enough."""
+    """The recipe's small model, or the user's own if small enough."""
     model = target.resolved_for.model
     assert model is not None  # a recipe names one
     if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
@@ -91,12 +89,12 @@ def _rehearsed_model(recipe: Recipe, target: Setup) -> ModelFacts:
     )
 
 
-def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *, its_own: bool) -> RecipeRun:
-    """`its_own`: the rehearsal has a smaller model than the target."""
-    if not its_own:
+def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *, is_smaller: bool) -> RecipeRun:
+    """`its_own`: whether the rehearsal has a smaller model than the target."""
+    if not is_smaller:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
-        return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
-    rehearsed = _put(
+        return _with_section(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
+    rehearsed = _with_section(
         rehearsed,
         "model",
         {
@@ -104,7 +102,7 @@ def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *
             "architecture": (dict(small.config), f"the recipe's rehearsal: {small.parameters / 1e6:.1f} M parameters"),
         },
     )
-    return _put(
+    return _with_section(
         rehearsed,
         "data",
         {
@@ -117,18 +115,18 @@ def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *
 
 def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
     setup, processes = rehearsed.setup, rehearsed.processes
-    # With more processes the micro-batch shrinks, and the accumulation stays: it is to be rehearsed too, but not where
-    # the target has none, whose engine then does without accumulators.
+    # With more processes the micro-batch shrinks and the accumulation stays, so that it is rehearsed too; without
+    # accumulation in the target there is none, because the engine then has no accumulators.
     accumulates = int(setup["arguments.gradient_accumulation_steps"]) > 1
     whole = spec.micro_batch_size if accumulates else spec.sequences_per_step
     accumulation = accumulation_for(spec.sequences_per_step, whole)
     micro_batch = max(1, whole // processes)
-    each = f" × {processes} processes" if processes > 1 else ""
+    processes_text = f" × {processes} processes" if processes > 1 else ""
     sequences = micro_batch * accumulation * processes
-    batch = f"rehearsal: {micro_batch} × {accumulation}{each} = {sequences} sequences a step"
+    batch = f"rehearsal: {micro_batch} × {accumulation}{processes_text} = {sequences} sequences a step"
 
     def unless_set(name: str, value: Any, reason: str) -> tuple[Any, str]:
-        """What the user set stays, also in the rehearsal."""
+        """The value, unless the user has set one."""
         by_user = {s.key: s.value for s in setup.settings if s.reason in ("--set", "asked for")}
         key = f"arguments.{name}"
         return (by_user[key], "asked for") if key in by_user else (value, reason)
@@ -142,7 +140,7 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
         if any(s.key == f"arguments.{name}" and s.reason == "--set" for s in setup.settings):
             rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal uses its own batch and steps")
     steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
-    return _put(
+    return _with_section(
         rehearsed,
         "arguments",
         {
@@ -165,13 +163,13 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
 
 
 def _several_chunks(rehearsed: RecipeRun) -> RecipeRun:
-    """The loss of a small micro-batch in several chunks too, so that their loop is rehearsed."""
+    """Split the loss of a small micro-batch into several chunks, to rehearse their loop."""
     setup, key = rehearsed.setup, "model_parts.chunked_loss"
     if key not in setup:
         return rehearsed
     tokens = int(setup["arguments.per_device_train_batch_size"]) * int(setup["data.sequence_length"])
     options = {**setup[key], "chunk_tokens": max(1, tokens // 4)}
-    return _put(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
+    return _with_section(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
 
 
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
@@ -179,12 +177,12 @@ def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
         return rehearsed
     reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
     rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
-    rehearsed = _put(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
-    return _put(rehearsed, "model", {"dtype": ("bfloat16", reason)})
+    rehearsed = _with_section(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
+    return _with_section(rehearsed, "model", {"dtype": ("bfloat16", reason)})
 
 
 def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
-    """Without instructions for bf16 its products are computed in fp32: weights, gradients and states stay bf16."""
+    """Compute bf16 products in fp32 on a CPU without bf16 instructions: weights, gradients and states stay bf16."""
     setup = rehearsed.setup
     bf16 = [key for key, value in (("model.dtype", "bfloat16"), ("arguments.bf16", True)) if setup.get(key) == value]
     slowdown = bf16_slowdown() if bf16 else 0.0
@@ -195,22 +193,22 @@ def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
         f"products are computed in fp32 and rounded to bf16"
     )
     rehearsed = _leave_out(rehearsed, bf16[0], reason)
-    return _put(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
+    return _with_section(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
 
 
 def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
-    """The same preset with buffers for a small model; only what a CPU cannot do is taken out."""
+    """The same preset with buffers for a small model, without settings that a CPU lacks."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     config = rehearsed.setup["deepspeed.config"]
     zero = config["zero_optimization"]
-    # DeepSpeed leaves on the host what is smaller than a mebibyte (deepspeed: runtime/swap_tensor, MIN_AIO_BYTES), so
-    # the small model's matrices are about that size, and these just hold them.
+    # DeepSpeed does not swap tensors below a mebibyte (deepspeed: runtime/swap_tensor, MIN_AIO_BYTES). The small
+    # model's matrices have about that size, and these buffers just hold them.
     for name in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size"):
         if name in zero:
             zero[name] = 1_000_000
     if zero.get("offload_param", {}).get("device") == "nvme":
-        # So small a model's weights are mostly below that size, and prefetching from NVMe would then stop DeepSpeed
+        # Most weights are below that size, and prefetching from NVMe would then stop DeepSpeed
         # (hf_memkit.deepspeed.sizing, `_prefetches_twice`).
         zero["stage3_prefetch_bucket_size"] = 0
     for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
@@ -222,12 +220,14 @@ def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
-    rehearsed = _put(rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")})
-    return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
+    rehearsed = _with_section(
+        rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")}
+    )
+    return _with_section(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
 def _with_ledger(rehearsed: RecipeRun, model: ModelFacts) -> RecipeRun:
-    """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
+    """Add the engine's memory for the small model, by formula, to check this machine's disk and limits."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1

@@ -1,9 +1,9 @@
-"""Request → setup: the one door of every verb and of the Python API.
+"""Request → setup: the entry point of every verb and of the Python API.
 
-What the request names decides who resolves it: a recipe (`recipes/variant_search.py`), a DeepSpeed preset
+The request selects the resolver: of a recipe (`recipes/variant_search.py`), a DeepSpeed preset
 (`presets/deepspeed_setup.py`), presets and techniques (`presets/for_model.py`), or none of them, which means Trainer's
-defaults with the user's own arguments (`presets/whole_training.py`). Who judges whether a recipe's variant fits is a
-parameter. What can be known early is told early: names and values first, then the machine, then the model.
+defaults with the user's own arguments (`presets/whole_training.py`). A parameter predicts whether a recipe's variant
+fits. Errors are reported as early as possible: first names and values, then the machine, then the model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hf_memkit.recipes.variant_search import Judge
 
 
-def read_own(
+def read_own_arguments(
     request: Request,
     settings: Sequence[str],
     args: str | None = None,
@@ -34,9 +34,18 @@ def read_own(
     accumulation: int | None = None,
     recipe: Recipe | None = None,
 ) -> Request:
-    """The request with the user's own arguments: those of a file (`args`), and of `--set` (`settings`), which win; and
-    with the values of techniques that `--set` gives. Lists all that is wrong. `recipe`: where it is one; its fields
-    are those of its own Trainer's arguments."""
+    """Add the user's own arguments to the request, and the values of techniques in `--set`.
+
+    Args:
+        request: the request.
+        settings: `--set` pairs, which override the file's.
+        args: the file.
+        batch_size, accumulation: further options for two fields.
+        recipe: the recipe, if any; its Trainer's arguments may be set.
+
+    Raises:
+        SettingError: lists everything wrong.
+    """
     from hf_memkit.setup.own_arguments import read_file, read_pairs, read_values_and_pairs
 
     if recipe is not None:
@@ -48,8 +57,8 @@ def read_own(
     if request.preset:
         from hf_memkit.presets import compose
 
-        techniques = compose(request.preset, request.techniques)  # an unknown name is told first
-        kinds = {key: kind for one in techniques for key, kind in one.values.items()}
+        techniques = compose(request.preset, request.techniques)  # reports unknown names first
+        kinds = {key: kind for technique in techniques for key, kind in technique.values.items()}
     from_file, notes = dict[str, Any](), list[str]()
     if args is not None:
         from hf_memkit.checks.reading import read
@@ -81,21 +90,26 @@ def resolve(
     whole: bool = True,
     use_hub: bool | None = None,
 ) -> tuple[Setup, Prediction | None]:
-    """The setup of what was asked for, whose `warnings` say what makes it another job than the user's; and the
-    prediction that it was chosen by, if one was made now. Loads no weights and changes nothing on disk. Lists all that
-    is wrong; a DoesNotFitError where no variant of a recipe was named, and none fits.
+    """Resolve a request. Loads no weights and changes nothing on disk.
 
     Args:
-        request: what was asked for, its arguments read.
-        judge: predicts a recipe's candidates, as for `hf_memkit.recipes.variant_search`; None: nobody asks whether it
-            fits.
-        recipe: the request's, where it has been read already.
-        here: this machine, where it has been looked at already.
-        stored: whether the recipe's stored predictions are asked before the judge, or alone where that is None.
-        runs: whether a recipe's setup will run here: of its variants those whose packages are missing are skipped.
-        whole: whether a preset is meant to be trained, so that it needs a model, a batch and a length, and what was
-            assumed of them is in its `notes`; otherwise it is resolved as far as it is known.
+        request: the request with its arguments.
+        judge: predicts a recipe's candidates, as in `hf_memkit.recipes.variant_search`; None: no check whether they
+            fit.
+        recipe: the request's recipe, if already read.
+        here: this machine, if already known.
+        stored: whether the recipe's stored predictions are used before `judge`, or alone if that is None.
+        runs: whether a recipe's setup will run here: variants with missing packages are then skipped.
+        whole: whether a preset is for a training, so that it needs a model, a batch and a length, with assumptions in
+            its `notes`; otherwise it is resolved as far as known.
         use_hub: whether the hub may be asked for the config of a preset's model; None: if it answers.
+
+    Returns:
+        The setup, whose `warnings` are differences from the user's job; and the prediction that selected it, if one
+        was made.
+
+    Raises:
+        MemkitError: lists everything wrong; DoesNotFitError if no variant was given and none fits.
     """
     if recipe is not None or request.recipe is not None:
         return _resolve_recipe(request, judge, recipe, here, stored=stored, runs=runs)
@@ -134,25 +148,25 @@ def preset(
         model: hub ID, local folder, or the name of a built-in architecture; None: settings only, no ledger.
         gpu: a GPU by name, such as `"RTX 4090"`; None and no `gpu_memory`: this machine's.
         gpu_memory: a GPU by its marketing size, such as `"16GB"`, with bf16.
-        ram: this much RAM instead of this machine's.
-        global_batch_size: sequences an optimizer step, all processes together: micro-batch × accumulation × processes
-            come to exactly this.
-        sequence_length: tokens; None: the model's longest up to 1024, or with `longest-sequence` what fits.
+        ram: RAM to assume instead of this machine's.
+        global_batch_size: sequences in an optimizer step of all processes; micro-batch × accumulation × processes
+            equal it exactly.
+        sequence_length: tokens; None: the model's maximum up to 1024, or with `longest-sequence` the longest that
+            fits.
         gpus, nodes: processes on each machine, one GPU each, and machines.
-        nvme_path: folder for what ZeRO-Infinity puts on disk.
-        techniques: techniques that take the place of those that decide the same thing.
+        nvme_path: folder for ZeRO-Infinity's swap files.
+        techniques: techniques that replace others with the same purpose.
         values: values of techniques, such as `{"rank": 32}`.
-        arguments: fields of TrainingArguments that win over the preset's; the reason then says what they replaced.
+        arguments: fields of TrainingArguments that override the preset's; the reason then names the replaced value.
         use_hub: whether the hub may be asked for the model's config; None: if it answers.
 
     Returns:
-        The setup; what the machine lacks for it is in its `problems`.
+        The setup; its `problems` list what the machine lacks for it.
 
     Raises:
-        InputError: an unknown preset, technique, GPU or model, or a number that is none.
-        SettingError: presets that contradict each other (both are named), an unknown value or argument, or a batch
-            that does not come out exactly; what would have no effect, or harm, with the reason
-            (`hf_memkit.checks`). All are listed at once.
+        InputError: an unknown preset, technique, GPU or model, or an invalid number.
+        SettingError: presets that contradict each other (both are named), an unknown value or argument, a batch that
+            cannot be exact, or settings without effect or with harm (`hf_memkit.checks`). All are listed.
     """
     from hf_memkit.presets import PresetSetup
     from hf_memkit.setup.own_arguments import read_mapping
@@ -181,7 +195,7 @@ def predict_recipe(
     gpus: int | None = None,
     nodes: int = 1,
 ) -> Prediction:
-    """What a recipe will need on a GPU, which need not be here.
+    """Predict the memory of a recipe on a GPU, which need not be here.
 
     >>> predict_recipe("gpt2-on-16gb", gpu="T4").verdict  # doctest: +SKIP
     'fits'
@@ -189,17 +203,16 @@ def predict_recipe(
     Args:
         name: a recipe's name, or its YAML file.
         variant: one of its variants, or `"auto"`: the first that is predicted to fit.
-        model, sequence_length: in the place of the recipe's.
-        data: a file or folder on this machine, with whose worst batch it is predicted; None: with sequences of its
-            length.
-        arguments: fields of TrainingArguments, which win over the recipe's.
+        model, sequence_length: instead of the recipe's.
+        data: a file or folder on this machine, whose worst batch is predicted; None: sequences of the recipe's length.
+        arguments: fields of TrainingArguments that override the recipe's.
         gpu: a GPU's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
-        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
         gpus: GPUs on each machine; None: the recipe's.
         nodes: machines.
 
     Raises:
-        InputError: there is no such recipe, variant, model or GPU, or nothing can be said of it.
+        InputError: there is no such recipe, variant, model or GPU, or it cannot be predicted.
         DataError: the data cannot be used.
         SettingError: arguments that are wrong, or contradict the recipe.
         DoesNotFitError: `"auto"`, and no variant is predicted to fit.
@@ -215,8 +228,8 @@ def predict_recipe(
     setup, prediction = resolve(request, judge)
     prediction = prediction or judge(setup)
     batches = batches_of(judge, setup, prediction)
-    said = [batches.said(prediction)] if batches is not None else []
-    return prediction.with_notes(*said, f"variant {setup.preset}: {setup.why}")
+    batch_notes = [batches.sentence(prediction)] if batches is not None else []
+    return prediction.with_notes(*batch_notes, f"variant {setup.preset}: {setup.why}")
 
 
 def _refuse_no_text(**given: Any) -> None:
@@ -235,7 +248,7 @@ def _refuse_no_text(**given: Any) -> None:
 def _resolve_recipe(
     request: Request, judge: Judge | None, recipe: Recipe | None, here: Machine | None, *, stored: bool, runs: bool
 ) -> tuple[Setup, Prediction | None]:
-    """As `memkit recipe` runs it; by its stored predictions where they are asked and are of it."""
+    """The setup that `memkit recipe` runs, selected by stored predictions if `stored` and there are any."""
     from hf_memkit.catalog.hardware import described_gpu, described_machine
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.common.units import parse_size
@@ -246,14 +259,14 @@ def _resolve_recipe(
     recipe = recipe or load_recipe(request.recipe or "")
     request = replace(request, gpus=request.gpus or recipe.gpus)
     refuse_wrong(recipe, request)
-    # After the rest: looking for this machine's GPU can take importing torch.
+    # Last, because finding this machine's GPU may import torch.
     if here is None:
         machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     else:
         machine = here.with_gpu(described_gpu(request.gpu, request.gpu_memory) or here.gpu)
         machine = machine.with_ram(parse_size(request.ram, "--ram")) if request.ram else machine
     if judge is not None and not stored:
-        shared_worker().start()  # while the model is looked at here, it loads its libraries
+        shared_worker().start()  # it loads its libraries while the model is described here
     from hf_memkit.recipes.variant_search import choose, stored_or, unjudged
 
     judge = stored_or(judge, recipe) if stored else judge or unjudged
@@ -261,7 +274,7 @@ def _resolve_recipe(
 
 
 def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:
-    """What the preset says, as far as the model and the machine are known."""
+    """The preset's setup, as far as model and machine are known."""
     from hf_memkit.presets.for_model import resolve_preset
     from hf_memkit.setup.own_arguments import former_lines, length_of
 
@@ -275,13 +288,13 @@ def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:
 
 
 def _model_of_file(name: str, notes: list[str]) -> str | None:
-    """The model that the user's file names, if memkit can look at it."""
+    """The model in the user's file, if memkit can describe it."""
     from hf_memkit.catalog.models import describe, hub_reachable
 
     try:
         describe(name, use_hub=hub_reachable(), use_built_in=True)
     except InputError as error:
-        notes.append(f"nothing is computed for the model of your file: {error}")
+        notes.append(f"sizes are not computed for the model in your file: {error}")
         return None
-    notes.append(f"computed for the model of your file, {name}")
+    notes.append(f"computed for the model in your file, {name}")
     return name

@@ -19,11 +19,11 @@ from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
 
 NO_CHECKPOINTING: Final = "none"
-"""Stands among `checkpointing` for keeping all activations."""
+"""Value in `checkpointing` for keeping all activations."""
 
 
 class _Strict(BaseModel):
-    """Unknown keys are errors; values are not changed after reading."""
+    """Unknown keys are errors; values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,32 +42,30 @@ def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
     return architecture
 
 
-def _among(known: Collection[str], what: str, all_of_them: str = "") -> AfterValidator:
-    """A name that is one of `known`; what else is refused says `what` it is not, and where all names are."""
+def _among(known: Collection[str], kind: str, hint: str = "") -> AfterValidator:
+    """Validator for a name in `known`. `what`: the kind of name; `all_of_them`: where to find all names."""
 
-    def checked(name: str) -> str:
+    def check(name: str) -> str:
         if name not in known:
-            names = all_of_them or f"allowed: {', '.join(known)}"
-            raise ValueError(f"no {what}{did_you_mean(name, known)}; {names}")
+            names = hint or f"allowed: {', '.join(known)}"
+            raise ValueError(f"no {kind}{did_you_mean(name, known)}; {names}")
         return name
 
-    return AfterValidator(checked)
+    return AfterValidator(check)
 
 
 _TASK: Final = _among(TASKS, "task of this name")
 _PRESET: Final = _among(PRESETS, "preset of this name")
 _TECHNIQUE: Final = _among(TECHNIQUES, "technique of this name", "`memkit preset list --techniques` names all")
 _CHECKPOINTING: Final = _among(
-    (NO_CHECKPOINTING, *(one.name for one in TECHNIQUES.values() if one.family == "checkpointing")),
+    (NO_CHECKPOINTING, *(technique.name for technique in TECHNIQUES.values() if technique.family == "checkpointing")),
     "checkpointing technique",
 )
 
 
 class Model(_Strict):
-    """The model: `hub_id`, and the config values to build it from where the hub cannot be reached.
-
-    `open_alternative` is a model of the same kind that the hub gives without a login, where `hub_id` is gated.
-    """
+    """The model: `hub_id`, and config values to build it from if the hub is unreachable. `open_alternative`: a similar
+    model that needs no login, if `hub_id` is gated."""
 
     hub_id: str = Field(min_length=1)
     open_alternative: str | None = None
@@ -75,13 +73,16 @@ class Model(_Strict):
 
 
 class Data(_Strict):
-    """The default data set. `held_out` is the share of its examples (blocks of text) kept for evaluation, above 0 and
-    below 0.5, of which the first `evaluated_blocks` are used.
+    """The default data set.
 
-    `columns` names the columns of the default data set where they are not the task's usual ones. `prefix` is what a
-    model that does several jobs is told to do, before each source text. `target_length` is the most tokens of a
-    target text, where it is not that of a source. `packing` lets short conversations share a sequence. `language` is
-    that of speech, for models that know several.
+    Attributes:
+        held_out: share of the examples (blocks of text) kept for evaluation, above 0 and below 0.5.
+        evaluated_blocks: number of held-out examples that are used, from the first.
+        columns: names of columns of the default data set that differ from the task's.
+        prefix: instruction before each source text, for models with several tasks.
+        target_length: maximum tokens of a target text, if not that of a source.
+        packing: whether short conversations share a sequence.
+        language: language of speech, for multilingual models.
     """
 
     hub_id: str = Field(min_length=1)
@@ -100,10 +101,12 @@ class Data(_Strict):
 class Variant(_Strict):
     """A preset with this recipe's values.
 
-    `techniques` are added to the preset's, or take the place of those that decide the same thing. `checkpointing` are
-    such techniques, or `none`, in order of preference: the first with which the variant fits is taken, or the last.
-    `values` go to the techniques. `solve_for: sequence` makes the sequence as long as the GPU holds, and the model
-    allows, from the recipe's `sequence_length` on; `--sequence-length` overrides it.
+    Attributes:
+        techniques: added to the preset's, replacing those with the same purpose.
+        checkpointing: such techniques, or `none`, in order of preference: the first that fits is used, or the last.
+        values: for the techniques.
+        solve_for: `sequence` makes the sequence as long as GPU and model allow, from the recipe's `sequence_length`
+            on; `--sequence-length` overrides it.
     """
 
     micro_batch_size: PositiveInt
@@ -115,7 +118,7 @@ class Variant(_Strict):
 
 
 class Rehearsal(_Strict):
-    """What runs without a GPU. `model` holds config values under the names that transformers shares."""
+    """Settings without a GPU. `model`: config values under transformers' common names."""
 
     model: dict[str, PositiveInt | PositiveFloat]
     sequence_length: PositiveInt
@@ -128,9 +131,13 @@ class Rehearsal(_Strict):
 class Recipe(_Strict):
     """One recipe file. `name` and `path` come from the file, the rest from its text.
 
-    `task` is the kind of data (`hf_memkit.recipes.tasks`); `sequence_length` is in tokens, `sequences_per_step` in
-    sequences an optimizer step, `steps` in optimizer steps, `card` a marketing size such as `16GB`, `gpus` GPUs on
-    each machine.
+    Attributes:
+        task: the kind of data (`hf_memkit.recipes.tasks`).
+        sequence_length: tokens.
+        sequences_per_step: sequences in an optimizer step.
+        steps: optimizer steps.
+        card: a marketing size such as `16GB`.
+        gpus: GPUs on each machine.
     """
 
     name: str
@@ -164,7 +171,7 @@ def load_recipe(name: str) -> Recipe:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe in the file at `path`; a RecipeError lists all mistakes."""
+    """The recipe in the file at `path`. Raises RecipeError with all mistakes."""
     try:
         content = parsed(str(path), yaml.safe_load, path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -192,25 +199,26 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def _uneven_batches(content: dict[str, Any]) -> list[str]:
-    """Micro-batches that do not divide the batch. Works on the raw content, so that it is told with all the rest."""
+    """Micro-batches that do not divide the batch, from the raw content, so that they are reported with all other
+    mistakes."""
     variants = content.get("variants")
     parts = {f"variants.{name}": part for name, part in variants.items()} if isinstance(variants, dict) else {}
     wholes = dict.fromkeys(parts, content.get("sequences_per_step"))
     rehearsal = content.get("rehearsal")
     if isinstance(rehearsal, dict):
         parts["rehearsal"], wholes["rehearsal"] = rehearsal, rehearsal.get("sequences_per_step")
-    found = []
+    lines = []
     for place, part in parts.items():
         micro, whole = part.get("micro_batch_size") if isinstance(part, dict) else None, wholes[place]
         if isinstance(micro, int) and isinstance(whole, int) and micro > 0 and whole > 0 and whole % micro:
-            found.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
-    return found
+            lines.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
+    return lines
 
 
 def _wrong_values(content: dict[str, Any]) -> list[str]:
-    """Values of variants that their preset does not take, or takes as another type or number."""
+    """Values of variants that their preset does not take, or with another type or number."""
     variants = content.get("variants")
-    found = []
+    lines = []
     for name, variant in variants.items() if isinstance(variants, dict) else ():
         if name not in PRESETS or not isinstance(variant, dict):
             continue
@@ -218,32 +226,30 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
         try:
             techniques = compose(name, _names(variant, "techniques"))
         except SettingError as error:
-            found.append(f"variants.{name}.techniques: {error}")
+            lines.append(f"variants.{name}.techniques: {error}")
             continue
-        takes = [*techniques, *(TECHNIQUES[each] for each in extra)]
-        allowed = list(dict.fromkeys(key for technique in takes for key in technique.values))
+        all_techniques = [*techniques, *(TECHNIQUES[extra_name] for extra_name in extra)]
+        allowed = list(dict.fromkeys(key for technique in all_techniques for key in technique.values))
         values = variant.get("values")
         for key, value in values.items() if isinstance(values, dict) else ():
             place = f"variants.{name}.values.{key}"
             if key not in allowed:
-                found.append(
+                lines.append(
                     f"{place}: unknown key{did_you_mean(str(key), allowed)}; allowed: {', '.join(allowed) or 'none'}"
                 )
-            elif wrong := wrong_value(takes, key, value):
-                found.append(f"{place}: {value!r}: {wrong}")
-    return found
+            elif wrong := wrong_value(all_techniques, key, value):
+                lines.append(f"{place}: {value!r}: {wrong}")
+    return lines
 
 
 def _names(variant: dict[str, Any], key: str) -> list[str]:
-    """The techniques that a variant lists there; what is none is told elsewhere."""
-    listed = variant.get(key)
-    return (
-        [each for each in listed if isinstance(each, str) and each in TECHNIQUES] if isinstance(listed, list) else []
-    )
+    """The valid techniques in a variant's list; others are reported elsewhere."""
+    names = variant.get(key)
+    return [name for name in names if isinstance(name, str) and name in TECHNIQUES] if isinstance(names, list) else []
 
 
 def _line(path: Path, detail: ErrorDetails) -> str:
-    """One mistake: file, key, value, and what is allowed."""
+    """One mistake: file, key, value, and allowed values."""
     key = ".".join(str(part) for part in detail["loc"] if part != "[key]")
     if detail["type"] == "extra_forbidden":
         known = _fields_at(detail["loc"][:-1])
@@ -254,7 +260,7 @@ def _line(path: Path, detail: ErrorDetails) -> str:
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that the mapping at `location` may have."""
+    """The allowed keys of the mapping at `location`."""
     place: Mapping[str, type[BaseModel]] = {
         "": Recipe, "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
     }  # fmt: skip

@@ -1,5 +1,5 @@
-"""What a recipe's setup says beside its techniques: model, data, how often it saves, what accumulating in bf16 costs;
-and what of a request is refused, because it is wrong, the variant answers for it, or would ignore it."""
+"""Settings of a recipe's setup other than its techniques: model, data, saving, the error of accumulating in bf16; and
+refusal of requests that are wrong, belong to the variant, or would be ignored."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.batch import split_batch
 
 CHECKPOINTS = 5
-"""Checkpoints in a run, about."""
+"""Approximate number of checkpoints in a run."""
 
 
 def check_data(recipe: Recipe, source: str) -> None:
-    """Reads what `--data` names, as a run will; a DataError says where it cannot be used, why, and what was
-    expected."""
+    """Read the data of `--data` as a run would. Raises DataError with the place, the mistake, and the expected
+    value."""
     from hf_memkit.recipes.export import files
 
     task, data = find_task(recipe.task), recipe.data
@@ -48,13 +48,13 @@ def model_and_data(
     }[model.origin]
     setup = setup.put("model.name", model.name, "asked for" if request.model else "the recipe's")
     setup = setup.put("model.origin", model.origin, origin)
-    config, whose = dict(model.config), "the model's config values"
+    config, config_reason = dict(model.config), "the model's config values"
     if model.origin == "architecture":
-        config, whose = dict(recipe.model.architecture), "the recipe's config values"
-    setup = setup.put("model.architecture", config, whose)
+        config, config_reason = dict(recipe.model.architecture), "the recipe's config values"
+    setup = setup.put("model.architecture", config, config_reason)
     data, task = recipe.data, find_task(recipe.task)
     if model.model_class is not None:
-        setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
+        setup = setup.put("model.class", model.model_class, f"the model of a {task.name} recipe")
         setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
     if recipe.task != DEFAULT_TASK:
         setup = setup.put("data.task", task.name, "the recipe's")
@@ -65,13 +65,13 @@ def model_and_data(
         setup = setup.put_all("data", task.data_settings(data))
         setup = setup.put_all("model_parts", task.model_parts)
     default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
-    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
+    default_rows = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
     return setup.put_all(
         "data",
         {
             "source": (request.data, "asked for")
             if request.data
-            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            else (None, f"the default: {default} if the hub can be reached, otherwise {default_rows}"),
             "hub_id": (data.hub_id, "the recipe's default data set"),
             "hub_config": (data.hub_config, "the recipe's default data set"),
             "text_column": (data.text_column, "the column that holds the text"),
@@ -85,17 +85,18 @@ def model_and_data(
 
 
 def saving(setup: Setup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
-    """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
-    one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
+    """(steps between checkpoints, or 0 for none; number kept; reason)."""
+    one_bytes = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
     free = machine.output_free_bytes
     if free is None:
         free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
     # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
-    limit = 2 if free >= 3 * one else 1
-    if free < 2 * one:
-        return 0, 0, f"off: a checkpoint takes {format_size(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
-    each = f"a checkpoint takes {format_size(one)} by formula" if one > GIB else "checkpoints are small"
-    return max(1, steps // CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"
+    limit = 2 if free >= 3 * one_bytes else 1
+    if free < 2 * one_bytes:
+        left = f"{max(0.0, free / GIB):.1f} GiB of disk are left"
+        return 0, 0, f"off: a checkpoint takes {format_size(one_bytes)}, and {left}"
+    size = f"a checkpoint takes {format_size(one_bytes)} by formula" if one_bytes > GIB else "checkpoints are small"
+    return max(1, steps // CHECKPOINTS), limit, f"a stopped run can continue; {size}"
 
 
 ELSEWHERE: Final = {
@@ -106,14 +107,14 @@ ELSEWHERE: Final = {
     "do_train": "a recipe always trains",
     "do_eval": "a recipe evaluates at its end; to evaluate during training: --set eval_steps=N",
 }
-"""Fields that another option, or the variant, answers for."""
+"""Fields that another option or the variant sets → what to do."""
 
 
-_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
+_SET_BY_VARIANT = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
 
 
 def refuse_wrong(recipe: Recipe, request: Request) -> None:
-    """Refuses what is wrong on any machine, before torch is imported or a process starts."""
+    """Refuse a request that is wrong on any machine, before torch is imported or a process starts."""
     described_gpu(request.gpu, request.gpu_memory)
     if request.ram:
         parse_size(request.ram, "--ram")
@@ -129,7 +130,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
             "of them"
         )
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
-    for name in sorted(_THE_VARIANT_S & chosen.keys()):
+    for name in sorted(_SET_BY_VARIANT & chosen.keys()):
         problems.append(
             f"--set {name}: the variant sets it, and its memory was computed with it. Choose another with --variant"
         )
@@ -139,15 +140,15 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
         raise SettingError("\n".join(problems))
     name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
     longest = longest_sequence(recipe.model.architecture) if own else refuse_absent(name, known=False)
-    if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others read the length in their own way
+    if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others define the length differently
         refuse_too_long(name, request.sequence_length, longest, "--sequence-length ")
     gpus = request.gpus or 1
-    if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
+    if gpus >= recipe.gpus:  # a rehearsal in fewer processes imitates the recipe's number
         split_batch(recipe.sequences_per_step, 1, gpus * request.nodes, chosen)
 
 
 def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
-    """Refuses settings that the setup's variant would silently ignore, or change behind the user's back."""
+    """Refuse settings that the setup's variant would silently ignore or change."""
     if "optim" not in chosen:
         return
     if "optimizer.class" in setup:
@@ -174,13 +175,13 @@ BF16_SUM_ERROR: Final[Mapping[int, tuple[float, float]]] = {
     16: (0.004564, 0.006488),
     32: (0.006232, 0.006290),
 }
-"""Micro-batches a step → (relative error of summing their gradients in bf16, and of bf16 arithmetic in any case).
-Measured: benchmarks/results/bf16_accumulation.json, with which a test compares these."""
+"""Micro-batches a step → (relative error of summing their gradients in bf16, and of bf16 arithmetic itself). Measured:
+benchmarks/results/bf16_accumulation.json; a test compares them."""
 
 
 def summing_note(setup: Setup) -> str | None:
-    """The note for a setup that sums micro-gradients in bf16; None for any other. DeepSpeed accumulates apart, and
-    adapters keep fp32 gradients."""
+    """Note for a setup that sums micro-gradients in bf16, or None. DeepSpeed has separate accumulators, and adapters
+    keep fp32 gradients."""
     count = int(setup.get("arguments.gradient_accumulation_steps", 1))
     if count == 1 or setup.get("model.dtype") != "bfloat16":
         return None
@@ -192,7 +193,7 @@ def summing_note(setup: Setup) -> str | None:
         summing, arithmetic = BF16_SUM_ERROR[min(measured)]
         cost = (
             f": an error of {_percent(summing)} of the gradient's norm, measured with {min(measured)} on a small "
-            f"GPT-2, beside {_percent(arithmetic)} that bf16 arithmetic costs in any case"
+            f"GPT-2, in addition to {_percent(arithmetic)} by bf16 arithmetic itself"
         )
     return (
         f"The gradients of the {count} micro-batches of a step are summed in bf16{cost} "

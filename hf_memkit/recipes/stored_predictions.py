@@ -1,8 +1,8 @@
-"""Every variant of every recipe, predicted beforehand: what `memkit recipe` lists and recipes/README.md shows.
+"""Stored predictions of every variant of every recipe, for `memkit recipe` and recipes/README.md.
 
-A trace takes seconds, and the pack has dozens of variants: `scripts/recipe_predictions.py` makes them once and writes
-`recipes/predictions.json`, where each recipe stands with the checksum of the file that it was made from. A variant is
-predicted there with each kind of checkpointing that it lists, for the recipe's own GPU, and for one that has no bf16.
+A trace takes seconds, and there are dozens of variants: `scripts/recipe_predictions.py` writes
+`recipes/predictions.json`, which has each recipe with the checksum of its file. A variant is predicted with each kind
+of checkpointing that it lists, for the recipe's own GPU, and for one without bf16.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 
 FILE: Final = "predictions.json"
-"""Beside the recipes."""
+"""File name next to the recipes."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class StoredPrediction:
 
     Attributes:
         variant: its name.
-        checkpointing: the kind, `none`, or empty where the variant lists none.
+        checkpointing: the kind, `none`, or empty if the variant lists none.
         bf16: whether the GPU computes in bf16; fp16 otherwise.
-        micro_batch_size, accumulation: sequences in a forward pass of a GPU, and how many make a step.
+        micro_batch_size, accumulation: sequences in a forward pass of a GPU, and micro-batches in a step.
         sequence_length: tokens.
         gpus, nodes: GPUs on each machine, and machines.
-        prediction: what it needs; its verdict is of the GPU that it was made for.
+        prediction: its needs; the verdict is for the GPU of the prediction.
     """
 
     variant: str
@@ -61,7 +61,7 @@ class StoredPrediction:
 
 @dataclass(frozen=True)
 class Option:
-    """A variant on one machine: `predicted` judged there."""
+    """A variant with its prediction for one machine."""
 
     recipe: Recipe
     predicted: StoredPrediction
@@ -72,23 +72,23 @@ class Option:
 
     @property
     def gpu_bytes(self) -> int:
-        """What it takes of a GPU at most, the context included."""
+        """Maximum GPU memory, including the context."""
         return self.predicted.prediction.total_bytes[1]
 
     @property
     def ram_bytes(self) -> int:
-        found = self.predicted.prediction
-        return (found.host_rss_bytes or 0) + (found.pinned_bytes or 0)
+        prediction = self.predicted.prediction
+        return (prediction.host_rss_bytes or 0) + (prediction.pinned_bytes or 0)
 
 
 def checksum(recipe: Recipe) -> str:
-    """SHA-256 of what a prediction can depend on: the recipe's values without those of its rehearsal."""
+    """SHA-256 of the values that a prediction depends on: the recipe's without its rehearsal."""
     content = recipe.model_dump(mode="json", exclude={"path", "summary", "rehearsal"})
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def stored() -> dict[str, Any]:
-    """The content of `recipes/predictions.json`; empty where there is none."""
+    """Content of `recipes/predictions.json`; empty if missing."""
     path = resources.folder("recipes") / FILE
     if not path.is_file():
         return {"recipes": {}}
@@ -96,8 +96,8 @@ def stored() -> dict[str, Any]:
     return content
 
 
-def _of(recipe: Recipe) -> list[StoredPrediction]:
-    """Those of the recipe; empty where its file was changed after it was predicted."""
+def _of_recipe(recipe: Recipe) -> list[StoredPrediction]:
+    """Stored predictions of the recipe; empty if its file has changed since."""
     entry = stored()["recipes"].get(recipe.name)
     if entry is None or entry["sha256"] != checksum(recipe):
         return []
@@ -105,79 +105,81 @@ def _of(recipe: Recipe) -> list[StoredPrediction]:
 
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
-    """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
-    the last. Empty where the recipe's file was changed after it was predicted, or no GPU is known.
-
-    The GPU's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
-    """
-    found: dict[str, Option] = {}
+    """The recipe's variants on this machine, in the recipe's order, each with the cheapest checkpointing that fits,
+    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since the prediction, or the
+    GPU is unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the
+    verdict."""
+    by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
-    for each in _of(recipe):
-        earlier = found.get(each.variant)
-        if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
+    for entry in _of_recipe(recipe):
+        earlier = by_variant.get(entry.variant)
+        if entry.bf16 != machine.gpu.bf16:
             continue
-        found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
-    return list(found.values())
+        option = Option(recipe, replace(entry, prediction=entry.prediction.with_verdict(machine)))
+        if earlier is None or earlier.verdict == "does not fit" or option.verdict == "fits" != earlier.verdict:
+            by_variant[entry.variant] = option
+    return list(by_variant.values())
 
 
 _STORED: Final = "stored with the recipe"
 
 
 def is_stored(prediction: Prediction) -> bool:
-    """Whether it was made beforehand."""
+    """Whether it is a stored prediction."""
     return prediction.confidence.rests_on.endswith(_STORED)
 
 
-def _for(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
-    """Those of the setup's variant and checkpointing, on such a GPU; empty where the user changed what is trained."""
+def _of_setup(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
+    """Stored predictions of the setup's variant and checkpointing, for such a GPU; empty if the user changed the
+    training."""
     request, gpu = setup.request or Request(), setup.resolved_for.machine.gpu
     if request.model or request.arguments or gpu is None:
         return []
     kinds = recipe.variants[setup.preset].checkpointing
-    kind = next((each for each in kinds if each in setup.techniques), NO_CHECKPOINTING if kinds else "")
+    kind = next((name for name in kinds if name in setup.techniques), NO_CHECKPOINTING if kinds else "")
     wanted = (setup.preset, kind, gpu.bf16)
-    return [each for each in _of(recipe) if (each.variant, each.checkpointing, each.bf16) == wanted]
+    return [entry for entry in _of_recipe(recipe) if (entry.variant, entry.checkpointing, entry.bf16) == wanted]
 
 
-def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
-    """The stored prediction of this setup of the recipe, judged on its machine; an InputError where there is none: the
-    recipe's file was changed since, or the setup is another one."""
+def stored_prediction(recipe: Recipe, setup: Setup) -> Prediction:
+    """The stored prediction of this setup, judged on its machine. Raises InputError if there is none: the recipe's
+    file has changed, or the setup is another one."""
     job = setup.resolved_for
-    for each in _for(recipe, setup):
-        of_it = (each.micro_batch_size, each.accumulation, each.sequence_length, each.gpus, each.nodes)
-        if of_it == (setup.micro_batch_size, setup.accumulation, setup.sequence_length, job.gpus, job.nodes):
-            rests_on = f"{each.prediction.confidence.rests_on}, {_STORED}"
+    for entry in _of_setup(recipe, setup):
+        sizes = (entry.micro_batch_size, entry.accumulation, entry.sequence_length, entry.gpus, entry.nodes)
+        if sizes == (setup.micro_batch_size, setup.accumulation, setup.sequence_length, job.gpus, job.nodes):
+            rests_on = f"{entry.prediction.confidence.rests_on}, {_STORED}"
             # RAM and disk are those of this setup, which depend on the machine: little RAM is not page-locked.
-            found = replace(
-                each.prediction,
-                confidence=replace(each.prediction.confidence, rests_on=rests_on),
+            prediction = replace(
+                entry.prediction,
+                confidence=replace(entry.prediction.confidence, rests_on=rests_on),
                 host_rss_bytes=setup.ledger.total_bytes("host"),
                 pinned_bytes=setup.ledger.total_bytes("pinned"),
                 disk_bytes=setup.ledger.total_bytes("disk"),
                 warnings=(),
             )
-            return found.with_warnings(emulated_by_setup(setup)).judged(job.machine)
+            return prediction.with_warnings(emulated_by_setup(setup)).with_verdict(job.machine)
     name = setup.request.recipe if setup.request is not None else None
     raise InputError(f"memkit recipe {name or recipe.name} --variant {setup.preset} --dry-run predicts it")
 
 
-def length_beforehand(recipe: Recipe, setup: Setup) -> int:
-    """Tokens of a sequence that was found to fit beforehand, where the recipe solves for them; else the setup's."""
-    return next((each.sequence_length for each in _for(recipe, setup)), setup.sequence_length)
+def stored_length(recipe: Recipe, setup: Setup) -> int:
+    """Sequence length of the stored prediction, if the recipe computes it; else the setup's."""
+    return next((entry.sequence_length for entry in _of_setup(recipe, setup)), setup.sequence_length)
 
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:
-    """(of each recipe the variants that fit, of each recipe without one all its variants), the recipes that make most
-    of the GPU first. A variant that fits comes before one that is tight."""
+    """The variants of each recipe that fit, and all variants of each recipe without one; recipes that use most of the
+    GPU first. Fitting variants precede tight ones."""
     fit, others = [], []
     for recipe in recipes:
-        all_of_it = options(recipe, machine)
-        some = [each for each in all_of_it if each.verdict in ("fits", "tight")]
-        some.sort(key=lambda option: option.verdict != "fits")  # stable: else the recipe's order
-        if some:
-            fit.append(some)
-        elif all_of_it:
-            others.append(all_of_it)
-    fit.sort(key=lambda some: (some[0].verdict != "fits", -some[0].gpu_bytes))
+        recipe_options = options(recipe, machine)
+        fitting_options = [option for option in recipe_options if option.verdict in ("fits", "tight")]
+        fitting_options.sort(key=lambda option: option.verdict != "fits")  # stable: else the recipe's order
+        if fitting_options:
+            fit.append(fitting_options)
+        elif recipe_options:
+            others.append(recipe_options)
+    fit.sort(key=lambda fitting_options: (fitting_options[0].verdict != "fits", -fitting_options[0].gpu_bytes))
     return fit, others

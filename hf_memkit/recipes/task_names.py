@@ -1,4 +1,4 @@
-"""The names of the tasks, for whoever needs no more of them: a recipe's schema."""
+"""Names of the tasks, without their modules, for a recipe's schema."""
 
 from __future__ import annotations
 
@@ -14,5 +14,4 @@ TASKS: Final[dict[str, str]] = {
     "text-classification": "text_classification",
     "text-pairs": "text_pairs",
 }
-"""Task → the module of `hf_memkit/recipes/tasks` that has it, as `TASK`. Each imports its libraries when it is asked
-for."""
+"""Task → its module in `hf_memkit/recipes/tasks`, which defines `TASK`. Modules import their libraries on demand."""

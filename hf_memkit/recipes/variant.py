@@ -1,9 +1,6 @@
 """One variant of a recipe, with one kind of checkpointing, on one machine → its setup, every choice with its reason.
-
-It loads no weights and changes nothing on disk. Which variant and which kind it shall be,
-`hf_memkit.recipes.variant_search` says. Where there is no GPU, `hf_memkit.recipes.rehearse` makes the setup that runs
-instead.
-"""
+Loads no weights and changes nothing on disk. `hf_memkit.recipes.variant_search` selects the variant and the kind;
+without a GPU `hf_memkit.recipes.rehearse` makes the setup that runs instead."""
 
 from __future__ import annotations
 
@@ -30,22 +27,22 @@ from hf_memkit.setup.techniques.batch import split_batch
 from hf_memkit.setup.techniques.registry import Family
 
 MULTIPLE: Final = 1024
-"""Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
-cores like multiples of 64 elements (`presets/sizes.py`)."""
+"""A computed length is a multiple of these tokens. Smaller steps would change little, and tensor cores prefer
+multiples of 64 elements (`presets/sizes.py`)."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What one setup of a recipe is made from.
+    """Input for one setup of a recipe.
 
     Attributes:
-        recipe, request: what is resolved, and what was asked for beyond it.
-        machine: where it will run; it has a GPU.
+        recipe, request: the recipe, and the request beyond it.
+        machine: the machine with its GPU.
         model: its shapes.
-        shortest: tokens in a sequence: asked for, or the recipe's.
+        shortest: tokens in a sequence: requested, or the recipe's.
         variant: one of the recipe's.
-        checkpointing: one of the variant's kinds; empty where it lists none.
-        length: tokens in a sequence that are tried, where the longest that fits is wanted.
+        checkpointing: one of the variant's kinds; empty if it lists none.
+        length: tokens in a sequence to try, if the longest that fits is wanted.
     """
 
     recipe: Recipe
@@ -58,18 +55,12 @@ class Candidate:
     length: int | None = None
 
     @property
-    def usable_bytes(self) -> int:
-        """What its GPU leaves."""
-        assert self.machine.gpu is not None
-        return self.machine.gpu.usable_bytes
-
-    @property
     def solves(self) -> bool:
         """Whether the sequence is made as long as fits."""
         return self.recipe.variants[self.variant].solve_for == "sequence" and not self.request.sequence_length
 
     def setup(self) -> Setup:
-        """The setup; what the machine lacks for it is in its `problems`."""
+        """The setup; its `problems` list what the machine lacks."""
         tokens = self.length or self.shortest
         why = "asked for" if self.request.sequence_length or self.length else "the recipe's"
         return leave_out_impossible(
@@ -79,21 +70,21 @@ class Candidate:
         )
 
     def _build(self, sequence_length: int, why_length: str, left_out: Mapping[str, str]) -> Setup:
-        """Preset, then model and data, then arguments, then what the user set."""
+        """Preset, then model and data, then arguments, then the user's own."""
         recipe, request, machine, model, name = self.recipe, self.request, self.machine, self.model, self.variant
         variant, chosen, gpus = recipe.variants[name], request.arguments, request.gpus or 1
         micro_batch, accumulation, batch_reason = split_batch(
             recipe.sequences_per_step, variant.micro_batch_size, gpus * request.nodes, chosen
         )
         output = request.output or default_output(recipe.name, name)
-        # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
+        # A separate folder for each run: DeepSpeed's swap files have the same names in every job.
         nvme_path = str(Path(request.nvme_path) / Path(output).name if request.nvme_path else Path(output) / "nvme")
         job = Job(
             model, machine, micro_batch, sequence_length, nvme_path, variant.values, gpus, request.nodes, accumulation,
         )  # fmt: skip
         task = find_task(recipe.task)
-        made = self._techniques(job, left_out)
-        setup = share_among_processes(replace(made, request=request), job)
+        preset = self._techniques(job, left_out)
+        setup = share_among_processes(replace(preset, request=request), job)
         refuse_ignored(setup, chosen)
         if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
             instead = f", or replace --variant {name} with --variant infinity" if "infinity" in recipe.variants else ""
@@ -128,13 +119,13 @@ class Candidate:
             "weight_decay": (0.01, "AdamW's default decay, not on biases and norms"),
             "max_grad_norm": (1.0, "Trainer's default: it limits what one bad batch changes"),
         }
-        # An optimizer that scales its learning rate by the batch, or that nothing can clip, has said so already.
-        said = {key for key in defaults if f"arguments.{key}" in setup}
-        setup = setup.put_all("arguments", {key: value for key, value in defaults.items() if key not in said})
+        # Optimizers that scale their learning rate by the batch, or cannot be clipped, have set theirs already.
+        unset = {key: value for key, value in defaults.items() if f"arguments.{key}" not in setup}
+        setup = setup.put_all("arguments", unset)
         if save_steps:
             setup = setup.put("arguments.save_steps", save_steps, f"about {CHECKPOINTS} checkpoints in the run")
             setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
-        setup = task.settled(setup)
+        setup = task.with_derived_settings(setup)
         for key, value in chosen.items():
             setup = setup.put(f"arguments.{key}", value, "--set")
         if setup.get("arguments.fp16") and overflow_in_fp16(model.config.get("model_type")):
@@ -157,16 +148,17 @@ class Candidate:
             change=self._with_own_optimizer,
         )
 
-    def _with_own_optimizer(self, made: Setup) -> Setup:
-        """The ledger counts the states of the optimizer that the user set, and the loss of the task's Trainer."""
+    def _with_own_optimizer(self, setup: Setup) -> Setup:
+        """The setup with the user's optimizer and the task's Trainer, so that the ledger counts its states and
+        loss."""
         task, chosen = find_task(self.recipe.task), self.request.arguments
         if self.recipe.task != DEFAULT_TASK:
-            made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
-        return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
+            setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        return setup.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else setup
 
 
 def needs_less(recipe: Recipe, setup: Setup) -> tuple[str, ...]:
-    """The options of this recipe that need less memory than `setup`, to be typed as they stand."""
+    """Options of this recipe that need less memory than `setup`, ready to type."""
     batch, length = setup.micro_batch_size, setup.sequence_length
     options = [f"--set per_device_train_batch_size={batch // 2}"] if batch > 1 else []
     if find_task(recipe.task).takes_length and length >= 4:

@@ -11,24 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hf_memkit.catalog.hardware import Gpu, Machine, gpu_of_size
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.catalog.models import describe
 from hf_memkit.common.errors import DoesNotFitError, InputError, NoKernel
-from hf_memkit.common.units import format_size
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.settings import refuse_wrong
-from hf_memkit.recipes.stored_predictions import length_beforehand, predicted_beforehand
+from hf_memkit.recipes.stored_predictions import stored_length, stored_prediction
 from hf_memkit.recipes.tasks import find_task
 from hf_memkit.recipes.variant import MULTIPLE, Candidate
 from hf_memkit.setup.build.packages import missing_package
 from hf_memkit.setup.job import gpu_shortage
 from hf_memkit.setup.request import Request, refuse_too_long
 from hf_memkit.setup.setup import Setup
-
-FAR_OFF: Final = 0.25
-"""What the ledger, which counts no activations, puts further above the GPU than this share of it is not traced.
-Assumed: against traces of this pack's recipes its sums were too high by a few per cent at most."""
 
 MOST_TRACES: Final = 4
 """Lengths that are tried: the first is the stored one, or the recipe's; each next one follows from the one before."""
@@ -55,7 +50,7 @@ def stored_or(judge: Judge | None, recipe: Recipe) -> Judge:
 
     def stored_first(setup: Setup) -> Prediction:
         try:
-            return predicted_beforehand(recipe, setup)
+            return stored_prediction(recipe, setup)
         except InputError:
             if judge is None:
                 raise
@@ -172,21 +167,15 @@ def _candidates(candidate: Candidate, judge: Judge) -> Iterator[_Judged]:
 
 
 def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
-    """One candidate, predicted unless its weights and states alone are far more than the GPU has. `must`: it was asked
+    """One candidate, predicted unless its weights and states alone are more than the GPU has. `must`: it was asked
     for and there is none after it, so that it is predicted all the same."""
     setup, machine = candidate.setup(), candidate.machine
-    gpu = machine.gpu
-    assert gpu is not None
     short = gpu_shortage(setup.ledger, machine)
     others = [problem for problem in setup.problems if problem not in short]
     if others and not must:
         return _Judged(candidate, setup, "", "; ".join(others))
-    needed = setup.ledger.total_bytes("device")
-    if needed > (1 + FAR_OFF) * gpu.usable_bytes and not must:
-        over = needed / gpu.usable_bytes - 1
-        without = f"{over:.0%} above what {gpu.name} leaves, without activations"
-        why = f"needs at least {format_size(needed)} by formula, {without}: not traced"
-        return _Judged(candidate, setup, "", why)
+    if short and not must:
+        return _Judged(candidate, setup, "", f"{short[0]}: not traced")
     try:
         prediction = judge(setup)
     except NoKernel as error:
@@ -197,32 +186,23 @@ def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
         setup = replace(setup, problems=tuple(others))
     elif not setup.problems:
         setup = setup.with_problems([f"is predicted not to fit: {prediction.why}"])
-    why = "; ".join((*others, _in_short(prediction, gpu)))
+    why = "; ".join((*others, f"{prediction.verdict}: {prediction.why}"))
     return _Judged(candidate, setup, str(prediction.verdict), why, prediction)
-
-
-def _in_short(prediction: Prediction, gpu: Gpu) -> str:
-    """The predicted peak in a few words."""
-    low, high = prediction.peak_reserved_bytes
-    return (
-        f"{prediction.verdict}: peak {format_size(prediction.peak_allocated_bytes)} allocated, {format_size(low)} to "
-        f"{format_size(high)} reserved, of {format_size(gpu.usable_bytes)} on {gpu.name}"
-    )
 
 
 def _longest(candidate: Candidate, judge: Judge) -> _Judged:
     """The longest sequence that is predicted to fit: the stored one, or the recipe's, lowered or raised by what
     predictions say."""
-    shortest, usable = candidate.recipe.sequence_length, candidate.usable_bytes
+    shortest = candidate.recipe.sequence_length
     longest = candidate.model.maximum_length or shortest
     best: tuple[int, _Judged] | None = None
-    length = min(longest, length_beforehand(candidate.recipe, candidate.setup()))
+    length = min(longest, stored_length(candidate.recipe, candidate.setup()))
     last = _judged(replace(candidate, length=length), judge, must=True)
     seen = {length: last}
     while last.prediction is not None:
         if last.verdict == "fits" and (best is None or length > best[0]):
             best = (length, last)
-        length = _nearer_length(length, last.prediction, shortest=shortest, longest=longest, usable_bytes=usable)
+        length = _nearer_length(length, last.prediction, shortest=shortest, longest=longest)
         if length in seen or len(seen) == MOST_TRACES:
             break
         last = seen[length] = _judged(replace(candidate, length=length), judge, must=True)
@@ -234,14 +214,13 @@ def _longest(candidate: Candidate, judge: Judge) -> _Judged:
     return replace(found, setup=found.setup.put("data.sequence_length", length, f"{most} (predicted: {predictions})"))
 
 
-def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int, usable_bytes: int) -> int:
+def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int) -> int:
     """The length to try after `length` was predicted: what fits if all that grows with the sequence grows in
     proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained.
     """
     held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
-    needs = found.confidence.with_slack(found.peak_reserved_bytes[1])
-    grows = needs - found.confidence.with_slack(held)
-    room = usable_bytes - found.confidence.with_slack(held)
+    held += found.outside_allocator_bytes
+    grows, room = found.total_bytes[1] - held, found.limit_bytes - held
     if grows <= 0 or room <= 0:
         return shortest if found.verdict != "fits" else length
     wanted = max(shortest, min(longest, int(length * room / grows) // MULTIPLE * MULTIPLE))

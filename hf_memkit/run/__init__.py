@@ -1,1 +1,1 @@
-"""`memkit run`: a user's script with a memory report, and a recipe's folder with all that its run needs."""
+"""`memkit run`: a user's script with a memory report, or a recipe's folder with everything that its run needs."""

@@ -1,9 +1,6 @@
-"""A recipe's folder, and what has become of it: its script with `args.yaml`, and the file that says what they do not.
-
-`memkit-run.json` holds the setup with its reasons, what it was predicted to need, of a rehearsal also the target, and
-the status. A folder is free (it has no such file), written (nothing has run), unfinished (running, interrupted, or
-killed) or finished.
-"""
+"""A recipe's folder and its state: its script with `args.yaml`, and the run file. `memkit-run.json` has the setup with
+its reasons, its prediction, the target of a rehearsal, and the status. A folder is free (no such file), written
+(nothing has run), unfinished (running, interrupted, or killed) or finished."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from hf_memkit.setup.setup import Setting, Setup
 RUN_FILE: Final = "memkit-run.json"
 ARGUMENTS_FILE: Final = "args.yaml"
 WRITTEN: Final = "written"
-"""The status of a folder that nothing has run in."""
+"""Status of a folder that nothing has run in."""
 
 _HOME: Final = Path("memkit-runs")
 
@@ -38,17 +35,16 @@ class RecipeRun:
 
     Attributes:
         recipe, variant: names.
-        setup: what runs here.
-        target: the setup that this is the rehearsal of; None if this is the real thing.
-        not_rehearsed: what of the target does not run here, each with its reason.
+        setup: the setup that runs here.
+        target: the setup that this run rehearses; None for the real run.
+        not_rehearsed: settings of the target that do not run here, each with its reason.
         gpus: processes on each machine, one GPU each.
         nodes: machines.
-        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
-            measured.
-        target_prediction: that of `target` in its JSON form, with `gpu` (its name), `gpu_verdict` (of the GPU alone)
-            and `ram_gib` (of this machine), where there is one.
-        asked: the recipe as it was asked for, by name or by its file.
-        needs_less: options of `memkit recipe` by which it needs less memory.
+        prediction: prediction of this run as JSON, if any; the records show it with the measurements.
+        target_prediction: prediction of `target` as JSON, if any, with `gpu` (its name), `gpu_verdict` (for the GPU
+            only) and `ram_gib` (of this machine).
+        asked: the recipe as given, by name or by its file.
+        needs_less: options of `memkit recipe` with which it needs less memory.
     """
 
     recipe: str
@@ -108,7 +104,7 @@ class RecipeRun:
         )
 
     def new_file(self, names: list[str]) -> dict[str, Any]:
-        """The content of the run file beside the files of these names, the script first."""
+        """Content of the run file for files of these names, the script first."""
         return {
             "schema": 1, "memkit": __version__, "status": WRITTEN, **self.to_json(), "blocks_sha256": None,
             "files": names, "result": None,
@@ -126,7 +122,7 @@ def default_output(recipe: str, variant: str) -> str:
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
-    """The content of the folder's run file, or None if it has none; a RunError where that is damaged, or cannot be
+    """Content of the folder's run file, or None if it has none. Raises RunError if the file is damaged or cannot be
     read."""
     path = Path(folder) / RUN_FILE
     if not path.exists():
@@ -143,7 +139,7 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
 
 
 def folder_of(path: str | Path) -> Path | None:
-    """The recipe's folder that `path` is, or whose script it is; None: it is no recipe's."""
+    """The recipe's folder at `path`, or with the script at `path`; None: it is no recipe's."""
     given = Path(path)
     folder = given if given.is_dir() else given.parent
     content = read_run(folder) if (folder / ARGUMENTS_FILE).exists() else None
@@ -151,8 +147,8 @@ def folder_of(path: str | Path) -> Path | None:
 
 
 def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
-    """(the run that the folder holds, with what its owner has changed in it; the content of its run file). An
-    InputError where there is none, or its `args.yaml` is gone."""
+    """The run in the folder with its owner's changes, and the content of its run file. Raises InputError if there is
+    no run, or its `args.yaml` is missing."""
     content = read_run(folder)
     if content is None:
         raise InputError(f"{folder}: holds no {RUN_FILE}. memkit recipe NAME --export {folder} writes a folder to run")
@@ -161,8 +157,8 @@ def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
     try:
-        # What stood in the way where it was written says nothing of this machine.
-        return replace(job, setup=replace(_as_it_stands(job.setup, folder), problems=())), content
+        # Problems on the machine that wrote it do not apply here.
+        return replace(job, setup=replace(_with_changes(job.setup, folder), problems=())), content
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}. Restore it, or {start_again(folder)}") from None
     except (ValueError, AttributeError, yaml.YAMLError) as error:
@@ -170,8 +166,8 @@ def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
         raise InputError(f"{folder / ARGUMENTS_FILE}: cannot be read ({first}). Correct it") from None
 
 
-def _as_it_stands(setup: Setup, folder: Path) -> Setup:
-    """`setup` with what `args.yaml` and the DeepSpeed JSON say by now."""
+def _with_changes(setup: Setup, folder: Path) -> Setup:
+    """`setup` with changes in `args.yaml` and the DeepSpeed JSON."""
     sections = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     arguments = sections["arguments"]
     config = arguments.pop("deepspeed", None)
@@ -184,11 +180,11 @@ def _as_it_stands(setup: Setup, folder: Path) -> Setup:
         setup = setup.put("model.origin", "hub", "the script loads it")
     for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
         before = setup.section(section)
-        now = {library_versions.current_name(name): value for name, value in (sections.get(section) or {}).items()}
-        for name in before.keys() - now.keys():
+        current = {library_versions.current_name(name): value for name, value in (sections.get(section) or {}).items()}
+        for name in before.keys() - current.keys():
             setup = setup.drop(f"{section}.{name}")
-        changed = {name: value for name, value in now.items() if name not in before or before[name] != value}
-        for name in changed.keys() - set(LAUNCHER_VARIABLES):  # which stand there for a script on its own
+        changed = {name: value for name, value in current.items() if name not in before or before[name] != value}
+        for name in changed.keys() - set(LAUNCHER_VARIABLES):  # for running the script without a launcher
             setup = setup.put(f"{section}.{name}", changed[name], _CHANGED)
     return setup
 
@@ -197,12 +193,12 @@ _CHANGED: Final = "changed in the folder"
 
 
 def start_again(folder: str | Path) -> str:
-    """What to type where a run cannot go on; --resume and --overwrite exclude each other."""
+    """Command to type if a run cannot continue; --resume and --overwrite exclude each other."""
     return f"start again: memkit run {folder} --overwrite (this deletes its checkpoints)"
 
 
 def write_run(folder: str | Path, content: dict[str, Any]) -> None:
-    """Writes the run file whole: a kill leaves the old one or the new one, never half of one."""
+    """Write the run file atomically: a kill leaves the old or the new one."""
     path = Path(folder) / RUN_FILE
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -210,7 +206,7 @@ def write_run(folder: str | Path, content: dict[str, Any]) -> None:
 
 
 def refuse_used(folder: str) -> None:
-    """Refuses a folder that holds a run already, is a file, or cannot be written to; creates nothing."""
+    """Refuse a folder that has a run, is a file, or cannot be written to; creates nothing."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
@@ -218,21 +214,21 @@ def refuse_used(folder: str) -> None:
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
     if (run := read_run(folder)) is not None:
-        raise _used(folder, run["status"], f"--output {folder}", ", or choose another folder")
+        raise _used_folder_error(folder, run["status"], f"--output {folder}", ", or choose another folder")
 
 
-def _used(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
-    what, instead = {
+def _used_folder_error(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
+    contents, instead = {
         WRITTEN: ("a run that has not begun", f"Type memkit run {folder} to begin it, or add"),
         "finished": ("a finished run", "Add"),
     }.get(status, ("an unfinished run", "Add --resume to continue it,"))
-    return InputError(f"{which}: already holds {what}. {instead} --overwrite to replace it{otherwise}")
+    return InputError(f"{which}: already holds {contents}. {instead} --overwrite to replace it{otherwise}")
 
 
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
-    """Refuses to begin the run in `folder`, or to go on where `resume` asks for that, if it cannot."""
+    """Refuse to start the run in `folder`, or to continue it with `resume`, if its status forbids that."""
     if not resume and status != WRITTEN and not overwrite:
-        raise _used(folder, status, str(folder))
+        raise _used_folder_error(folder, status, str(folder))
     if resume and status == "finished":
         raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
     if resume and status == WRITTEN:
@@ -240,10 +236,10 @@ def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bo
 
 
 def clear(folder: str | Path, *, whole: bool = True) -> None:
-    """Removes the run in `folder`, and nothing that a run did not write there; unless `whole`, its script stays."""
+    """Remove the run in `folder`, but no other files; without `whole`, its script stays."""
     path = Path(folder)
     if not (path / RUN_FILE).exists():
-        return  # whatever lies here, no run of memkit wrote it
+        return  # no run of memkit wrote these files
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs", path / "__pycache__"):
         if old.is_dir():
             shutil.rmtree(old)
@@ -257,8 +253,8 @@ def clear(folder: str | Path, *, whole: bool = True) -> None:
 
 
 def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
-    """The folder of the run that `--resume` means: `folder` or, if that is empty, that of the newest unfinished run of
-    this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`; an InputError where there is none."""
+    """The folder of the run to resume: `folder` or, if empty, that of the newest unfinished run of this recipe (and
+    variant, unless `"auto"`) in `memkit-runs/`. Raises InputError if there is none."""
     if folder:
         run = read_run(folder)
         if run is None:
@@ -281,9 +277,9 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The newest whole checkpoint in `folder`, or None. One that a kill cut short lacks Trainer's state file, which is
-    written last, and is passed over."""
-    found = []
+    """The newest complete checkpoint in `folder`, or None. Without Trainer's state file, which is written last, it is
+    incomplete."""
+    checkpoints = []
     for path in Path(folder).glob("checkpoint-*"):
         number = path.name.removeprefix("checkpoint-")
         try:
@@ -291,5 +287,5 @@ def last_checkpoint(folder: str) -> str | None:
         except (OSError, ValueError, RecursionError):
             continue
         if number.isdigit():
-            found.append((int(number), str(path)))
-    return max(found)[1] if found else None
+            checkpoints.append((int(number), str(path)))
+    return max(checkpoints)[1] if checkpoints else None

@@ -1,9 +1,9 @@
-"""Starts the processes of one machine through torchrun, hands signals on to them, and tells what went wrong.
+"""Start the processes of one machine through torchrun, forward signals to them, and report the cause of a failure.
 
-torchrun runs inside this process (`torch.distributed.run.run`, as accelerate's launcher has it): which rank failed,
-and how, is then known as data instead of printed as tracebacks. The ranks run this same command line; their
-environment says that a launcher started them (`hf_memkit.run.ranks`). A rank that memkit started writes its error
-into torchrun's error file (`hf_memkit.run.ranks.errors_to_launcher`); one that was killed says nothing.
+torchrun runs inside this process (`torch.distributed.run.run`, as in accelerate's launcher), so that the failed rank
+and its error are data instead of printed tracebacks. The ranks run this same command line; their environment shows
+that a launcher started them (`hf_memkit.run.ranks`). A rank started by memkit writes its error into torchrun's error
+file (`hf_memkit.run.ranks.errors_to_launcher`); a killed one writes nothing.
 """
 
 from __future__ import annotations
@@ -23,26 +23,32 @@ import psutil
 
 from hf_memkit.common import boot, errors
 from hf_memkit.common.errors import InputError, MemkitError, RunError
-from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Place, exit_code_of
+from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, LaunchLayout, exit_code_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 
-def torchrun_options(place: Place) -> list[str]:
-    """The options with which `torchrun` starts these processes on this machine."""
-    each = [f"--nproc-per-node={place.gpus}"]
+def torchrun_options(place: LaunchLayout) -> list[str]:
+    """Options of `torchrun` for these processes on this machine."""
+    processes = [f"--nproc-per-node={place.gpus}"]
     if place.nodes == 1:
-        return ["--standalone", *each]
+        return ["--standalone", *processes]
     address = [f"--master-addr={place.master_addr}", f"--master-port={place.master_port}"]
-    return [f"--nnodes={place.nodes}", f"--node-rank={place.node_rank}", *address, *each]
+    return [f"--nnodes={place.nodes}", f"--node-rank={place.node_rank}", *address, *processes]
 
 
-def launch(arguments: Sequence[str], place: Place) -> int:
-    """Runs `memkit ARGUMENTS`, with `-m` a module of memkit's, in `place.gpus` processes here; returns its exit code.
-    An error says which rank failed, and why.
+def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
+    """Run `memkit ARGUMENTS`, with `-m` first a module of memkit, in `place.gpus` processes here.
 
-    SIGINT and SIGTERM ask the ranks to stop after their step, with a checkpoint; a second one ends them at once."""
+    SIGINT and SIGTERM make the ranks stop after their step, with a checkpoint; a second signal ends them at once.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        MemkitError: a rank failed; names it and the cause.
+    """
     import torch.distributed.run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -50,13 +56,13 @@ def launch(arguments: Sequence[str], place: Place) -> int:
     from hf_memkit.presets.sharing import threads_per_process
 
     torchrun: Any = torch.distributed.run
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), place.gpus)))
-    _gpus_without_peer_access()
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), layout.gpus)))
+    _disable_missing_peer_access()
     with tempfile.TemporaryDirectory(prefix="memkit-launch-") as folder, _signals_to_ranks() as stopping:
         os.environ |= {FOLDER_VARIABLE: folder, LAUNCHER_VARIABLE: str(os.getpid())}
-        options = torchrun_options(place)
-        # Of each machine the first rank prints; what the libraries print in the others goes to files.
-        redirects = ",".join(f"{rank}:{3 if rank else 0}" for rank in range(place.gpus))
+        options = torchrun_options(layout)
+        # The first rank of each machine prints; output of the other ranks goes to files.
+        redirects = ",".join(f"{rank}:{3 if rank else 0}" for rank in range(layout.gpus))
         options += [f"--redirects={redirects}", f"--log-dir={folder}"]
         # SIGINT and SIGTERM are handled here: torchrun would give the ranks 30 seconds, too few to save a large model.
         options += ["--signals-to-handle=SIGHUP,SIGQUIT", boot.BOOT, *arguments]
@@ -65,9 +71,9 @@ def launch(arguments: Sequence[str], place: Place) -> int:
                 torchrun.run(torchrun.parse_args(options))
         except ChildFailedError as error:
             code = exit_code_of(Path(folder))
-            if code is None and stopping and only_stopped(error.failures):
+            if code is None and stopping and all_stopped(error.failures):
                 raise KeyboardInterrupt from None
-            failed = what_failed(error.failures, Path(folder))
+            failed = cause_of_failure(error.failures, Path(folder))
             if failed.exit_code != InputError.exit_code:
                 print(file=sys.stderr)  # a progress bar has left its line open
             if code is None:
@@ -83,10 +89,10 @@ def launch(arguments: Sequence[str], place: Place) -> int:
 
 @contextlib.contextmanager
 def _signals_to_ranks() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM go to the ranks as SIGINT; gives the list of those that came."""
+    """Forward SIGINT and SIGTERM to the ranks as SIGINT; yields the list of received signals."""
     received: list[int] = []
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         ranks = psutil.Process().children()
         if received or not ranks:
             raise KeyboardInterrupt  # torchrun then ends the ranks at once
@@ -95,7 +101,7 @@ def _signals_to_ranks() -> Iterator[list[int]]:
             with contextlib.suppress(psutil.Error):
                 rank.send_signal(signal.SIGINT)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield received
     finally:
@@ -105,7 +111,7 @@ def _signals_to_ranks() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _quiet_torchrun() -> Iterator[None]:
-    """torchrun logs each failure over many lines; here it comes back as an exception."""
+    """Suppress torchrun's log of failures: they are returned as an exception."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -114,8 +120,8 @@ def _quiet_torchrun() -> Iterator[None]:
         logging.disable(before)
 
 
-def _gpus_without_peer_access() -> None:
-    """Older drivers give the RTX 40 series no way from GPU to GPU, and NCCL must be told. accelerate refuses to
+def _disable_missing_peer_access() -> None:
+    """Disable NCCL's peer access if the driver lacks it, as older ones do for the RTX 40 series. accelerate refuses to
     start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
     from accelerate.utils.environment import check_cuda_p2p_ib_support
 
@@ -125,7 +131,7 @@ def _gpus_without_peer_access() -> None:
 
 
 _TOGETHER_S: Final = 10
-"""Failures within so many seconds have one cause. torchrun ends the other ranks with SIGTERM, and with SIGKILL 30
+"""Failures within these seconds have one cause. torchrun ends the other ranks with SIGTERM, and with SIGKILL 30
 seconds later (torch:distributed/run.py, --shutdown-timeout)."""
 
 _LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -136,37 +142,41 @@ _AFTER_A_KILL: Final = (
 )
 
 
-def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitError:
-    """The cause of these failures (global rank → failure), as an error with one line to show; `logs`: torchrun's
-    `--log-dir`.
+def cause_of_failure(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitError:
+    """The cause of these failures as an error with one line to show.
 
-    When one rank dies, the others lose their connection to it, and torchrun ends those that go on: of all that failed
-    at about the same time the cause is the rank that says most about itself. An error that is none of memkit's own is
-    printed with its traceback."""
+    When one rank dies, the others lose their connection to it, and torchrun ends the rest. Of all failures at about
+    the same time the cause is the one that is most specific. The traceback of an error outside memkit is printed.
+
+    Args:
+        failures: global rank → failure.
+        logs: torchrun's `--log-dir`.
+    """
     first = min(failure.timestamp for failure in failures.values())
     together = {rank: failure for rank, failure in failures.items() if failure.timestamp <= first + _TOGETHER_S}
-    rank, failure = min(together.items(), key=lambda item: (_weight(item[1]), item[1].timestamp, item[0]))
+    rank, failure = min(together.items(), key=lambda item: (_consequence_order(item[1]), item[1].timestamp, item[0]))
     message = _recorded(failure)
     if message is None:
-        who = f"rank {rank} (process {failure.pid})"
+        process = f"rank {rank} (process {failure.pid})"
         if failure.exitcode == -signal.SIGKILL:
-            return RunError(f"{who} was killed (SIGKILL: usually by the kernel, because RAM ran out). {_AFTER_A_KILL}")
-        return RunError(f"{who} {_how_it_ended(failure, logs)}; {_WHAT_IS_LEFT}")
+            return RunError(
+                f"{process} was killed (SIGKILL: typically by the kernel, because RAM ran out). {_AFTER_A_KILL}"
+            )
+        return RunError(f"{process} {_exit_of(failure, logs)}; {_WHAT_IS_LEFT}")
     name, _, text = message["message"].partition(": ")
     known = getattr(errors, name, None)
     if known is not None:
-        told = MemkitError(text if rank == 0 else f"rank {rank}: {text}")
-        told.exit_code = known.exit_code
-        return told
+        error = MemkitError(text if rank == 0 else f"rank {rank}: {text}")
+        error.exit_code = known.exit_code
+        return error
     if _lost_peer(failure):
         return RunError(f"rank {rank} lost the connection to another process, which ended; {_WHAT_IS_LEFT}")
     print(message["extraInfo"]["py_callstack"], file=sys.stderr)
     return RunError(f"rank {rank}: {name}: {text.splitlines()[0] if text else 'no message'}")
 
 
-def only_stopped(failures: Mapping[int, ProcessFailure]) -> bool:
-    """Whether these are what is left of a run that a signal ended before there was a step to finish: no rank has an
-    error of its own, and none was killed by anybody else."""
+def all_stopped(failures: Mapping[int, ProcessFailure]) -> bool:
+    """Whether all ranks were stopped by a signal before the first step, without an error recorded by any of them."""
     return all(
         _lost_peer(failure)
         or (_recorded(failure) is None and failure.exitcode in (1, -signal.SIGINT, -signal.SIGTERM))
@@ -175,13 +185,13 @@ def only_stopped(failures: Mapping[int, ProcessFailure]) -> bool:
 
 
 def _recorded(failure: ProcessFailure) -> dict[str, Any] | None:
-    """What the rank said of itself: `{"message": "NAME: text", "extraInfo": {"py_callstack", …}}`, or None."""
+    """The error that the rank recorded: `{"message": "NAME: text", "extraInfo": {"py_callstack", …}}`, or None."""
     message = failure.error_file_data.get("message")
     return message if isinstance(message, dict) else None
 
 
-def _weight(failure: ProcessFailure) -> int:
-    """How likely this failure is only the consequence of another one; 0 is the cause."""
+def _consequence_order(failure: ProcessFailure) -> int:
+    """How likely this failure is a consequence of another one; 0: the cause."""
     if failure.exitcode == -signal.SIGTERM:
         return 4
     if _recorded(failure) is None:
@@ -194,24 +204,24 @@ def _lost_peer(failure: ProcessFailure) -> bool:
     return message is not None and any(text in message["message"] for text in _LOST_PEER)
 
 
-def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
-    how = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
-    # What a rank other than the first of its machine prints goes to a file.
+def _exit_of(failure: ProcessFailure, logs: Path) -> str:
+    ending = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
+    # The output of all but the first rank of a machine is in files.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         if lines:
-            how += f", last line: {lines[-1][:300]}"
-    return how
+            ending += f", last line: {lines[-1][:300]}"
+    return ending
 
 
 def launch_command(gpus: int, *arguments: str) -> tuple[str, ...]:
-    """For `boot.command`: `launch` in a process of its own."""
+    """Arguments of `boot.command` for `launch` in a separate process."""
     return "-m", "hf_memkit.run.launch", str(gpus), *arguments
 
 
 def _main(gpus: str, *arguments: str) -> int:
     try:
-        return launch(arguments, Place(int(gpus)))
+        return launch(arguments, LaunchLayout(int(gpus)))
     except MemkitError as error:
         print(f"memkit: error: {error}", file=sys.stderr)
         return error.exit_code

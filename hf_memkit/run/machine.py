@@ -1,5 +1,5 @@
-"""What must be so before a setup trains: a machine that holds it, its environment variables, a GPU that torch can use,
-and the folder that ZeRO-Infinity swaps to, which is tried before anything is written and held while the run lasts."""
+"""Requirements of a run: a machine with enough memory, environment variables, a GPU that torch can use, and
+ZeRO-Infinity's swap folder, which is tested before anything is written and locked during the run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, set_allocator
 
 
-def refuse_what_does_not_fit(job: RecipeRun, say: Callable[[str], None]) -> None:
-    """Refuses a folder, perhaps written on another machine, whose ledger needs more than this machine has. Says so
+def refuse_too_large(job: RecipeRun, say: Callable[[str], None]) -> None:
+    """Refuse a run folder, perhaps written on another machine, whose ledger needs more than this machine has. Warns
     through `say` if a prediction does not fit."""
     if job.is_rehearsal:
         return
     machine = this_machine(nvme_path(job.setup) or job.output)
-    if found := shortages(job.setup.ledger, machine):
-        raise DoesNotFitError(f"{job.output}: {'; '.join(found)}")
+    if problems := shortages(job.setup.ledger, machine):
+        raise DoesNotFitError(f"{job.output}: {'; '.join(problems)}")
     if job.prediction is not None and machine.gpu is not None:
-        predicted = Prediction.from_json(job.prediction).judged(machine)
+        predicted = Prediction.from_json(job.prediction).with_verdict(machine)
         if predicted.verdict == "does not fit":
             say(f"memkit: warning: predicted not to fit: {predicted.why}")
 
 
 def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:
-    """Sets the setup's variables where the user has not, and makes sure that the GPU can be used: an error where torch
-    cannot, accelerate's launcher brings an engine of its own, or the optimizer cannot be compiled."""
-    _leave_accelerate_aside(say)
+    """Set the setup's variables unless the user has, and check that the GPU can be used. Raises MemkitError if torch
+    cannot use the GPU, accelerate's launcher selects another engine, or the optimizer cannot be compiled."""
+    _ignore_accelerate_config(say)
     variables = {name: str(value) for name, value in setup.section("environment").items()}
     if "deepspeed.config" in setup:
         variables |= single_process_environment()
@@ -50,23 +50,23 @@ def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> N
         _check_gpu(setup, ranks)
 
 
-def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
-    """`accelerate launch` also hands its config to Trainer (accelerate:utils/launch.py): where that would change the
-    setup, it must not. Refuses a config with an engine of its own."""
-    if (found := launchers_engine(os.environ)) is not None:
+def _ignore_accelerate_config(say: Callable[[str], None]) -> None:
+    """Keep `accelerate launch`'s config, which it passes to Trainer (accelerate:utils/launch.py), from changing the
+    setup. Refuses a config that selects an engine."""
+    if (engine := launchers_engine(os.environ)) is not None:
         raise RunError(
-            f"accelerate's config selects {found[1]}; the recipe sets up its own engine. Start it without "
+            f"accelerate's config selects {engine[1]}; the recipe sets up its own engine. Start it without "
             f"accelerate: memkit recipe NAME --gpus N"
         )
-    # TrainingArguments without bf16 or fp16 take this for the precision (transformers:training_args.py, "Mixed
-    # Precision"), and weights that are bf16 already would be autocast again.
+    # TrainingArguments without bf16 or fp16 use this precision (transformers:training_args.py, "Mixed Precision"),
+    # and bf16 weights would be autocast again.
     precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no":
         say(f"accelerate's mixed_precision={precision} has no effect: the recipe sets the precision.")
 
 
 def _check_gpu(setup: Setup, ranks: Ranks) -> None:
-    """Raises what `set_environment` says of the GPU: otherwise Trainer goes to the CPU, or to several GPUs."""
+    """Raise the errors of `set_environment` about the GPU: otherwise Trainer uses the CPU, or several GPUs."""
     import torch
 
     if not torch.cuda.is_available():
@@ -101,14 +101,14 @@ def _check_gpu(setup: Setup, ranks: Ranks) -> None:
 
 
 def nvme_path(setup: Setup) -> str | None:
-    """Where DeepSpeed swaps to, or None."""
+    """DeepSpeed's swap folder, or None."""
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     paths = [zero.get(part, {}).get("nvme_path") for part in ("offload_param", "offload_optimizer")]
     return next((str(path) for path in paths if path), None)
 
 
 class Swap:
-    """The setup's swap folder on this machine; does nothing where the setup swaps nothing."""
+    """The setup's swap folder on this machine; no effect without swapping."""
 
     def __init__(self, setup: Setup, ranks: Ranks) -> None:
         self._path = nvme_path(setup)
@@ -118,7 +118,7 @@ class Swap:
         self._ranks = ranks
 
     def try_folder(self) -> None:
-        """Tries all that DeepSpeed will do there, and leaves nothing behind; raises as
+        """Test DeepSpeed's operations in the folder, without leaving files; raises as
         `hf_memkit.deepspeed.nvme.Preflight`."""
         if self._path is not None and self._ranks.leads_machine:
             nvme.preflight(
@@ -127,7 +127,7 @@ class Swap:
 
     @contextlib.contextmanager
     def held(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Keeps the folder for this run; no rank enters before it is held, and nothing swapped stays behind."""
+        """Lock the folder for this run; ranks wait for the lock, and swapped files are removed afterwards."""
         if self._path is None:
             yield
             return
@@ -141,5 +141,5 @@ class Swap:
             yield
 
     def size_bytes(self) -> int:
-        """What all processes of this machine have swapped there by now."""
+        """Bytes swapped by all processes of this machine so far."""
         return nvme.swap_bytes(self._path) if self._path else 0

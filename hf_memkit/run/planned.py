@@ -1,6 +1,5 @@
-"""A script's run with a plan: its overrides, its prediction for the record, and lines on standard error about what
-differs from what the plan was made for.
-"""
+"""A script's run with a plan: its overrides, its prediction for the record, and warnings on standard error about
+differences from the plan."""
 
 from __future__ import annotations
 
@@ -10,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from hf_memkit.common.errors import InputError
-from hf_memkit.setup.live_arguments import Made, when_made
-from hf_memkit.setup.script_overrides import FoundInScript, Overrides, install, read_plan
+from hf_memkit.setup.live_arguments import CreationRecord, on_creation
+from hf_memkit.setup.script_overrides import OverrideReport, Overrides, install, read_plan
 
 
 class PlannedRun:
-    """A plan, and what became of it in this process.
+    """A plan in this process.
 
     Attributes:
-        name: of its file, as it was given.
-        prediction: for the records, or None: that of the file's `about.prediction`, and `step_time_ms`, which is
+        name: its file as given.
+        prediction: for the records, or None: the file's `about.prediction`, with `step_time_ms` from
             `about.step_time_s`.
         refused: the InputError that ended the script, because its arguments have no such field.
     """
@@ -32,22 +31,26 @@ class PlannedRun:
         self._gpus = _count(name, about, "gpus")
         self._gpu = about.get("gpu")
         self._script = about.get("script")
-        self._found: FoundInScript | None = None
+        self._report: OverrideReport | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> PlannedRun:
-        """Of a plan file. Refuses as `read_plan`, and what `about` says of the batch, the GPUs or the prediction if it
-        is not that."""
+        """Read a plan file. Raises InputError as `read_plan`, and for a wrong batch, number of GPUs or prediction
+        in `about`."""
         return cls(str(path), *read_plan(path))
 
     @property
     def refused(self) -> InputError | None:
-        return self._found.refused if self._found is not None else None
+        return self._report.refused if self._report is not None else None
 
     def install(self, script: str, say: Callable[[str], None]) -> None:
-        """Sets the variables, and has the script's objects made with the plan (`script_overrides.install`). Comes
-        before the first line of `script` (its name). `say` gets a line for each value that was overridden, and a
-        warning for each that the script has otherwise all the same.
+        """Set the variables, and make the script's objects follow the plan (`script_overrides.install`).
+
+        Must be called before the first line of the script.
+
+        Args:
+            script: its name.
+            say: called with a line for each value that was overridden, and a warning for each without effect.
         """
 
         def warn(line: str) -> None:
@@ -55,22 +58,24 @@ class PlannedRun:
 
         if self._script and self._script != script:
             warn(f"made for {self._script}, but this run is of {script}. Make a plan for it: memkit plan {script}")
-        self._found = install(self._overrides, overridden=lambda line: say(f"{self.name}: {line}"), differs=warn)
+        self._report = install(
+            self._overrides, on_overridden=lambda line: say(f"{self.name}: {line}"), on_difference=warn
+        )
         compared: list[bool] = []
 
-        def compare(arguments: Any, made: Made) -> None:
+        def compare(arguments: Any, record: CreationRecord) -> None:
             if not compared:
                 compared.append(True)
                 gpus = arguments.world_size * max(1, arguments.n_gpu)
                 if self._gpu and arguments.device.type == "cpu":
                     fails = ", where Liger's kernels fail" if getattr(arguments, "use_liger_kernel", False) else ""
                     warn(f"made for {self._gpu}, but this run trains on the CPU{fails}")
-                for line in self._other_batch(made, gpus):
+                for line in self._other_batch(record, gpus):
                     warn(line)
 
-        when_made(ends=compare)
+        on_creation(ends=compare)
 
-    def _other_batch(self, made: Made, gpus: int) -> list[str]:
+    def _other_batch(self, record: CreationRecord, gpus: int) -> list[str]:
         lines = []
         if self._gpus is not None and self._gpus != gpus:
             lines.append(
@@ -78,15 +83,15 @@ class PlannedRun:
                 f"plan for this run: memkit plan --gpus {gpus}"
             )
         if self._sequences is not None:
-            own, now = _sequences(made.script, gpus), _sequences(made.settled, gpus)
-            if own[0] != self._sequences:
+            script_batch, batch = _sequences(record.script, gpus), _sequences(record.after_init, gpus)
+            if script_batch[0] != self._sequences:
                 lines.append(
-                    f"made for {self._sequences} sequences a step, but the script has {own[1]}: the plan changes "
-                    "the batch size"
+                    f"made for {self._sequences} sequences a step, but the script has {script_batch[1]}: the plan "
+                    "changes the batch size"
                 )
-            if now[0] != self._sequences:
+            if batch[0] != self._sequences:
                 lines.append(
-                    f"made for {self._sequences} sequences a step, but this run has {now[1]}: set "
+                    f"made for {self._sequences} sequences a step, but this run has {batch[1]}: set "
                     "gradient_accumulation_steps, or make a plan for this run"
                 )
         return lines
@@ -115,6 +120,6 @@ def _prediction(name: str, about: Mapping[str, Any]) -> dict[str, Any] | None:
     if seconds is None:
         return prediction or None
     times = seconds if isinstance(seconds, list) else [seconds]
-    if not times or not all(isinstance(each, int | float) and 0 < each < math.inf for each in times):
+    if not times or not all(isinstance(time, int | float) and 0 < time < math.inf for time in times):
         raise InputError(f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high]")
-    return {**prediction, "step_time_ms": [1000 * each for each in times]}
+    return {**prediction, "step_time_ms": [1000 * time for time in times]}

@@ -1,8 +1,8 @@
-"""One process among those that train together: which one it is, and how it agrees with the others.
+"""One process among those that train together: its rank, and communication before there is a process group.
 
-torchrun, accelerate and the DeepSpeed launcher tell each process who it is by environment variables, and give all of
-them a store (torch:distributed/rendezvous.py, `env://`). Before there is a process group the ranks share values and
-wait for each other through that store. A single process is a rank among one, for which all of this does nothing.
+torchrun, accelerate and the DeepSpeed launcher set environment variables for each process, and give all of them a
+store (torch:distributed/rendezvous.py, `env://`). The ranks share values and wait for each other through that store. A
+single process is a rank among one, for which all of this does nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hf_memkit.common.ended_with_parent import end_with
 from hf_memkit.common.errors import MemkitError, RunError
 
 FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
-"""Names a folder that lives as long as a launch. Set only in ranks that memkit itself started."""
+"""Variable with a folder that exists as long as a launch. Set only in ranks started by memkit."""
 
 LAUNCHER_VARIABLE: Final = "MEMKIT_LAUNCHER"
-"""The number of the process that started this rank. Set as `FOLDER_VARIABLE` is."""
+"""Variable with the ID of the process that started this rank. Set like `FOLDER_VARIABLE`."""
 
 _PATIENCE: Final = timedelta(days=1)
-"""How long one rank waits for another. Preparing data may take hours; where a rank has died, its launcher ends the
-others long before."""
+"""Maximum time that a rank waits for another. Preparing data may take hours; after the death of a rank, its launcher
+ends the others much earlier."""
 
 
 MASTER_PORT: Final = 29500
@@ -38,8 +38,8 @@ MASTER_PORT: Final = 29500
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the processes run.
+class LaunchLayout:
+    """The processes of a launch on this and other machines.
 
     Attributes:
         gpus: processes on each machine, one GPU each.
@@ -62,11 +62,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process and how many it trains with.
+    """This process among those that train together.
 
     Attributes:
         rank: its number among all, from 0.
-        world_size: processes in all.
+        world_size: total number of processes.
         local_rank: its number on its machine, which is also that of its GPU.
         local_world_size: processes on its machine.
         launched: whether a launcher started it.
@@ -80,12 +80,12 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes the run's files and speaks to the user."""
+        """Whether this rank writes the run's files and messages."""
         return self.rank == 0
 
     @property
     def leads_machine(self) -> bool:
-        """Whether this rank does what is done once a machine."""
+        """Whether this rank does the work that is done once a machine."""
         return self.local_rank == 0
 
     @property
@@ -101,7 +101,7 @@ class Ranks:
         return json.loads(self._store.get(name))
 
     def wait_for_all(self, name: str) -> None:
-        """Returns once every rank has called it. Each name is used once."""
+        """Wait until every rank has called this. Each name is used once."""
         if self.world_size == 1:
             return
         if self._store.add(f"{name}/arrived", 1) == self.world_size:
@@ -109,8 +109,8 @@ class Ranks:
         self._store.wait([f"{name}/complete"])
 
     def leave_together(self) -> None:
-        """The last thing that ranks do: none returns before all have come, and rank 0, which may host the store,
-        returns last. A launcher ends the other ranks when one of them exits with another code than 0."""
+        """Last action of ranks: none returns before all have called it, and rank 0, which may host the store, returns
+        last. A launcher ends the other ranks when one of them exits with a code other than 0."""
         self.wait_for_all("done")
         if self.world_size == 1:
             return
@@ -121,7 +121,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def leader_first(self, name: str) -> Iterator[None]:
-        """The block runs on the rank that leads each machine, then on the others; all leave together."""
+        """Run the block on the first rank of each machine, then on the others; all leave together."""
         if not self.leads_machine:
             self.wait_for_all(f"{name} of leaders")
         yield
@@ -147,26 +147,28 @@ class Ranks:
 
 
 def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """This process's rank, from a launcher's variables; without a launcher, the only rank. Refuses a launcher that
-    does not give the number of ranks on this machine."""
+    """This process's rank, from a launcher's variables; without a launcher, the only rank. Raises RunError if the
+    launcher does not set the number of ranks on this machine."""
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environment.keys():
         return Ranks()
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    # torchrun and accelerate say LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
-    here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
-    if not here:
+    # torchrun and accelerate set LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
+    local_size = (
+        environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
+    )
+    if not local_size:
         raise RunError("RANK and WORLD_SIZE are set, but LOCAL_WORLD_SIZE is not. Start memkit with torchrun")
-    return Ranks(rank, world_size, local_rank, int(here), launched=True)
+    return Ranks(rank, world_size, local_rank, int(local_size), launched=True)
 
 
 @contextlib.contextmanager
 def errors_to_launcher() -> Iterator[None]:
-    """In a rank that memkit started, an error goes to the process that started it, which shows one for all ranks. The
-    rank ends when that process has ended."""
+    """In a rank started by memkit, send an error to the launching process, which shows one for all ranks; the rank
+    ends with that process."""
     if FOLDER_VARIABLE not in os.environ:
         yield
         return
-    # Where that one is killed: as for Ctrl-C, which while it trains means a checkpoint first.
+    # If it is killed: SIGINT, as for Ctrl-C, so that training saves a checkpoint first.
     end_with(int(os.environ[LAUNCHER_VARIABLE]), signal.SIGINT)
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -174,22 +176,22 @@ def errors_to_launcher() -> Iterator[None]:
         yield
     except Exception as error:
         get_error_handler().record_exception(error)
-        for note in getattr(error, "__notes__", ()):  # the error file has no place for them
+        for note in getattr(error, "__notes__", ()):  # the error file cannot hold them
             print(note, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        # At once: with a rank gone, libraries wait for it when the interpreter shuts down, or abort.
+        # At once: when the interpreter shuts down, libraries would wait for the failed rank, or abort.
         os._exit(error.exit_code if isinstance(error, MemkitError) else 1)
 
 
 def leave_exit_code(ranks: Ranks, code: int) -> None:
-    """Tells the launching memkit how the run ended. The rank itself exits with 0: torchrun takes any other code for a
+    """Write the run's exit code for the launching memkit. The rank exits with 0: torchrun treats any other code as a
     failure, and ends ranks that are still saving."""
     if ranks.leads_machine:
         (Path(os.environ[FOLDER_VARIABLE]) / "exit-code").write_text(str(code))
 
 
 def exit_code_of(folder: Path) -> int | None:
-    """What `leave_exit_code` left in `folder`, or None."""
+    """The code that `leave_exit_code` wrote to `folder`, or None."""
     path = folder / "exit-code"
     return int(path.read_text()) if path.exists() else None

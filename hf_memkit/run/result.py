@@ -1,4 +1,4 @@
-"""What a run came to: losses beside those of a model that has learned nothing, metrics, and what did the work."""
+"""Result of a run: losses compared with trivial models, metrics, and the classes that did the work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 _PACKED: Final = "language-modeling"
-"""The task whose rows are blocks of text."""
+"""The task with rows of packed text."""
 
 _ROWS: Final = 1000
 
 
 def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
-    """What the run came to; losses in nats a token, or an example where it has one label. Whatever was not measured is
+    """The result of a run; losses in nats a token, or an example with one label. Values that were not measured are
     None."""
     losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
     before = next((loss for step, loss in losses if step == 0), None)
@@ -48,7 +48,7 @@ def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
 
 
 def _of_classes(trainer: Trainer) -> dict[str, Any]:
-    """If each row has one class: the classes (`labels`), and the accuracy of always answering with the most frequent
+    """For rows with one class each: the classes (`labels`), and the accuracy of always predicting the most frequent
     class of the training data (`majority_accuracy`); else empty."""
     if "labels" not in trainer.train_dataset.column_names or not isinstance(trainer.train_dataset[0]["labels"], int):
         return {}
@@ -59,23 +59,21 @@ def _of_classes(trainer: Trainer) -> dict[str, Any]:
 
 
 def _last_metrics(trainer: Trainer) -> dict[str, float]:
-    """What the last evaluation measured beside the loss: accuracy and the like, by name."""
+    """Metrics of the last evaluation other than the loss, by name."""
     timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
-    last: dict[str, Any] = next((each for each in reversed(trainer.state.log_history) if "eval_loss" in each), {})
+    last: dict[str, Any] = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), {})
     named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
     return {key: float(value) for key, value in named.items() if key not in timing}
 
 
 _BATCHES: Final = 500
-"""Of training examples: their labels' frequencies are known well enough from so many."""
+"""Maximum number of batches from which label frequencies are estimated."""
 
 
 def label_frequency_loss(trainer: Trainer) -> float | None:
-    """The held-out loss, in nats a label, of always answering with the training labels' frequencies.
-
-    With n(v) the number of training labels v, N their sum, and V labels in all, the answer gives each label the
-    probability (n(v) + 1) / (N + V). None where the examples are split among several processes.
-    """
+    """The held-out loss, in nats a label, of always predicting the training labels' frequencies. With n(v) the number
+    of training labels v, N their sum, and V the number of labels, each label has the probability (n(v) + 1) / (N + V).
+    None if several processes share the examples."""
     import torch
 
     if trainer.args.world_size > 1:
@@ -91,12 +89,11 @@ def label_frequency_loss(trainer: Trainer) -> float | None:
 
 
 def unigram_loss(trainer: Trainer) -> float:
-    """The entropy, in nats a token, of the tokens that a causal model has to predict in the held-out blocks.
+    """Entropy, in nats a token, of the tokens that a causal model predicts in the held-out blocks.
 
-    With n(v) the number of times that token v is a label, N the sum of n, and p(v) = n(v) / N, this is
-    -Σ p(v) ln p(v): the mean loss of the best model that looks at no context, fitted to these very blocks. A model
-    with a lower loss uses context. It is a bound from hindsight: a fair unigram model, fitted to the training
-    blocks, does worse.
+    With n(v) the number of times that token v is a label, N the sum of n, and p(v) = n(v) / N, this is -Σ p(v) ln
+    p(v): the mean loss of the best model without context, fitted to these blocks. A model with a lower loss uses
+    context. It is a bound from hindsight: a unigram model fitted to the training blocks does worse.
     """
     import torch
 
@@ -106,7 +103,7 @@ def unigram_loss(trainer: Trainer) -> float:
 
 
 def _labels(batches: Iterable[Any]) -> Iterable[torch.Tensor]:
-    """Those that count in the loss: transformers leaves out -100."""
+    """Labels that count in the loss: transformers ignores -100."""
     for number, batch in enumerate(batches):
         if number == _BATCHES:
             return

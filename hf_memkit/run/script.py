@@ -1,14 +1,14 @@
-"""A user's script with a memory report. In: the script. Out: what it does without memkit, and the records, page,
-summary and advice of every Trainer that it makes.
+"""Run a user's script unchanged with a memory report: records, page, summary and advice for every Trainer that it
+makes.
 
-The process is the script's. Neither torch nor transformers is imported before the script does: what it puts into
-`os.environ` in its first lines (HF_HOME, CUDA_VISIBLE_DEVICES …) acts as it does without memkit. So the two classes of
-transformers that are changed are changed at the moment they have been imported:
+The process belongs to the script. Neither torch nor transformers is imported before the script imports it, so that its
+changes of `os.environ` in its first lines (HF_HOME, CUDA_VISIBLE_DEVICES …) have their normal effect. Two classes of
+transformers are changed when they are imported:
 
 - `Trainer.__init__` attaches a MemoryReportCallback at its end;
 - with a plan, its arguments and models are made with the plan's settings (`planned.py`);
-- `TrainingArguments.__post_init__`, where DeepSpeed is asked for, names stale build locks, and without a launcher sets
-  what a launcher would set for one process.
+- `TrainingArguments.__post_init__` with DeepSpeed reports stale build locks, and without a launcher sets a launcher's
+  variables for one process.
 
 memkit's messages go to standard error, on one rank.
 """
@@ -38,16 +38,16 @@ from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
 
 _MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Set by mpirun for each process; then DeepSpeed finds the others through mpi4py, and not through the environment."""
+"""Set by mpirun for each process; DeepSpeed then finds the others through mpi4py, not through the environment."""
 
 
 class ScriptRun:
     """One run of a script in this process.
 
     Args:
-        script: which, with its arguments.
-        options: those of MemoryReportCallback, for each Trainer of the script that has none.
-        plan: settings that take the place of the script's, if any.
+        script: the script with its arguments.
+        options: options of MemoryReportCallback, for each Trainer of the script without one.
+        plan: settings that replace the script's, if any.
     """
 
     def __init__(self, script: UserScript, options: Mapping[str, Any], plan: PlannedRun | None = None) -> None:
@@ -61,7 +61,7 @@ class ScriptRun:
         self._set_environment = False
 
     def prepare(self) -> None:
-        """Makes the process the script's, up to its first line; an InputError where there is no such module."""
+        """Set up the process for the script. Raises InputError if there is no such module."""
         when_imported("transformers.trainer", self._report_of_trainers)
         when_imported("transformers.training_args", self._prepare_for_deepspeed)
         if self._plan is not None:
@@ -74,14 +74,14 @@ class ScriptRun:
             raise
 
     def run(self) -> None:
-        """Runs it. What it raises comes through, and Python shows it without memkit's frames; a SystemExit with 2 for
-        a plan with a field that the script's arguments do not have."""
+        """Run the script. Its exceptions are not caught, and Python shows them without memkit's frames. Raises
+        SystemExit: with code 2 for a plan with a field that the script's arguments lack."""
         assert self._code is not None, "prepare() comes first"
         process = os.getpid()
         try:
             exec(self._code, vars(sys.modules["__main__"]))
-        except SystemExit as left:
-            if left.code in (None, 0):
+        except SystemExit as exit:
+            if exit.code in (None, 0):
                 self._end(process)
             raise
         except BaseException as error:
@@ -90,7 +90,7 @@ class ScriptRun:
                 raise SystemExit(error.exit_code) from None
             _hide_memkit()
             if isinstance(error, KeyboardInterrupt) and process == os.getpid():
-                self._say_where_the_records_are()
+                self._report_records()
             raise
         self._end(process)
 
@@ -102,11 +102,11 @@ class ScriptRun:
         if self._set_environment:
             from hf_memkit.setup.process_group import leave_process_group
 
-            with contextlib.suppress(Exception):  # else a run that is done could still abort; see there
+            with contextlib.suppress(Exception):  # a finished run could still abort: see process_group.py
                 leave_process_group()
 
-    def _say_where_the_records_are(self) -> None:
-        """Of a run that Ctrl-C has ended, whose page is not written."""
+    def _report_records(self) -> None:
+        """Print the command for the page of an interrupted run, which is not written."""
         if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
             _say(f"interrupted. Its records, as a page: memkit report {shlex.quote(str(self._folder))} --html FILE")
 
@@ -140,52 +140,54 @@ class ScriptRun:
             if (arguments.deepspeed or by_accelerate) and not self._asked_for_deepspeed:
                 self._asked_for_deepspeed = True
                 self._set_environment = _set_environment_of_one_process()
-                _name_stale_locks()
+                _report_stale_locks()
             plain(arguments, *args, **kwargs)
 
         training_args.TrainingArguments.__post_init__ = with_environment
 
 
-def predicted(script: UserScript) -> dict[str, Any] | None:
-    """What the script will need, as `memkit predict --json` says it in a process of its own; None if it cannot be
-    predicted, or on a rank that is not the first."""
+def predict_script(script: UserScript) -> dict[str, Any] | None:
+    """Prediction for the script, from `memkit predict --json` in a separate process; None if it cannot be predicted,
+    or on a rank that is not the first."""
     if os.environ.get("RANK", "0") != "0":
         return None
-    command = boot.command(*_words(script, "--json", "--no-search"))
-    ran = subprocess.run(
+    command = boot.command(*_predict_arguments(script, "--json", "--no-search"))
+    completed = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
     )
-    if not ran.stdout.startswith("{"):
+    if not completed.stdout.startswith("{"):
         _say("no prediction (the error is above); running the script without it")
         return None
-    found: dict[str, Any] = json.loads(ran.stdout)
-    if found["verdict"] is None:
-        _say(f"predicted, for no GPU; for a verdict: {shlex.join(['memkit', *_words(script, '--gpu', 'NAME')])}")
+    prediction: dict[str, Any] = json.loads(completed.stdout)
+    if prediction["verdict"] is None:
+        with_gpu = ["memkit", *_predict_arguments(script, "--gpu", "NAME")]
+        _say(f"predicted, for no GPU; for a verdict: {shlex.join(with_gpu)}")
     else:
-        _say(f"predicted: {found['verdict']}: {found['why']}")
-    if found["verdict"] == "does not fit":
-        _say(f"to find a setup of the same batch that fits: {shlex.join(['memkit', *_words(script)])}")
-    return found
+        _say(f"predicted: {prediction['verdict']}: {prediction['why']}")
+    if prediction["verdict"] == "does not fit":
+        _say(f"to find a setup of the same batch that fits: {shlex.join(['memkit', *_predict_arguments(script)])}")
+    return prediction
 
 
-def _words(script: UserScript, *options: str) -> list[str]:
-    """How memkit is asked for the prediction of a run like this one."""
+def _predict_arguments(script: UserScript, *options: str) -> list[str]:
+    """Arguments of memkit for the prediction of this run."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
     sizes = {"--gpus": local, "--nodes": max(1, world // local)}
-    several = [word for name, value in sizes.items() if value > 1 for word in (name, str(value))]
+    counts = [word for name, value in sizes.items() if value > 1 for word in (name, str(value))]
     target = ["-m", script.target] if script.is_module else [script.target]
-    return ["predict", *options, *several, *target, "--", *script.arguments]
+    return ["predict", *options, *counts, *target, "--", *script.arguments]
 
 
-def _say(words: str) -> None:
+def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        for line in words.splitlines():
+        for line in text.splitlines():
             print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 def _set_environment_of_one_process() -> bool:
-    """Sets it where DeepSpeed could not find it out: without a launcher, mpirun and mpi4py. True if it was set."""
+    """Set a launcher's variables if DeepSpeed could not find them: without a launcher, mpirun and mpi4py. Returns
+    whether they were set."""
     if any(name in os.environ for name in _MPI_SIZES) or importlib.util.find_spec("mpi4py") is not None:
         return False
     from hf_memkit.setup.process_group import single_process_environment
@@ -198,8 +200,8 @@ def _set_environment_of_one_process() -> bool:
     return bool(variables)
 
 
-def _name_stale_locks() -> None:
-    """Of this machine, and so by its first process."""
+def _report_stale_locks() -> None:
+    """Report this machine's stale locks, on its first process."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     from hf_memkit.deepspeed import ops
@@ -214,31 +216,31 @@ def _name_stale_locks() -> None:
 
 
 def _hide_memkit() -> None:
-    """Has Python, which is about to show the exception that ends the script, show the script's frames only."""
+    """Make Python show the exception that ends the script without memkit's frames."""
     # Not within the hook: an import may call `exec` with a text (dataclasses do), by which Python forgets that Ctrl-C
     # has ended the script, and exits with 1 (CPython 3.11: Python/pythonrun.c, `run_eval_code_obj`).
     from hf_memkit.measuring.callback import oom_watch
 
-    files = (__file__, user_script.__file__, oom_watch.__file__)  # of the last the link in Ctrl-C's chain
+    files = (__file__, user_script.__file__, oom_watch.__file__)  # oom_watch handles Ctrl-C
     show = sys.excepthook
 
     def without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        own = _own(traceback, files)
+        own = _script_frames(traceback, files)
         show(kind, error.with_traceback(own), own)
 
     sys.excepthook = without_memkit
 
 
-def _own(traceback: TracebackType | None, memkit: tuple[str, ...]) -> TracebackType | None:
-    """What stands below this module's first frame in the traceback, without frames of the files of `memkit`."""
+def _script_frames(traceback: TracebackType | None, memkit: tuple[str, ...]) -> TracebackType | None:
+    """The traceback below this module's first frame, without frames of the files of `memkit`."""
     entries = []
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
     files = [entry.tb_frame.f_code.co_filename for entry in entries]
     begin = files.index(__file__) if __file__ in files else 0
-    own = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
-    for entry, after in itertools.pairwise([*own, None]):
+    script_entries = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
+    for entry, after in itertools.pairwise([*script_entries, None]):
         if entry is not None:
             entry.tb_next = after
-    return own[0] if own else None
+    return script_entries[0] if script_entries else None

@@ -1,8 +1,6 @@
-"""Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once.
-
-All ranks stop after the same step: a signal reaches them at different moments, and one that stopped alone would leave
-the others waiting for its gradients.
-"""
+"""Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once. All ranks
+stop after the same step: signals reach them at different moments, and a rank that stopped alone would leave the others
+waiting for its gradients."""
 
 from __future__ import annotations
 
@@ -15,16 +13,16 @@ from typing import Any, Final
 from transformers import TrainerCallback
 
 _SAME_PRESS_S: Final = 1.0
-"""A launcher and the terminal may both pass on one Ctrl-C: what follows within so many seconds is the same one."""
+"""A launcher and the terminal may both forward one Ctrl-C: signals within these seconds count as one."""
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """Use as a context manager around `trainer.train()`; `requested` tells afterwards whether a signal came.
+    """A context manager around `trainer.train()`; `requested` is true if a signal stopped the training.
 
     Args:
-        say: told that training will stop.
-        on_stop: called once, at the end of the step in which training is told to stop.
-        ranks: how many processes train together.
+        say: called with a message when training will stop.
+        on_stop: called once, at the end of the last step.
+        ranks: number of processes that train together.
         started_by_memkit: SIGTERM then keeps its default effect: the launching memkit sends SIGINT only, and torchrun
             sends SIGTERM when another rank has died and no step can be finished.
     """
@@ -42,8 +40,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._on_stop = on_stop
         self._ranks = ranks
         self._signals = (signal.SIGINT,) if started_by_memkit else (signal.SIGINT, signal.SIGTERM)
-        self._here = False
-        self._first_s = 0.0
+        self._received = False
+        self._received_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._group: Any = None
 
@@ -58,18 +56,18 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
-        if self._here and now_s - self._first_s < _SAME_PRESS_S:
+        if self._received and now_s - self._received_s < _SAME_PRESS_S:
             return
-        if self._here:
+        if self._received:
             raise KeyboardInterrupt
-        self._here, self._first_s = True, now_s
+        self._received, self._received_s = True, now_s
         self._say("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once, without one.")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._ranks > 1:
             import torch.distributed as distributed
 
-            # On the host, so that asking never waits for a GPU.
+            # On the host, so that it never waits for a GPU.
             self._group = distributed.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
@@ -82,12 +80,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         return control
 
     def _any_rank(self) -> bool:
-        """Whether a signal has come to any rank; the same answer on each."""
+        """Whether any rank has received a signal; the same answer on each."""
         if self._group is None:
-            return self._here
+            return self._received
         import torch
         import torch.distributed as distributed
 
-        asked = torch.tensor([int(self._here)])
-        distributed.all_reduce(asked, distributed.ReduceOp.MAX, group=self._group)
-        return bool(asked.item())
+        received = torch.tensor([int(self._received)])
+        distributed.all_reduce(received, distributed.ReduceOp.MAX, group=self._group)
+        return bool(received.item())

@@ -1,10 +1,9 @@
-"""Trains what a recipe's folder holds: runs its script in this process, and adds what the script does not do alone.
+"""Train a recipe's folder: run its script in this process, and add the memory report, signals and resume.
 
 ```
-folder ──> the machine, tried ──> the script ──> Trainer.train(), with the memory report, signals, resume ──> run file
+folder ──> the machine, tested ──> the script ──> Trainer.train(), with the memory report, signals, resume ──> run file
 ```
-
-The script makes data, model and Trainer. What a run adds acts where the script calls `Trainer.train()`.
+The script makes data, model and Trainer. The additions act where the script calls `Trainer.train()`.
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 _IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
-"""The setup's own problems say these, with activations and processes added to what DeepSpeed holds."""
+"""Rules that the setup's own problems replace, which add activations and processes to DeepSpeed's memory."""
 
 
 def mistakes_of_run(job: RecipeRun) -> list[Problem]:
-    """Known mistakes in what runs here. Of a run that goes on, only its settings are known."""
+    """Known mistakes in this run. For a resumed run, only its settings are known."""
     if job.setup.job is not None and not job.is_rehearsal:
         return mistakes_of_target(job.setup)
     return check(Subject(job.setup.get("deepspeed.config"), job.setup.arguments, gpus=job.gpus, nodes=job.nodes))
 
 
 def mistakes_of_target(setup: Setup) -> list[Problem]:
-    """Known mistakes in the setup for the GPU in question, which need not be here."""
+    """Known mistakes in the setup for its target GPU, which need not be here."""
     return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]
 
 
@@ -73,26 +72,26 @@ def run(
     overwrite: bool = False,
     write: Callable[[], object] | None = None,
 ) -> dict[str, Any]:
-    """Trains, evaluates and saves; returns the content of the run file, `status` being `finished` or `interrupted`.
+    """Train, evaluate and save; returns the content of the run file, `status` being `finished` or `interrupted`.
 
-    Called by every rank with the same job. Rank 0 writes the run file, which the others do not see: of what they
-    return, only `status` is right.
+    Called by every rank with the same job. Rank 0 writes the run file, which the others do not see: in their results
+    only `status` is right.
 
     Args:
-        job: what to run; its folder is `job.output`.
-        say: told what happens, a line a call.
+        job: the run; its folder is `job.output`.
+        say: called with each progress message.
         ranks: this process among those that train together.
-        resume: whether the folder's run goes on.
+        resume: whether to continue the folder's run.
         overwrite: whether to remove the folder's run first.
-        write: writes the folder, once the machine has been found good; None: it is there. If the run fails before its
-            first step, nothing stays behind.
+        write: writes the folder, once the machine has been tested; None: it exists. If the run fails before its first
+            step, the folder is removed.
 
     Raises:
         DataError: the data cannot be used.
         InputError: the folder, or that for NVMe, cannot be used.
         DoesNotFitError: the NVMe folder has no room.
         MissingPackageError: something must be installed first. Nothing was written.
-        RunError: the setup cannot be built, or the data differs from that of the run to go on with.
+        RunError: the setup cannot be built, or the data differs from that of the resumed run.
     """
     setup, folder = job.setup, Path(job.output)
     build.require_packages(setup)
@@ -111,28 +110,29 @@ def run(
     if ranks.leads_machine and write is not None and read_run(folder) is None:
         write()  # this machine does not see the first one's disk
     ranks.wait_for_all("written everywhere")
-    before = read_run(folder)
-    if before is None or not (script := folder / before["files"][0]).exists():
+    previous = read_run(folder)
+    if previous is None or not (script := folder / previous["files"][0]).exists():
         raise RunError(f"{folder}: its script is gone. Restore it, or {start_again(folder)}")
-    content = {**before, **job.to_json(), "status": "running"}
+    content = {**previous, **job.to_json(), "status": "running"}
     if not resume:
         content |= {"blocks_sha256": None, "result": None}
     if ranks.is_first:
         write_run(folder, content)
     if setup["model.origin"] == "architecture":
-        of = f"not from those of {setup['model.name']}: this is no fine-tuning"
-        is_small = setup.get("arguments.use_cpu")
-        say("The small model starts from random weights." if is_small else f"WARNING: RANDOM weights, {of}.")
+        if setup.get("arguments.use_cpu"):
+            say("The small model starts from random weights.")
+        else:
+            say(f"WARNING: RANDOM weights, not from those of {setup['model.name']}: this is no fine-tuning.")
     training = _Training(job, say, ranks, content, resuming=resume)
     started = time.monotonic()
     with swap.held(say):
         try:
             training.run(script)
         except BaseException:
-            if not ranks.launched:  # with other ranks in it, that could wait for one that is gone
+            if not ranks.launched:  # with other ranks, this could wait for one that has ended
                 leave_process_group()
             if not training.has_begun:
-                _as_before(folder, None if write is not None else before, ranks)
+                _restore_run_file(folder, None if write is not None else previous, ranks)
             raise
         ranks.wait_for_all("trained")
         if ranks.is_first:
@@ -149,25 +149,25 @@ def run(
     return content
 
 
-def _as_before(folder: Path, content: dict[str, Any] | None, ranks: Ranks) -> None:
-    """After a failure before the first step: the run file has this content again; None: nothing is left of the run."""
+def _restore_run_file(folder: Path, content: dict[str, Any] | None, ranks: Ranks) -> None:
+    """Restore the run file after a failure before the first step; without previous `content` remove the run."""
     if content is None and ranks.leads_machine:
         clear(folder)
-        with suppress(OSError):  # there is something else in it
+        with suppress(OSError):  # not empty
             folder.rmdir()
     elif content is not None and ranks.is_first:
         write_run(folder, content)
 
 
 class _Stopped(BaseException):
-    """Ends the script below `train()` after a signal. `except Exception` in the script does not catch it."""
+    """Ends the script after `train()` was stopped by a signal. `except Exception` in the script does not catch it."""
 
 
 class _Training:
-    """One run of a recipe's script. It acts where the script calls `Trainer.train()`.
+    """One run of a recipe's script, with additions where it calls `Trainer.train()`.
 
     Attributes:
-        has_begun: whether the data and the model were found good, and the first step began.
+        has_begun: whether data and model were accepted, and the first step began.
         is_stopped: whether a signal ended the training.
         result: losses and metrics for the run file; on rank 0 only.
     """
@@ -179,28 +179,25 @@ class _Training:
         self._resuming = resuming
 
     def run(self, script: Path) -> None:
-        """Runs the script to its end, or to the end of its training if that is stopped.
+        """Run the script to its end, or to the end of its training if that is stopped.
 
         Raises:
-            DataError: the script ended with a message, which is about its data.
+            DataError: the script ended with a message about its data.
             RunError: memory ran out, or the model cannot be loaded.
         """
         from transformers import Trainer
 
         plain = Trainer.train
 
-        def trained(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._train(trainer, plain)
-
-        Trainer.train = trained
+        Trainer.train = lambda trainer, *args, **kwargs: self._train(trainer, plain)
         try:
-            with _on_its_own(script.parent.resolve()), suppress(_Stopped):
-                UserScript.found(str(script)).run()
-        except SystemExit as left:
-            if left.code not in (None, 0):
-                raise DataError(str(left.code)) from None
+            with _restored_process(script.parent.resolve()), suppress(_Stopped):
+                UserScript.at(str(script)).run()
+        except SystemExit as exit:
+            if exit.code not in (None, 0):
+                raise DataError(str(exit.code)) from None
         except (OSError, ValueError, TypeError, RuntimeError, ImportError) as error:
-            why = _why_it_failed(error, script.parent.resolve(), self._job.setup)
+            why = _known_cause(error, script.parent.resolve(), self._job.setup)
             if why is None:
                 raise
             raise RunError(why) from error
@@ -232,9 +229,9 @@ class _Training:
         self.has_begun = True
         try:
             with stop, oom_advice():
-                ended = plain(trainer, resume_from_checkpoint=checkpoint)
+                output = plain(trainer, resume_from_checkpoint=checkpoint)
         except Exception as error:
-            advice = report.advice or advice_from_text(error)  # the latter where the first step had not begun
+            advice = report.advice or advice_from_text(error)  # the latter before the first step
             if advice is None:
                 raise
             _end_progress_bars()
@@ -248,33 +245,34 @@ class _Training:
         if stop.requested:
             self.is_stopped = True
             raise _Stopped
-        return ended
+        return output
 
     def _compare_data(self, trainer: Any) -> None:
-        """Writes the checksum of the training data into the run file, and prints how much data there is. Refuses other
-        data than another machine, or the run that goes on, has."""
+        """Write the checksum of the training data into the run file, and print the amount of data. Raises RunError:
+        another machine, or the resumed run, has other data."""
         job, ranks, rows, arguments = self._job, self._ranks, trainer.train_dataset, trainer.args
-        found = checksum(rows)
-        if ranks.share("data", found) != found:
+        sha256 = checksum(rows)
+        if ranks.share("data", sha256) != sha256:
             raise RunError(
                 f"rank {ranks.rank} has different examples than rank 0. Use the same data and package versions on all "
                 "machines"
             )
-        if self._content["blocks_sha256"] not in (None, found):
+        if self._content["blocks_sha256"] not in (None, sha256):
             raise RunError(
                 f"--resume: the data differs from that of the run in {job.output}. Restore the data, or "
                 f"{start_again(job.output)}"
             )
-        self._content["blocks_sha256"] = found
-        each = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
+        self._content["blocks_sha256"] = sha256
+        sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
         steps = arguments.max_steps
         self._say(
             f"Data: {_source(job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; {steps} "
-            f"steps of {each} read them {steps * each / len(rows):.1f} times"
+            f"steps of {sequences} read them {steps * sequences / len(rows):.1f} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
-        """Where the training goes on, None: at its beginning. With DeepSpeed its swapped states are watched."""
+        """The checkpoint to resume from, None: start at the first step. With DeepSpeed its swapped states are
+        guarded."""
         job, setup = self._job, self._job.setup
         if "deepspeed.config" in setup:
             from hf_memkit.deepspeed.swap_guard import SwapGuard
@@ -283,10 +281,8 @@ class _Training:
         if not self._resuming:
             return None
         checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(job.output))
-        go_on = (
-            f"Continuing from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step"
-        )
-        self._say(go_on)
+        start = f"Continuing from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from step 1"
+        self._say(start)
         if checkpoint and nvme_path(setup):
             from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates
 
@@ -295,9 +291,8 @@ class _Training:
 
 
 @contextmanager
-def _on_its_own(folder: Path) -> Iterator[None]:
-    """Restores what the script changes in this process: `__main__`, `sys.argv`, `sys.path`, and modules of its
-    folder."""
+def _restored_process(folder: Path) -> Iterator[None]:
+    """Restore the script's changes of this process: `__main__`, `sys.argv`, `sys.path`, and modules of its folder."""
     main, arguments, path, loaded = sys.modules["__main__"], sys.argv, list(sys.path), set(sys.modules)
     try:
         yield
@@ -308,9 +303,9 @@ def _on_its_own(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _why_it_failed(error: BaseException, folder: Path, setup: Setup) -> str | None:
-    """Why the script failed, in one line, if its model cannot be loaded or a part of the setup refused the model;
-    None: for another reason, which needs its traceback."""
+def _known_cause(error: BaseException, folder: Path, setup: Setup) -> str | None:
+    """Reason in one line if the script's model cannot be loaded or a component refused the model; None for other
+    errors, which need their traceback."""
     frames = [entry.f_code for entry, _ in traceback.walk_tb(error.__traceback__)]
     if any(code.co_name == "from_pretrained" for code in frames) and isinstance(error, OSError | ValueError):
         return build.why_not_loaded(setup["model.name"], error)
@@ -322,7 +317,7 @@ def _why_it_failed(error: BaseException, folder: Path, setup: Setup) -> str | No
 
 
 def _source(job: RecipeRun) -> str:
-    """Where the rows are, for a person."""
+    """Source of the rows, for messages."""
     if job.setup["data.source"] is not None:
         return str(job.setup["data.source"])
     data = yaml.safe_load((Path(job.output) / ARGUMENTS_FILE).read_text(encoding="utf-8"))["data"]
@@ -331,7 +326,7 @@ def _source(job: RecipeRun) -> str:
 
 
 def checksum(rows: Any) -> str:
-    """SHA-256 of the rows' names, lengths and values, however they lie in their files."""
+    """SHA-256 of the rows' names, lengths and values, independent of their files' layout."""
     import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
 
     digest = hashlib.sha256()
@@ -352,7 +347,7 @@ _ROWS: Final = 1000
 
 
 def _out_of_memory(advice: OomNote, job: RecipeRun) -> RunError:
-    """The error in one line; the changes that would help are a note to it."""
+    """The error in one line; a note to it has the changes that would help."""
     instead = "Use a GPU with more memory, or a smaller --model"
     if job.needs_less:
         instead = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
@@ -362,7 +357,7 @@ def _out_of_memory(advice: OomNote, job: RecipeRun) -> RunError:
 
 
 def _end_progress_bars() -> None:
-    """So that the error begins a line of its own."""
+    """Close progress bars, so that the error starts on a new line."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     for bar in list(getattr(tqdm, "_instances", ())):

@@ -1,6 +1,5 @@
-"""bf16 on a GPU without it, which torch emulates, and in gradients that fp16's loss scaling cannot take: the one place
-that decides whether a training does that, and what to do instead. Every verb shows the first under its verdict, and
-refuses the second."""
+"""Trainings that use bf16 on a GPU without it: emulation by torch, and gradients that fp16's loss scaling cannot
+handle. Every verb shows a warning for the first under its verdict, and refuses the second."""
 
 from __future__ import annotations
 
@@ -20,20 +19,27 @@ def emulated_bf16(
     trained: Collection[str] = (),
     config: Mapping[str, Any] | None = None,
 ) -> str:
-    """What it costs and what to do instead, as a sentence without its full stop; empty: bf16 is not emulated (torch
-    2.13.0: cuda/__init__.py, `is_bf16_supported(including_emulation=True)`). `dtypes`: of the model's weights,
-    `trained`: of those that are trained, such as `"float32"`; `config`: the DeepSpeed JSON."""
+    """Warning that bf16 is emulated, with the fix and without its full stop; empty if it is not (torch 2.13.0:
+    cuda/__init__.py, `is_bf16_supported(including_emulation=True)`).
+
+    Args:
+        gpu: the GPU; None: no warning.
+        arguments: fields of TrainingArguments.
+        dtypes: dtypes of the model's weights, such as `"float32"`.
+        trained: dtypes of its trained weights.
+        config: the DeepSpeed JSON.
+    """
     if gpu is None or gpu.bf16:
         return ""
     section = (config or {}).get("bf16", {})
     enabled = section.get("enabled") if isinstance(section, Mapping) else None
     if config is not None:
-        computes = enabled is True or (enabled == "auto" and arguments.get("bf16") is True)
+        uses_bf16 = enabled is True or (enabled == "auto" and arguments.get("bf16") is True)
     elif arguments.get("fp16") is True:
-        computes = False  # autocast casts what its products take
+        uses_bf16 = False  # autocast casts the inputs of products
     else:
-        computes = arguments.get("bf16") is True or "bfloat16" in dtypes
-    if not computes:
+        uses_bf16 = arguments.get("bf16") is True or "bfloat16" in dtypes
+    if not uses_bf16:
         return ""
     instead = "train with fp16=True instead of bf16=True"
     if config is not None and "bf16_master_weights_and_grads" in section:
@@ -46,7 +52,7 @@ def emulated_bf16(
 
 
 def emulated_by_setup(setup: Setup) -> str:
-    """As `emulated_bf16`."""
+    """`emulated_bf16` for a setup."""
     return emulated_bf16(
         setup.job.machine.gpu if setup.job is not None else None,
         setup.arguments,
@@ -57,8 +63,8 @@ def emulated_by_setup(setup: Setup) -> str:
 
 
 def unscaled_bf16(*, has_bf16: bool) -> str:
-    """What happens to weights in bf16 under `fp16=True`, and both ways out, of which one needs a GPU that computes in
-    bf16: `"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'` (pytorch 2.13.0:
+    """Message for bf16 weights under `fp16=True`, with both fixes; one needs a GPU that computes in bf16. torch:
+    `"_amp_foreach_non_finite_check_and_unscale_cuda" not implemented for 'BFloat16'` (pytorch 2.13.0:
     aten/src/ATen/native/cuda/AmpKernels.cu)."""
     other = "write bf16=True instead of fp16=True" if has_bf16 else "use bf16=True on a GPU of compute capability 8.0"
     return (
@@ -68,18 +74,18 @@ def unscaled_bf16(*, has_bf16: bool) -> str:
 
 
 def unscaled_by_setup(setup: Setup) -> str:
-    """As `unscaled_bf16`; empty: that does not happen. DeepSpeed scales the loss itself."""
+    """`unscaled_bf16` for a setup; empty if it does not apply. DeepSpeed scales the loss itself."""
     if setup.arguments.get("fp16") is not True or "deepspeed.config" in setup or "bfloat16" not in _trained(setup):
         return ""
     return unscaled_bf16(has_bf16=setup.resolved_for.bf16)
 
 
 def _dtype(setup: Setup) -> str:
-    """Of the weights: that of the checkpoint, unless the setup says another (transformers 5.23.0: `dtype="auto"`)."""
+    """Dtype of the weights: the setup's, otherwise the checkpoint's (transformers 5.23.0: `dtype="auto"`)."""
     stored = str(setup.get("model.architecture", {}).get("dtype") or "").removeprefix("torch.")
     return str(setup.get("model.dtype") or stored or "float32")
 
 
 def _trained(setup: Setup) -> tuple[str, ...]:
-    """Types of the weights that are trained; PEFT keeps adapters in fp32."""
+    """Dtypes of the trained weights; PEFT keeps adapters in fp32."""
     return () if "model.quantization" in setup or setup.section("adapter") else (_dtype(setup),)

@@ -1,8 +1,6 @@
-"""A ledger: the bytes a job needs, by place and category, a row a term, each with the source of its formula.
-
-Every number in a ledger is computed, never measured. Device rows are those of one GPU; host, pinned and disk rows
-those of one machine with all its processes.
-"""
+"""A ledger: bytes of a job by place and category, a row a term, each with the source of its formula. Every number is
+computed, never measured. Device rows are those of one GPU; host, pinned and disk rows those of one machine with all
+its processes."""
 
 from __future__ import annotations
 
@@ -18,11 +16,8 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One term: `size_bytes` of `category` at `place`; `source` says where the formula comes from.
-
-    `phase` is the phase in which the bytes are held, where that is not always: what the backward pass holds and what
-    the optimizer's step holds are not there at the same time.
-    """
+    """One term of the ledger. `phase`: the only phase with these bytes, if they are not always held: gradients in
+    backward and tensors of the optimizer step never coexist."""
 
     place: Place
     category: Category
@@ -42,11 +37,11 @@ class Ledger:
         return Ledger((*self.rows, *rows))
 
     def total_bytes(self, *places: Place) -> int:
-        """Bytes at these places: what is always held, and what the phase that holds most adds to it."""
+        """Bytes at these places: always held ones plus those of the largest phase."""
         return sum(self._total(place)[0] for place in places)
 
     def peak_phase(self, place: Place) -> Phase | None:
-        """The phase that adds most to what is always held at `place`; None if no row there has a phase."""
+        """The phase that adds most at `place`; None if no row there has a phase."""
         return self._total(place)[1]
 
     def _total(self, place: Place) -> tuple[int, Phase | None]:
@@ -60,7 +55,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Ledger:
-        """The ledger that `to_json` gave."""
+        """The ledger from `to_json`'s result."""
         return cls(
             tuple(
                 Row(place, row["category"], row["term"], round(row["gib"] * GIB), row["source"], row["phase"])

@@ -1,8 +1,8 @@
-"""TrainingArguments objects of a script that runs: how one was made, which of its fields were read, and another value
-for a field of one that exists. Of subclasses too, such as TRL's configs.
+"""TrainingArguments objects of a running script: how they were created, which fields were read, and changes of fields
+of an existing object; also for subclasses such as TRL's configs.
 
-Nothing is imported: what concerns transformers happens when the script has imported it. The hooks stay for as long as
-the process does, so only a process that is the script's alone has them: that of `memkit run`, or a prediction's child.
+Nothing is imported: hooks are installed when the script has imported transformers, and stay as long as the process. So
+only a process that belongs to the script uses them: that of `memkit run`, or a prediction's child.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COPIERS: Final = (
     *(str(module.__file__) for module in (copy, copyreg, dataclasses, pickle)),
     *(f"{os.sep}{package}{os.sep}" for package in ("dill", "cloudpickle", "multiprocess")),
 )
-"""Parts of the paths of code that copies an object and acts on no value."""
+"""Parts of the paths of code that copies an object without using its values."""
 
 _WHOLE: Final = frozenset({"__str__", "__repr__", "__eq__", "to_dict", "to_json_string", "to_sanitized_dict"})
 """Methods that read all fields to show or copy them."""
@@ -46,56 +46,59 @@ _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
     "distributed_state": (),
     "_n_gpu": (),
 }
-"""Attributes that `TrainingArguments.__post_init__` adds (transformers 5.23.0), with the fields that they are made of;
-of the device none that a plan has."""
+"""Attributes that `TrainingArguments.__post_init__` adds (transformers 5.23.0) → the fields that they are derived
+from; device attributes depend on no field of a plan."""
 
 _OF_THE_DEVICE: Final = ("_setup_devices", "distributed_state", "_n_gpu")
-"""What `_setup_devices` leaves on the object. To compute it again drops the process's AcceleratorState (transformers
-5.23.0: training_args.py, `_setup_devices`), which a Trainer may have by then."""
+"""Attributes set by `_setup_devices`. Computing them again drops the process's AcceleratorState (transformers 5.23.0:
+training_args.py, `_setup_devices`), which a Trainer may have by then."""
 _DECIDE_THE_DEVICE: Final = frozenset({"use_cpu", "deepspeed", "ddp_backend", "ddp_timeout", "accelerator_config"})
 
 
 @dataclass
-class Made:
-    """One object, as it was made.
+class CreationRecord:
+    """Values of one object during its creation.
 
     Attributes:
-        script: the values that it was given, and the defaults, before anything was derived from them.
-        given: the same with what a hook of `when_made` put there.
-        settled: all its attributes after the last `__post_init__`.
+        script: the caller's values and the defaults, before anything is derived.
+        given: the same with the changes by hooks of `on_creation`.
+        after_init: all its attributes after the last `__post_init__`.
     """
 
     script: dict[str, Any]
     given: dict[str, Any]
-    settled: dict[str, Any] = field(default_factory=dict)
+    after_init: dict[str, Any] = field(default_factory=dict)
 
-    def by_hand(self, arguments: Any) -> dict[str, Any]:
-        """Attributes that were set since, each with its value: by the script's lines or a library's."""
+    def later_changes(self, arguments: Any) -> dict[str, Any]:
+        """Attributes set since creation, each with its value: by the script or a library."""
         return {
             name: value
             for name, value in vars(arguments).items()
-            if name not in self.settled or not _same(value, self.settled[name])
+            if name not in self.after_init or not _same(value, self.after_init[name])
         }
 
 
-Hook = Callable[[Any, Made], None]
+Hook = Callable[[Any, CreationRecord], None]
 
-_made: dict[int, tuple[Made, weakref.ref[Any]]] = {}
-_making: set[int] = set()
+_records: dict[int, tuple[CreationRecord, weakref.ref[Any]]] = {}
+_in_creation: set[int] = set()
 _begins: list[Hook] = []
 _ends: list[Hook] = []
-_watching: list[Reads] = []
-_all_know: set[str] = set()  # fields that every watcher has
+_watching: list[FieldReads] = []
+_read_by_all: set[str] = set()  # fields that every watcher has recorded
 _hooked: list[bool] = []
 
 
-def when_made(*, begins: Hook | None = None, ends: Hook | None = None) -> None:
-    """Calls a hook for every TrainingArguments object that is made from now on: `begins` before any `__post_init__`
-    runs, a subclass's or the base's, so that all they derive follows from what it sets; `ends` after the last one.
+def on_creation(*, begins: Hook | None = None, ends: Hook | None = None) -> None:
+    """Call a hook for every TrainingArguments object that is created from now on.
 
-    At `begins` an object has what the caller gave, and defaults. TRL's configs derive `bf16` from `fp16` before the
-    base's `__post_init__`, and GRPO's `generation_batch_size` after it (trl 1.16.0: base_config.py, grpo_config.py): a
-    field that is set in the base's comes too late for the first.
+    Args:
+        begins: called before any `__post_init__`, of a subclass or the base, so that derived fields follow its
+            changes. The object then has the caller's values and defaults.
+        ends: called after the last `__post_init__`.
+
+    A change in the base's `__post_init__` would be too late for some fields: TRL's configs derive `bf16` from `fp16`
+    before it, and GRPO's `generation_batch_size` after it (trl 1.16.0: base_config.py, grpo_config.py).
     """
     if begins is not None:
         _begins.append(begins)
@@ -106,133 +109,131 @@ def when_made(*, begins: Hook | None = None, ends: Hook | None = None) -> None:
         when_imported("transformers.training_args", _hook)
 
 
-def made_of(arguments: Any) -> Made | None:
-    """How it was made; None: before `when_made` or `watch_reads`, or as a copy."""
-    entry = _made.get(id(arguments))
+def creation_record(arguments: Any) -> CreationRecord | None:
+    """The record of its creation; None for an object created before `on_creation` or `watch_reads`, or by copying."""
+    entry = _records.get(id(arguments))
     return entry[0] if entry is not None and entry[1]() is arguments else None
 
 
 def _hook(training_args: types.ModuleType) -> None:
-    """Changes the base alone: a subclass of the script's own is pickled as it is written, and `datasets` makes
-    fingerprints of that. Its `__init__`, which dataclasses writes, asks the object for `__post_init__`; a call by
-    `super()` does not."""
+    """Hook the base class only: subclasses of the script are pickled by value, and `datasets` makes fingerprints of
+    them. The `__init__` written by dataclasses reads `__post_init__` from the object; a call by `super()` does not."""
     plain = training_args.TrainingArguments.__getattribute__
 
     def watched(self: Any, name: str) -> Any:
-        if name == "__post_init__" and id(self) not in _making:
-            return functools.partial(_make, self, plain(self, name))
-        if _watching and name not in _all_know:
+        if name == "__post_init__" and id(self) not in _in_creation:
+            return functools.partial(_initialize, self, plain(self, name))
+        if _watching and name not in _read_by_all:
             _note_read(self, name, sys._getframe(1))
         return plain(self, name)
 
     training_args.TrainingArguments.__getattribute__ = watched
 
 
-def _make(arguments: Any, post_init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    with _being_made(arguments):
+def _initialize(arguments: Any, post_init: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    with _creation(arguments):
         script = _copied(vars(arguments))
         for hook in _begins:
-            hook(arguments, Made(script, script))
-        made = Made(script, _copied(vars(arguments)))
+            hook(arguments, CreationRecord(script, script))
+        record = CreationRecord(script, _copied(vars(arguments)))
         post_init(*args, **kwargs)
-    made.settled = _copied(vars(arguments))
+    record.after_init = _copied(vars(arguments))
     key = id(arguments)
-    _made[key] = made, weakref.ref(arguments, lambda _: _made.pop(key, None))
+    _records[key] = record, weakref.ref(arguments, lambda _: _records.pop(key, None))
     for hook in _ends:
-        hook(arguments, made)
+        hook(arguments, record)
 
 
 @contextlib.contextmanager
-def _being_made(arguments: Any) -> Iterator[None]:
-    _making.add(id(arguments))
+def _creation(arguments: Any) -> Iterator[None]:
+    _in_creation.add(id(arguments))
     try:
         yield
     finally:
-        _making.discard(id(arguments))
+        _in_creation.discard(id(arguments))
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dicts and lists too: a `__post_init__` changes some in place."""
-    return {name: copy.copy(each) if type(each) in (dict, list) else each for name, each in values.items()}
+    """A copy with copied dicts and lists: a `__post_init__` changes some in place."""
+    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in values.items()}
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """As `_same`, of objects that each TrainingArguments object makes for itself by what they hold."""
+def _same_content(first: Any, second: Any) -> bool:
+    """`_same` by content, for objects that each TrainingArguments object creates itself."""
     for content in ("config", "deepspeed_config"):  # HfTrainerDeepSpeedConfig, DeepSpeedPlugin
-        if type(one) is type(other) and isinstance(getattr(one, content, None), dict):
-            return _same(getattr(one, content), getattr(other, content))
-    return _same(one, other)
+        if type(first) is type(second) and isinstance(getattr(first, content, None), dict):
+            return _same(getattr(first, content), getattr(second, content))
+    return _same(first, second)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
+def _same(first: Any, second: Any) -> bool:
+    if first is second:
         return True
     try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # a value of the user's that cannot be compared
+        return type(first) is type(second) and bool(first == second)
+    except Exception:  # a value that cannot be compared
         return False
 
 
-class Reads:
-    """What of TrainingArguments objects was read since they were made (`watch_reads`)."""
+class FieldReads:
+    """Attributes of TrainingArguments objects read since their creation (`watch_reads`)."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     @property
     def fields(self) -> frozenset[str]:
-        """Names of fields that something may have acted on: read themselves, or through what transformers derives from
-        them (`mixed_precision` from `bf16` and `fp16`). `activation_checkpointing` and `gradient_checkpointing`, and
-        their kwargs, are one field and stand here together.
+        """Names of fields that other code may have used, directly or through attributes that transformers derives from
+        them (`mixed_precision` from `bf16` and `fp16`).
 
-        What a class derives beyond that, such as GRPO's `generation_batch_size` from the batch, `too_late` knows.
+        `activation_checkpointing` and `gradient_checkpointing`, and their kwargs, are one field and appear together.
+        `too_late` covers attributes that a subclass derives, such as GRPO's `generation_batch_size`.
         """
         derived = {field for name in self._names for field in _DERIVED.get(name, ())}
         return frozenset((self._names - _DERIVED.keys()) | derived)
 
     def too_late(self, arguments: Any, fields: Mapping[str, Any]) -> frozenset[str]:
-        """Names of attributes of that object that were read and that `changed(arguments, fields)` would change:
-        fields, and what its class derives from them. Empty: nothing has acted on them, and a change is not too late.
+        """Attributes of the object that were read and that `change_fields(arguments, fields)` would change, derived
+        ones included.
 
-        The device and the ranks are left out: they are the process's, and fields of a plan do not decide them.
+        If empty, no code has used them, and a change is not too late. Device and ranks are ignored: they belong to the
+        process, and no field of a plan decides them.
 
         Raises:
-            InputError: as `changed`.
+            InputError: as in `change_fields`.
         """
-        now, then = dict(vars(arguments)), _remade(arguments, fields).attributes
-        _name_config_of(now, then)
+        current, remade = dict(vars(arguments)), _rebuild(arguments, fields).attributes
+        _name_config_of(current, remade)
         return frozenset(
             name
             for name in self._names - set(_OF_THE_DEVICE)
-            if (name in now or name in then) and not _alike(now.get(name), then.get(name))
+            if (name in current or name in remade) and not _same_content(current.get(name), remade.get(name))
         )
 
 
-def watch_reads() -> Reads:
-    """Records from now on what of TrainingArguments objects is read, all objects' together.
+def watch_reads() -> FieldReads:
+    """Record from now on which attributes of all TrainingArguments objects are read.
 
-    A read is one by the script, transformers' Trainer or any other library. It does not count
-
-    - while the object is made: `changed` runs every `__post_init__` again, so what they derive follows a change;
+    Reads by the script, transformers' Trainer or any other library count. These do not:
+    - during creation: `change_fields` runs every `__post_init__` again, so derived fields follow a change;
     - in a method that shows or copies the whole object: `__str__`, `to_dict`, `to_json_string`, `to_sanitized_dict`,
-      `dataclasses.asdict` and `replace`, `copy`, pickles (`datasets` makes fingerprints of them). A copy that is made
-      so is another object: to change the one that trains, take the Trainer's;
-    - by memkit itself.
+      `dataclasses.asdict` and `replace`, `copy`, pickles (`datasets` makes fingerprints of them). The copy is another
+      object: change the Trainer's;
+    - by memkit.
 
-    A property or method of the object counts by what it reads in its turn: `train_batch_size` reads
-    `per_device_train_batch_size`; `device`, `world_size` and `n_gpu` read what was found out while the object was
-    made, and so no field of a plan. Other code than the above that takes `vars(arguments)` reads everything: nobody
-    can tell what it takes out of it.
+    A property or method counts by the attributes that it reads: `train_batch_size` reads
+    `per_device_train_batch_size`; `device`, `world_size` and `n_gpu` read attributes set at creation, so no field of a
+    plan. Other code that takes `vars(arguments)` counts as reading everything.
 
-    Some things follow the arguments without a read: under ZeRO-3 `from_pretrained` makes the model in shards (it asks
-    transformers' global config, transformers 5.23.0: integrations/deepspeed.py, `is_deepspeed_zero3_enabled`).
+    Some things follow the arguments without a read: under ZeRO-3 `from_pretrained` makes the model in shards
+    (transformers 5.23.0: integrations/deepspeed.py, `is_deepspeed_zero3_enabled`, asks a global config).
 
-    An attribute of an object then takes 0.15 µs to read (measured with Python 3.11); nothing else becomes slower.
+    An attribute then takes 0.15 µs to read (measured with Python 3.11); nothing else becomes slower.
     """
-    reads = Reads()
+    reads = FieldReads()
     _watching.append(reads)
-    _all_know.clear()
-    when_made()
+    _read_by_all.clear()
+    on_creation()
     return reads
 
 
@@ -240,16 +241,16 @@ def _note_read(arguments: Any, name: str, frame: types.FrameType) -> None:
     from hf_memkit.catalog import library_versions
 
     attributes = object.__getattribute__(arguments, "__dict__")
-    if (name in attributes or name == "__dict__") and _counts(arguments, frame):
+    if (name in attributes or name == "__dict__") and _is_use(arguments, frame):
         names = set(attributes) if name == "__dict__" else set(library_versions.names_of(name))
         for reads in _watching:
             reads._names |= names
-        _all_know.update(names)
+        _read_by_all.update(names)
 
 
-def _counts(arguments: Any, frame: types.FrameType | None) -> bool:
-    """Whether a read in this frame is one that something may act on."""
-    if id(arguments) in _making or frame is None:
+def _is_use(arguments: Any, frame: types.FrameType | None) -> bool:
+    """Whether the code of a read in this frame may use the value."""
+    if id(arguments) in _in_creation or frame is None:
         return False
     file = frame.f_code.co_filename
     if file.startswith(_MEMKIT) or any(part in file for part in _COPIERS):
@@ -262,87 +263,85 @@ def _counts(arguments: Any, frame: types.FrameType | None) -> bool:
     return True
 
 
-def changed(arguments: Any, fields: Mapping[str, Any]) -> None:
-    """Gives a TrainingArguments object other values of fields, in place, as if it had been made with them.
+def change_fields(arguments: Any, fields: Mapping[str, Any]) -> None:
+    """Change fields of a TrainingArguments object in place, as if it had been created with them.
 
-    An object of the same class is made of what this one was given and of `fields`, all its `__post_init__` run, and
-    this one takes over what came of it. What the script has set since then stays, unless it is one of `fields`. What
-    others have read before and acted on stays theirs (`watch_reads`).
-
-    Where nobody has seen how it was made, the values that it has now are taken for those it was given.
+    An object of the same class is created from this one's values and `fields`, with every `__post_init__`, and its
+    attributes are copied here. Later edits by the script are kept, except of `fields`; values already read elsewhere
+    do not change (`watch_reads`). Without a record of its creation, current values count as the given ones.
 
     Args:
         arguments: an object of TrainingArguments or of a subclass. Unchanged if this raises.
-        fields: name, of today's transformers or before → value.
+        fields: current or former name → value.
 
     Raises:
-        InputError: its class has no such field, or does not take the values together (the class's own words).
+        InputError: its class has no such field, or rejects the combination (with the class's message).
     """
-    remade, made, now = _remade(arguments, fields), made_of(arguments), dict(vars(arguments))
-    if made is not None:
-        made.given, made.settled = remade.given, remade.settled
-    _name_config_of(remade.attributes, now)
+    remade, record, current = _rebuild(arguments, fields), creation_record(arguments), dict(vars(arguments))
+    if record is not None:
+        record.given, record.after_init = remade.given, remade.after_init
+    _name_config_of(remade.attributes, current)
     vars(arguments).clear()
     vars(arguments).update(remade.attributes)
 
 
-class _Remade(NamedTuple):
-    """An object as `changed` would have it: `given` and `settled` as in `Made`, and all attributes."""
+class _Rebuilt(NamedTuple):
+    """The object after `change_fields`: `given` and `after_init` as in `CreationRecord`, and all attributes."""
 
     given: dict[str, Any]
-    settled: dict[str, Any]
+    after_init: dict[str, Any]
     attributes: dict[str, Any]
 
 
-def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
-    """May leave transformers with the new object's DeepSpeed config (`_name_config_of`). Refuses as `changed`."""
+def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
+    """The changed object. May leave transformers with the new object's DeepSpeed config (`_name_config_of`)."""
     from hf_memkit.catalog import library_versions
 
     kind: Any = type(arguments)
     wanted = library_versions.to_installed_arguments(
-        {library_versions.current_name(name): each for name, each in fields.items()}
+        {library_versions.current_name(name): value for name, value in fields.items()}
     )
-    known = {each.name for each in dataclasses.fields(kind) if each.init}
-    unknown = [
+    known = {field.name for field in dataclasses.fields(kind) if field.init}
+    unknown_fields = [
         f"{name}: {kind.__name__} has no such field{did_you_mean(name, known)}" for name in wanted.keys() - known
     ]
-    if unknown:
-        raise InputError("\n".join(sorted(unknown)))
-    made, now = made_of(arguments), dict(vars(arguments))
-    given = dict(made.given) if made is not None else _as_given(arguments, known, wanted)
+    if unknown_fields:
+        raise InputError("\n".join(sorted(unknown_fields)))
+    record, current = creation_record(arguments), dict(vars(arguments))
+    given = dict(record.given) if record is not None else _as_given(arguments, known, wanted)
     new = kind.__new__(kind)
     start = _copied({**given, **wanted})
     vars(new).update(start)
-    if not (wanted.keys() & _DECIDE_THE_DEVICE) or _same_but_values(wanted, now):
-        vars(new).update({name: now[name] for name in _OF_THE_DEVICE if name in now})
+    if not (wanted.keys() & _DECIDE_THE_DEVICE) or _keeps_device(wanted, current):
+        vars(new).update({name: current[name] for name in _OF_THE_DEVICE if name in current})
     try:
-        with _being_made(new), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it has been said
+        with _creation(new), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # already shown for the first object
             new.__post_init__()
     except Exception as error:
-        _name_config_of(now, vars(new))
-        said = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        raise InputError(f"{said}: {kind.__name__} cannot be built: {error}") from error
-    settled = _copied(vars(new))
-    if made is not None:
-        kept = made.by_hand(arguments)
+        _name_config_of(current, vars(new))
+        values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
+        raise InputError(f"{values}: {kind.__name__} cannot be built: {error}") from error
+    after_init = _copied(vars(new))
+    if record is not None:
+        kept = record.later_changes(arguments)
     else:
-        kept = {name: each for name, each in now.items() if name not in settled and name not in _DERIVED}
-    attributes = {**vars(new), **{name: each for name, each in kept.items() if name not in wanted}}
-    return _Remade(start, settled, attributes)
+        kept = {name: value for name, value in current.items() if name not in after_init and name not in _DERIVED}
+    attributes = {**vars(new), **{name: value for name, value in kept.items() if name not in wanted}}
+    return _Rebuilt(start, after_init, attributes)
 
 
-def _same_but_values(wanted: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether the device stays what it is though a field that can decide it is given: DeepSpeed in both, or none."""
+def _keeps_device(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether the device stays although a field is given that can decide it: DeepSpeed in both, or in none."""
     others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
-    return bool({**now, **wanted}.get("deepspeed")) == bool(now.get("deepspeed")) and all(
-        _same(wanted[name], now.get(name)) for name in others
+    return bool({**current, **wanted}.get("deepspeed")) == bool(current.get("deepspeed")) and all(
+        _same(wanted[name], current.get(name)) for name in others
     )
 
 
 def _name_config_of(attributes: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-    """Has transformers know the DeepSpeed config of `attributes`, or that there is none any more: the one made last is
-    a global of its (transformers 5.23.0: integrations/deepspeed.py, `set_hf_deepspeed_config`)."""
+    """Make transformers use the DeepSpeed config of `attributes`, or none: it keeps the last one in a global
+    (transformers 5.23.0: integrations/deepspeed.py, `set_hf_deepspeed_config`)."""
     config = attributes.get("hf_deepspeed_config")
     if config is not None or "hf_deepspeed_config" in before:
         module = sys.modules["transformers.integrations.deepspeed"]
@@ -350,7 +349,7 @@ def _name_config_of(attributes: Mapping[str, Any], before: Mapping[str, Any]) ->
 
 
 def _as_given(arguments: Any, known: set[str], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Values with which the object could have been made, where they tell."""
+    """Values that the object could have been created with."""
     given = {name: value for name, value in vars(arguments).items() if name in known}
     # GRPO and RLOO derive one from the other, or both, and refuse to be given both (trl 1.16.0: grpo_config.py,
     # `__post_init__`).

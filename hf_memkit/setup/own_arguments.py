@@ -1,8 +1,6 @@
-"""The user's own arguments, at every door: `--set key=value`, `--args FILE`, a dict, a TrainingArguments.
-
-Out: plain data, under today's names, each of its field's type; or an error that lists all that is wrong. Names that
-are no field of TrainingArguments are refused, but for those of a file: its script has arguments of its own.
-"""
+"""The user's own arguments: `--set key=value`, `--args FILE`, a dict, or a TrainingArguments. They are returned as
+plain data, under current names and of their fields' types; an error lists everything wrong. Names that are no field of
+TrainingArguments are refused, except in a file: its script may have further arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from hf_memkit.catalog import library_versions
-from hf_memkit.catalog.argument_values import checked, convert, misspelt
+from hf_memkit.catalog.argument_values import check_values, convert, misspelt
 from hf_memkit.catalog.former_arguments import former_arguments
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.setup.request import below_one
 
 LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
-"""Arguments of scripts that say how long a sequence is, in tokens (transformers' run_clm, TRL)."""
+"""Arguments of scripts for the sequence length in tokens (transformers' run_clm, TRL)."""
 
 _COUNTS: Final = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
 
@@ -33,12 +31,11 @@ _NO_MEMORY: Final = frozenset(
         "disable_tqdm", "seed", "data_seed",
     }
 )  # fmt: skip
-"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a GPU; a token is no one's
-business."""
+"""Fields without effect on memory. `use_cpu` allows bf16 on a machine without a GPU; tokens are secret."""
 
 
 class ReadFile(Protocol):
-    """What was read of a file (`hf_memkit.checks.reading`)."""
+    """Content of a file (`hf_memkit.checks.reading`)."""
 
     @property
     def path(self) -> Path: ...
@@ -58,20 +55,30 @@ def is_field(name: str) -> bool:
 
 
 def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
-    """A line for each count among `values` that is none. `further`: names that are counts here too."""
+    """A line for each count among `values` that is no whole number above 0. `further`: more names that are counts."""
     return below_one({name: values[name] for name in sorted((*_COUNTS, *further)) if name in values})
 
 
 def read_pairs(
-    pairs: Iterable[str], elsewhere: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
+    pairs: Iterable[str], other_options: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`. A
-    SettingError lists every pair that is wrong, or answered for `elsewhere` (field → what to do instead). `further`:
-    name → type of fields that a recipe's own Trainer has beyond TrainingArguments."""
-    pairs, elsewhere = list(pairs), elsewhere or {}
+    """Parse `key=value` strings; values are YAML scalars: `1e-4`, `true`, `null`, `text`.
+
+    Args:
+        pairs: the strings.
+        other_options: field that cannot be set here → what to do instead.
+        further: name → type of fields that a recipe's Trainer adds to TrainingArguments.
+
+    Returns:
+        Field → value.
+
+    Raises:
+        SettingError: lists every wrong pair.
+    """
+    pairs, other_options = list(pairs), other_options or {}
     if not pairs:
-        return {}  # without looking at transformers, which takes seconds to import
-    hints = ChainMap(dict(further or {}), library_versions.argument_types())  # type: ignore[arg-type] # only looked up
+        return {}  # without importing transformers, which takes seconds
+    hints = ChainMap(dict(further or {}), library_versions.argument_types())  # type: ignore[arg-type] # only read
     values: dict[str, Any] = {}
     problems = []
     for pair in pairs:
@@ -79,8 +86,8 @@ def read_pairs(
         name = library_versions.current_name(name.strip())
         if not equals or not name:
             problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
-        elif name in elsewhere:
-            problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
+        elif name in other_options:
+            problems.append(f"--set {name}: cannot be set here: {other_options[name]}")
         elif name not in hints:
             problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
         else:
@@ -94,8 +101,8 @@ def read_pairs(
 
 
 def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(values of techniques, fields of TrainingArguments) of `--set key=value`; `kinds`: name of a value → its type.
-    Refuses as `read_pairs`."""
+    """Values of techniques, and fields of TrainingArguments, in `--set key=value`; `kinds`: name of a value → its
+    type. Raises SettingError with every wrong pair."""
     values: dict[str, Any] = {}
     fields, problems = [], []
     for pair in pairs:
@@ -123,47 +130,46 @@ def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
 
 
 def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
-    """What the user's file holds, arguments of the script's own included; and what was changed for that. Refuses what
-    is no file of arguments or has a key twice, values of the wrong type, and names that nearly are a field's."""
+    """Arguments in the user's file, including those of its script, and notes on values that were converted. Raises
+    MemkitError if it is no file of arguments, has a key twice, values of the wrong type, or misspelt fields."""
     if file.refusal:
         raise InputError(f"--args {file.path}: {file.refusal}")
     if file.kind != "arguments":
-        what = "recipe" if file.kind == "recipe" else "DeepSpeed config"
+        kind = "recipe" if file.kind == "recipe" else "DeepSpeed config"
         raise InputError(
-            f"--args {file.path}: a {what}; give a YAML or JSON file of TrainingArguments"
-            f"{'' if what == 'recipe' else f', such as one with deepspeed: {file.path}'}"
+            f"--args {file.path}: a {kind}; give a YAML or JSON file of TrainingArguments"
+            f"{'' if kind == 'recipe' else f', such as one with deepspeed: {file.path}'}"
         )
     if file.duplicates:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
-    found, problems = checked(file.content)
-    for name in found:
-        if near := misspelt(str(name)):
-            problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, near))}?")
+    arguments, problems = check_values(file.content)
+    for name in arguments:
+        if close := misspelt(str(name)):
+            problems.append(f"{name}: no field of this name; did you mean {' or '.join(map(repr, close))}?")
     if problems:
         raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
     notes = []
     for given, value in file.content.items():
         name = library_versions.current_name(given)
-        if type(value) is not type(found[name]) and isinstance(value, str | bool):
-            notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
-    return found, notes
+        if type(value) is not type(arguments[name]) and isinstance(value, str | bool):
+            notes.append(f"{given}: your file's {value!r} becomes {arguments[name]!r}, by the field's type")
+    return arguments, notes
 
 
 def _instead(name: str, value: Any, known: Iterable[str]) -> str:
-    """What to write instead of a name that is no field: the successor of a former field, or a field of nearly that
-    name."""
+    """Replacement for a name that is no field: the successor of a former field, or a similar field."""
     former = former_arguments({name: value}).get(name)
     return did_you_mean(name, known) if former is None else f"; {former.fix} ({former.why})"
 
 
 def former_lines(path: str | Path | None, own: Mapping[str, Any]) -> list[str]:
-    """A line for each argument of the user's file that the installed libraries no longer have."""
-    found = {} if path is None else former_arguments(own)
-    return [f"{path}: {name} has no effect: {former.fix} ({former.why})" for name, former in found.items()]
+    """A line for each argument of the user's file that the installed libraries have removed."""
+    removed = {} if path is None else former_arguments(own)
+    return [f"{path}: {name} has no effect: {former.fix} ({former.why})" for name, former in removed.items()]
 
 
 def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
-    """The tokens of a sequence that the user's own file names, which is noted."""
+    """Tokens in a sequence according to the user's own arguments; adds a note about it."""
     key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
     if key is None:
         return None
@@ -172,69 +178,82 @@ def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
 
 
 def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -> dict[str, Any]:
-    """The fields of a dict; `place`: what the caller calls it, `also`: names that are fields here too. The
-    SettingError lists all that is wrong."""
+    """The fields of a dict.
+
+    Args:
+        given: name → value.
+        place: the dict's name in messages.
+        also: names that are fields here too.
+
+    Raises:
+        SettingError: lists everything wrong.
+    """
     if not given:
-        return {}  # without looking at transformers, which takes seconds to import
+        return {}  # without importing transformers, which takes seconds
     known = library_versions.argument_types()
-    found, problems = checked(given)
+    arguments, problems = check_values(given)
     problems += [
-        f"{name}: no field of TrainingArguments{_instead(str(name), found[name], known)}"
-        for name in found
+        f"{name}: no field of TrainingArguments{_instead(str(name), arguments[name], known)}"
+        for name in arguments
         if name not in known and name not in also
     ]
-    problems += wrong_counts(found)
+    problems += wrong_counts(arguments)
     if problems:
         raise SettingError("\n".join(f"{place}: {problem}" for problem in problems))
-    return found
+    return arguments
 
 
 def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """(the fields that differ from their defaults and decide memory; notes on what was left out), of a
-    `TrainingArguments`, one of a subclass, a dict of fields, or None. Refuses all else, and what cannot be passed
-    on."""
+    """Fields that differ from their defaults and affect memory, and notes on omitted ones.
+
+    Args:
+        args: `TrainingArguments` or a subclass's object, a dict of fields, or None.
+
+    Raises:
+        InputError: `args` is something else, or has a value that is no plain data.
+    """
     notes: list[str] = []
     if args is None:
         return {}, notes
     if isinstance(args, Mapping):
-        found = read_mapping(args, "args", also=library_versions.GENERATION_FIELDS)
+        fields = read_mapping(args, "args", also=library_versions.GENERATION_FIELDS)
     elif dataclasses.is_dataclass(args) and not isinstance(args, type) and hasattr(args, "train_batch_size"):
-        found, notes = _different(args)
+        fields, notes = _different(args)
     else:
         raise InputError(
             f"args: expected TrainingArguments or a dict of its fields, got {type(args).__name__}. A dict also "
             f"accepts bf16=True on a machine without a GPU"
         )
-    return {name: value for name, value in found.items() if name not in _NO_MEMORY}, notes
+    return {name: value for name, value in fields.items() if name not in _NO_MEMORY}, notes
 
 
 def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """Fields that are not what they are without being set: some are changed when the object is made."""
+    """Fields that differ from a default object's: creating an object changes some of them."""
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
     kind = Seq2SeqTrainingArguments if isinstance(args, Seq2SeqTrainingArguments) else TrainingArguments
     plain = kind(output_dir=args.output_dir, use_cpu=True)
-    found = {}
+    fields = {}
     for field in dataclasses.fields(kind):
         value = getattr(args, field.name, None)
         if not field.init or field.name in _NO_MEMORY or _plain(value) == _plain(getattr(plain, field.name)):
             continue
         try:
-            found[library_versions.current_name(field.name)] = json.loads(json.dumps(_plain(value)))
+            fields[library_versions.current_name(field.name)] = json.loads(json.dumps(_plain(value)))
         except (TypeError, ValueError):
             raise InputError(
                 f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"
             ) from None
     notes = []
     known = {field.name for field in dataclasses.fields(kind)}
-    more = [
+    further = [
         field.name
         for field in dataclasses.fields(args)
         if field.name not in known and getattr(args, field.name, None) != _default(field)
     ]
-    if more:
-        notes.append(f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(more)}")
-    return found, notes
+    if further:
+        notes.append(f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(further)}")
+    return fields, notes
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -247,5 +266,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.to_dict() if hasattr(value, "to_dict") else value

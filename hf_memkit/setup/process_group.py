@@ -1,17 +1,17 @@
-"""Joining and leaving the processes of a DeepSpeed run.
+"""Join and leave the processes of a DeepSpeed run.
 
-Joining, because the order matters: TrainingArguments first and kept alive, since transformers holds the config that
-makes `from_pretrained` and `from_config` split the weights by a weak reference only; then DeepSpeed's process group;
-then the model. On a CPU accelerate starts torch's process group, not DeepSpeed's, and `zero.Init` then takes the job
-for one process: "Check batch related parameters. train_batch_size is not equal to … 4 != 2 * 1 * 1".
+The order of joining matters: TrainingArguments first and kept alive, since transformers holds the config that makes
+`from_pretrained` and `from_config` split the weights by a weak reference only; then DeepSpeed's process group; then
+the model. On a CPU accelerate starts torch's process group, not DeepSpeed's, and `zero.Init` then assumes one process:
+"Check batch related parameters. train_batch_size is not equal to … 4 != 2 * 1 * 1".
 
-Leaving, because a run that is done and saved could still abort: "terminate called without an active exception", exit
-code -6. When a collective has finished, a thread of torch's gloo backend drops its tensors, and needs Python's global
-lock for that. If the interpreter shuts down in that moment, CPython 3.11 ends the thread by unwinding it, which C++
-does not allow there. `destroy_process_group()` would join these threads if nobody referred to the group any more, but
-every parameter under ZeRO-3 does (deepspeed 0.19.8: runtime/zero/partition_parameters.py, `param.ds_process_group`),
-and so do the engine, its optimizer, the context of `zero.Init`, and the default arguments of DeepSpeed's functions if
-it was imported when the group was there already (comm/torch.py, `barrier`).
+Leaving is needed because a finished run could still abort: "terminate called without an active exception", exit code
+-6. After a collective a thread of torch's gloo backend frees its tensors, and needs Python's global lock for that. If
+the interpreter shuts down at that moment, CPython 3.11 ends the thread by unwinding it, which C++ does not allow
+there. `destroy_process_group()` joins these threads only if nothing refers to the group, but every parameter under
+ZeRO-3 does (deepspeed 0.19.8: runtime/zero/partition_parameters.py, `param.ds_process_group`), and so do the engine,
+its optimizer, the context of `zero.Init`, and default arguments of DeepSpeed's functions if it was imported after the
+group was created (comm/torch.py, `barrier`).
 """
 
 from __future__ import annotations
@@ -30,16 +30,13 @@ if TYPE_CHECKING:
 LAUNCHER_VARIABLES: Final = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
 )  # fmt: skip
-"""By which a process knows that a launcher has started it, as one of several."""
+"""Variables that show that a launcher started this process, as one of several."""
 
 
 def join_process_group(arguments: TrainingArguments) -> None:
-    """Starts DeepSpeed's communication; nothing happens without DeepSpeed, where it is only predicted, or if it has
-    started.
-
-    Comes after `TrainingArguments(deepspeed=…)`, which must be kept, and before the model is made. Where no launcher
-    started this process, the variables that one would set are set here, for one process.
-    """
+    """Start DeepSpeed's communication, unless DeepSpeed is unused, only predicted, or already started. Call it after
+    `TrainingArguments(deepspeed=…)`, which must be kept, and before the model is made. Without a launcher its
+    variables are set here, for one process."""
     if arguments.deepspeed is None or hasattr(arguments, "memkit_engine"):  # child/libraries/deepspeed_engine.py
         return
     os.environ.update(single_process_environment())
@@ -50,26 +47,22 @@ def join_process_group(arguments: TrainingArguments) -> None:
 
 
 def leave_process_group() -> None:
-    """Destroys all process groups and waits for the threads that serve them; nothing happens if there are none.
-
-    The last thing a run does: engines and models that used the groups cannot train, evaluate or save afterwards. No
-    other process is waited for, so it can be called when one of them has failed.
-    """
+    """Destroy all process groups, if any, and wait for their threads. The last action of a run: engines and models
+    that used the groups cannot train, evaluate or save afterwards. Other processes are not waited for, so it can be
+    called after one of them has failed."""
     import torch.distributed as distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return
     groups = list(distributed.distributed_c10d._world.pg_map)
     distributed.destroy_process_group()
-    _let_go(groups)
+    _remove_references(groups)
 
 
-def _let_go(groups: list[ProcessGroup]) -> None:
-    """Takes `groups` out of every dictionary, list, object and default argument that holds one, this list among them.
-
-    With the last reference gone the destructor of a group joins its threads, without the lock that they may wait for
-    (torch 2.13: csrc/distributed/c10d/ProcessGroupGloo.cpp).
-    """
+def _remove_references(groups: list[ProcessGroup]) -> None:
+    """Remove `groups` from every dictionary, list, object and default argument, including this list. With the last
+    reference gone a group's destructor joins its threads, without the lock that they may need (torch 2.13:
+    csrc/distributed/c10d/ProcessGroupGloo.cpp)."""
     gone = {id(group) for group in groups}
     for holder in gc.get_objects():
         if type(holder) is FunctionType and any(id(value) in gone for value in holder.__defaults__ or ()):
@@ -77,7 +70,7 @@ def _let_go(groups: list[ProcessGroup]) -> None:
         for held in gc.get_referents(holder):
             if id(held) in gone:
                 _clear(holder, gone)
-            elif type(held) is dict and not gc.is_tracked(held):  # holds nothing that could refer to other things
+            elif type(held) is dict and not gc.is_tracked(held):  # has no values that refer to other objects
                 _clear(held, gone)
 
 
@@ -91,10 +84,8 @@ def _clear(holder: Any, gone: set[int]) -> None:
 
 
 def single_process_environment() -> dict[str, str]:
-    """The variables that a launcher would set, for one process; empty if a launcher did.
-
-    Without them deepspeed.comm looks for MPI: `ModuleNotFoundError: No module named 'mpi4py'`.
-    """
+    """The variables that a launcher would set, for one process; empty if a launcher did. Without them deepspeed.comm
+    looks for MPI: `ModuleNotFoundError: No module named 'mpi4py'`."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return {}
     with socket.socket() as probe:

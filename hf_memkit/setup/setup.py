@@ -1,8 +1,8 @@
 """A setup: everything that Trainer needs for one model on one machine, with a reason for each choice.
 
 A `Setup` is an immutable value of plain data. It can be made, checked and printed on a machine that could not
-run it; `TrainingArguments`, the model and the optimizer are built from it only where training happens. Whoever wants
-another setup makes another one:
+run it; `TrainingArguments`, the model and the optimizer are built from it only where training happens. Methods return
+changed copies:
 
 ```python
 setup = Setup(preset="resident").put("arguments.bf16", True, "the GPU computes in bf16")
@@ -17,10 +17,10 @@ Keys are `section.name`. The sections:
 | `adapter` | LoRA, as the fields of `peft.LoraConfig`; empty for full training |
 | `data` | source, sequence length, tokenizer, share held out |
 | `arguments` | fields of `transformers.TrainingArguments` |
-| `optimizer` | `class` (import path) and its arguments, where Trainer's own `optim` does not do |
-| `deepspeed` | `preset`, `config`: the whole DeepSpeed JSON, `sizes`: what of it was computed, and why |
+| `optimizer` | `class` (import path) and its arguments, if Trainer's `optim` has no such optimizer |
+| `deepspeed` | `preset`; `config`: the whole DeepSpeed JSON; `sizes`: its computed values, with reasons |
 | `environment` | environment variables that must be set before torch starts |
-| `trainer` | `class` and `arguments_class` (`module:class`), where it is not transformers' own Trainer |
+| `trainer` | `class` and `arguments_class` (`module:class`), if it is not transformers' Trainer |
 | `model_parts` | parts installed on the model (`hf_memkit/components/NAME.py`, `install`), with their options |
 | `trainer_parts` | parts that give Trainer keyword arguments (`hf_memkit/components/NAME.py`, `trainer_options`) |
 """
@@ -60,7 +60,7 @@ _ORIGINS: Final[Mapping[Origin, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One choice: `key` (`section.name`), its plain `value`, and why it has that value."""
+    """One choice: `key` (`section.name`), its plain `value`, and the reason for the value."""
 
     key: str
     value: Any
@@ -72,7 +72,7 @@ class Setting:
             raise ValueError(f"setting key {self.key!r} must be SECTION.NAME with a section of {SECTIONS}")
         if not self.reason:
             raise ValueError(f"setting {self.key!r} has no reason")
-        # Plain data only, and a copy, so that nobody can change a nested value behind the setup's back.
+        # A copy of plain data, so that callers cannot change a nested value of an immutable setup.
         object.__setattr__(self, "value", json.loads(json.dumps(self.value)))
 
     def to_json(self) -> dict[str, Any]:
@@ -84,10 +84,10 @@ class Replaced:
     """A setting of the preset that the user's own argument replaced or removed.
 
     Attributes:
-        setting: as the preset had it.
+        setting: the preset's setting.
         by: the user's field of TrainingArguments.
         value: its value.
-        why: for a setting that went with it, why; empty for the field itself.
+        why: why a setting was removed together with the field; empty for the field itself.
     """
 
     setting: Setting
@@ -112,17 +112,17 @@ class Setup:
 
     Attributes:
         preset: the preset's name, which is also the variant's.
-        settings: every choice, keys unique, in the order they were made.
-        ledger: the bytes that these choices need, whatever the batch.
-        problems: why this setup cannot run on the machine it was resolved for; empty if it can.
-        notes: what a person should know before starting it.
-        techniques: names of the techniques that made it, in the order in which they were applied.
-        job: the model, the machine and the batch that it was resolved for; None for one that was read from a file.
-        request: what was asked for.
-        warnings: what of the request is not in it, and makes it another job than the user's.
-        why: why this preset or variant, where several were tried.
-        rejected: (preset or variant, why not) of those that were tried before it.
-        replaced: what of the preset the user's own arguments took the place of.
+        settings: every choice, with unique keys, in order of insertion.
+        ledger: memory that these choices need, independent of the batch.
+        problems: why this setup cannot run on its machine; empty if it can.
+        notes: information for the user before the start.
+        techniques: names of the techniques that made it, in order of application.
+        job: model, machine and batch that it was resolved for; None for one read from a file.
+        request: the user's request.
+        warnings: parts of the request that it lacks, so that it is another job than the user's.
+        why: reason for this preset or variant, if several were tried.
+        rejected: (preset or variant, reason) of those tried before it.
+        replaced: the preset's settings that the user's own arguments replaced.
     """
 
     preset: str
@@ -139,33 +139,33 @@ class Setup:
     replaced: tuple[Replaced, ...] = ()
 
     def put(self, key: str, value: Any, reason: str) -> Self:
-        """Another setup with `key` set; a key that exists keeps its place."""
+        """A copy with `key` set; an existing key keeps its position."""
         new = Setting(key, value, reason)
         if key in self:
             return replace(self, settings=tuple(new if old.key == key else old for old in self.settings))
         return replace(self, settings=(*self.settings, new))
 
     def put_model(self, name: str, origin: Origin, config: Mapping[str, Any]) -> Self:
-        """Another setup that trains this model: hub ID or folder, where its weights come from, its config values."""
+        """A copy that trains this model: hub ID or folder, source of its weights, its config values."""
         setup = self.put("model.name", name, "asked for").put("model.origin", origin, _ORIGINS[origin])
         return setup.put("model.architecture", dict(config), "the model's config values")
 
     def put_all(
         self, section: str, values: Mapping[str, tuple[Any, str]] | None = None, /, **named: tuple[Any, str]
     ) -> Self:
-        """Another setup with each `name: (value, reason)` of `values`, and each `name=(value, reason)`, put there."""
+        """A copy with each `name: (value, reason)` of `values`, and each `name=(value, reason)`, put in `section`."""
         setup = self
         for name, (value, reason) in {**(values or {}), **named}.items():
             setup = setup.put(f"{section}.{name}", value, reason)
         return setup
 
     def drop(self, prefix: str) -> Self:
-        """Another setup without the key `prefix` or, if `prefix` is a section, without that section."""
+        """A copy without the key `prefix` or, if `prefix` is a section, without that section."""
         kept = tuple(s for s in self.settings if s.key != prefix and s.key.partition(".")[0] != prefix)
         return replace(self, settings=kept)
 
     def with_rows(self, *rows: Row) -> Self:
-        """Another setup with these terms added to its ledger."""
+        """A copy with these terms added to its ledger."""
         return replace(self, ledger=self.ledger.with_rows(rows))
 
     def with_notes(self, *notes: str) -> Self:
@@ -175,7 +175,7 @@ class Setup:
         return replace(self, problems=(*self.problems, *problems))
 
     def made_by(self, techniques: Iterable[str]) -> Self:
-        """Another setup that names these techniques as its makers."""
+        """A copy with these names as its techniques."""
         return replace(self, techniques=tuple(techniques))
 
     @cached_property
@@ -186,16 +186,16 @@ class Setup:
         return key in self._by_key
 
     def __getitem__(self, key: str) -> Any:
-        """The value of `key`; a KeyError where the setup does not set it."""
+        """The value of `key`. Raises KeyError if it is not set."""
         return json.loads(json.dumps(self._by_key[key].value))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of `key`, or `default` if the setup does not set it."""
+        """The value of `key`, or `default` if it is not set."""
         setting = self._by_key.get(key)
         return default if setting is None else json.loads(json.dumps(setting.value))
 
     def section(self, name: str) -> dict[str, Any]:
-        """`{name: value}` of one section, as a fresh dict that the caller may change."""
+        """`{name: value}` of one section, as a new dict."""
         return {s.key.partition(".")[2]: self[s.key] for s in self.settings if s.key.startswith(f"{name}.")}
 
     @property
@@ -205,14 +205,14 @@ class Setup:
 
     @property
     def resolved_for(self) -> Job:
-        """The job; a ValueError where the setup was read from a file, or put together by hand."""
+        """The job. Raises ValueError for a setup that was read from a file or built by hand."""
         if self.job is None:
             raise ValueError(f"setup {self.preset!r} was resolved for no job; give it one: replace(setup, job=Job(…))")
         return self.job
 
     @property
     def sized_job(self) -> Job:
-        """The job with the batch and the length that the settings say."""
+        """The job with the batch and the sequence length of the settings."""
         return replace(
             self.resolved_for,
             micro_batch_size=self.micro_batch_size,
@@ -223,8 +223,8 @@ class Setup:
     @property
     def micro_batch_size(self) -> int:
         """Sequences of one process in one forward pass."""
-        usual = self.job.micro_batch_size if self.job is not None else DEFAULT_MICRO_BATCH
-        return int(self.get("arguments.per_device_train_batch_size", usual))
+        default = self.job.micro_batch_size if self.job is not None else DEFAULT_MICRO_BATCH
+        return int(self.get("arguments.per_device_train_batch_size", default))
 
     @property
     def accumulation(self) -> int:
@@ -233,7 +233,7 @@ class Setup:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens in a sequence; a KeyError where neither a setting nor the job says."""
+        """Tokens in a sequence. Raises KeyError if neither a setting nor the job has it."""
         return int(
             self["data.sequence_length"]
             if self.job is None
@@ -248,7 +248,7 @@ class Setup:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """What `to_json` gave: enough to run it again."""
+        """The setup from `to_json`'s result: enough to run it again."""
         settings = tuple(Setting(item["key"], item["value"], item["reason"]) for item in content["settings"])
         return cls(
             preset=content["preset"],

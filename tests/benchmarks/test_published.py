@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from benchmarks import published, published_models, published_summary
+from hf_memkit.catalog.fit import CONTEXT_SLACK_BYTES
 from hf_memkit.common.units import MIB
-from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
 from tests.conftest import ROOT, load_script
 
 EVIDENCE: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "published.json").read_text())

@@ -20,8 +20,8 @@ def test_each_has_the_published_number_of_parameters(name: str) -> None:
 
 def test_names_are_found_without_organisation_case_or_tuning() -> None:
     assert built_in("gpt2-xl") == built_in("openai-community/gpt2-xl") != None  # noqa: E711
-    found = built_in("meta-llama/llama-3.1-8b-INSTRUCT")
-    assert found is not None and found[0] == "meta-llama/Llama-3.1-8B"
+    result = built_in("meta-llama/llama-3.1-8b-INSTRUCT")
+    assert result is not None and result[0] == "meta-llama/Llama-3.1-8B"
     assert built_in("my-org/my-model") is None
 
 
@@ -55,7 +55,7 @@ def test_groups_are_those_of_trainer_s_optimizer() -> None:
         ({"model_type": "llama", "hidden_act": "nope", "num_hidden_layers": 1}, "unknown value 'nope'"),
     ],
 )
-def test_a_config_that_makes_no_model_is_told_whole(tmp_path: Path, values: dict[str, object], words: str) -> None:
+def test_a_config_that_makes_no_model_is_reported_whole(tmp_path: Path, values: dict[str, object], words: str) -> None:
     """Would notice: a list of all of transformers' configs, cut in the middle of a name."""
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(InputError) as caught:

@@ -113,7 +113,7 @@ def test_nothing_is_faster_than_the_data_sheet_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(ALL))
 def test_units_are_those_of_the_fields(name: str) -> None:
-    """TB/s in the place of GB/s, both directions of a link, bits or a count of cores would be far off."""
+    """TB/s instead of GB/s, both directions of a link, bits or a count of cores would be far off."""
     rates = ALL[name]
     assert 200 < rates.memory_gb_per_s.value < 9000
     assert 5 < rates.pcie_gb_per_s.value < 64
@@ -182,7 +182,7 @@ def test_other_gpus_have_no_rates(unknown: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "sister"), [("V100 32GB", "V100 16GB"), ("A100 40GB", "A100 80GB")])
-def test_what_a_sister_gpu_reached_is_not_called_measured(name: str, sister: str) -> None:
+def test_a_rate_of_a_related_gpu_is_not_called_measured(name: str, sister: str) -> None:
     """A reader would take a borrowed figure for evidence about this GPU."""
     borrowed, own = RATES[name].achievable_tflops, RATES[sister].achievable_tflops
     assert {dtype: figure.value for dtype, figure in borrowed.items()} == {k: v.value for k, v in own.items()}
@@ -190,7 +190,7 @@ def test_what_a_sister_gpu_reached_is_not_called_measured(name: str, sister: str
     assert not any(figure.measured for figure in borrowed.values())
 
 
-def test_a_server_is_told_by_its_cores() -> None:
+def test_a_server_is_recognized_by_its_cores() -> None:
     """With a desktop's RAM the CPU optimizer of a server would be promised three times its time."""
     desktop, server = (assumed_host(cores).ram_gb_per_s for cores in (8, 48))
     assert assumed_host(32).ram_gb_per_s == desktop

@@ -21,8 +21,8 @@ def launched(content: dict[str, Any]) -> dict[str, str]:
     path.write_text(yaml.safe_dump(content))
     real = {name: getattr(torch.cuda, name) for name in ("is_available", "device_count", "is_bf16_supported")}
     with mock.patch.multiple(torch.cuda, **real):  # the reader replaces them
-        found = read_launch(["accelerate", "launch", "--config_file", str(path), "train.py"])
-    return dict(found.environment)
+        result = read_launch(["accelerate", "launch", "--config_file", str(path), "train.py"])
+    return dict(result.environment)
 
 
 def trained_with(content: dict[str, Any], **arguments: Any) -> TrainingArguments:

@@ -1,4 +1,4 @@
-"""Proofs with a Trainer that knows nothing of DeepSpeed, whatever ran before in this process."""
+"""Proofs with a Trainer that is independent of DeepSpeed, also after other tests in this process."""
 
 from __future__ import annotations
 

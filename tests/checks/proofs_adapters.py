@@ -67,10 +67,10 @@ def _trainer(model: Any, **more: Any) -> Trainer:
 
 @proof("adapter-target-missing", fails="silent")
 def adapter_target_missing() -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         model = _adapted(_llama(), target_modules=["q_proj", "c_attn"])
-    assert not [w for w in said if "c_attn" in str(w.message)]
+    assert not [w for w in shown if "c_attn" in str(w.message)]
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert trained and all("q_proj.lora_" in name for name in trained)
     refused("Target modules", lambda: _adapted(_llama(), target_modules=["c_attn"]))

@@ -157,20 +157,20 @@ def _names(network: Any, options: dict[str, Any]) -> set[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loss = network(input_ids=rows(1)[0]["input_ids"][None], labels=rows(1)[0]["input_ids"][None]).loss
-    found, waiting = set(), [loss.grad_fn]
+    result, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
+        if node is not None and node not in result:
+            result.add(node)
             waiting += [following for following, _ in node.next_functions]
-    return {node.name() for node in found}
+    return {node.name() for node in result}
 
 
 @proof("checkpointing-reentrant-inputs", fails="silent")
 def reentrant_inputs() -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     pictures = [{"pixel_values": torch.rand(3, 8, 8), "labels": torch.tensor(1)} for _ in range(4)]
-    found = {}
+    result = {}
     for reentrant in (True, False):
         set_seed(0)
         network = ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=4, num_labels=2))
@@ -181,9 +181,9 @@ def reentrant_inputs() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             Trainer(model=network, args=arguments(**options, max_grad_norm=0.0), train_dataset=pictures).train()
-        found[reentrant] = {n for n, value in network.state_dict().items() if not torch.equal(value, before[n])}
-    assert found[True] and not any(_LAYER.search(name) for name in found[True])
-    assert any(_LAYER.search(name) for name in found[False])
+        result[reentrant] = {n for n, value in network.state_dict().items() if not torch.equal(value, before[n])}
+    assert result[True] and not any(_LAYER.search(name) for name in result[True])
+    assert any(_LAYER.search(name) for name in result[False])
     text = gpt2()  # its main input is input_ids, and transformers makes the reentrant form safe
     text.transformer.wte.weight.requires_grad_(False)
     before = {name: value.clone() for name, value in text.state_dict().items()}
@@ -294,7 +294,7 @@ def unsupported_model() -> None:
 @proof("checkpointing-parts-compiled", fails="late")
 def parts_compiled() -> None:
     tokens = rows(1)[0]["input_ids"][None]
-    for install, options, backend, said in (
+    for install, options, backend, message in (
         (checkpoint_selective.install, {}, "eager", "checkpoint not implemented for"),
         (checkpoint_segments.install, {"segment_layers": 1}, "aot_eager", "CheckpointError"),
     ):
@@ -306,5 +306,5 @@ def parts_compiled() -> None:
         def step(compiled: Any = compiled) -> None:
             compiled(input_ids=tokens, labels=tokens).loss.backward()
 
-        refused(said, step)
+        refused(message, step)
         torch.compiler.reset()

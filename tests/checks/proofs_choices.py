@@ -39,10 +39,10 @@ class _Gradients(TrainerCallback):  # type: ignore[misc]
     """The gradients that the optimizer is about to use, one vector a step."""
 
     def __init__(self) -> None:
-        self.found: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
 
     def on_pre_optimizer_step(self, *args: Any, model: Any, **others: Any) -> None:
-        self.found.append(
+        self.outputs.append(
             torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None]).clone()
         )
 
@@ -74,11 +74,11 @@ def _step(of: Any, micro: int, accumulation: int) -> tuple[torch.Tensor, float]:
         model=copy.deepcopy(of), args=args, train_dataset=_unequal(), data_collator=_pad, callbacks=[seen]
     )
     trainer.train()
-    return seen.found[0], next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    return seen.outputs[0], next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
 
 
-def _off(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).norm() / expected.norm())
+def _off(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm())
 
 
 @proof("accumulation-multiplies-the-loss", fails="silent")
@@ -314,12 +314,12 @@ def pinning_without_card() -> None:
 
 @proof("low-cpu-mem-usage-ignored", fails="silent")
 def low_cpu_mem_usage_ignored() -> None:
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as said:
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         model().save_pretrained(folder)
         for value in (True, False, "nonsense"):
             AutoModelForCausalLM.from_pretrained(folder, low_cpu_mem_usage=value)
-    assert not [one for one in said if "low_cpu_mem_usage" in str(one.message)]
+    assert not [one for one in shown if "low_cpu_mem_usage" in str(one.message)]
 
 
 @proof("device-map-with-stage-3", fails="late")
@@ -336,11 +336,11 @@ def device_map_with_stage_3() -> None:
 def allocator_options() -> None:
     # The CPU build has the same parser; only the names of CUDA's own options are checked elsewhere.
     take = torch._C._accelerator_setAllocatorSettings
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as message:
         warnings.simplefilter("always")
         take("expandable_segmentz:True")
         take("expandable_segments:True,max_split_size_mb:128,garbage_collection_threshold:0.8")
-    assert not said
+    assert not message
     refused("Expected 'True' or 'False'", lambda: take("expandable_segments:true"))
     refused("max_split_size_mb too small, must be >= 20", lambda: take("max_split_size_mb:10"))
     refused("INTERNAL ASSERT FAILED", lambda: take("max_split_size_mb=128"))

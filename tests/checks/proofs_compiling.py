@@ -84,11 +84,11 @@ def compile_mode() -> None:
 
 @plain_proof("compile-mode-ignored", fails="silent")
 def compile_mode_ignored() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
     keep, logger = Keep(), logging.getLogger("torch._dynamo.backends.common")
     logger.addHandler(keep)
@@ -96,7 +96,7 @@ def compile_mode_ignored() -> None:
         assert trained(torch_compile_backend="aot_eager", torch_compile_mode="max_autotune") > 0  # not even a mode
     finally:
         logger.removeHandler(keep)
-    assert any("ignoring extra kwargs {'mode': 'max_autotune'}" in line for line in said)
+    assert any("ignoring extra kwargs {'mode': 'max_autotune'}" in line for line in messages)
 
 
 @plain_proof("compile-graphs-of-many-shapes", fails="unshown")

@@ -107,9 +107,9 @@ def wrong_type() -> None:
 
 @proof("elastic-checkpoint", fails="silent")
 def elastic_checkpoint() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     from deepspeed.utils import logger
 
     logger.addHandler(handler)
@@ -119,7 +119,7 @@ def elastic_checkpoint() -> None:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    assert any("no longer supported" in line for line in said)
+    assert any("no longer supported" in line for line in messages)
 
 
 @proof("offload-without-device", fails="silent")

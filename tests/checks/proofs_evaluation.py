@@ -138,7 +138,7 @@ def full_eval_while_training() -> None:
     assert next(trainer.model.parameters()).dtype is torch.bfloat16  # and so it would be saved
     trainer = evaluator(None, bf16_full_eval=True, eval_strategy="steps", eval_steps=1)
     trainer.evaluate()
-    trainer.train()  # in 16 bits, without a word
+    trainer.train()  # silently in 16 bits
     moments = {state["exp_avg"].dtype for state in trainer.optimizer.state.values()}
     assert trainer.model.dtype is torch.bfloat16 and moments == {torch.bfloat16}
 
@@ -200,4 +200,4 @@ def generation_cache_too_large() -> None:
     )
     tokens = 4 + 8 - 1  # the last token is never fed back
     config = {"num_attention_heads": 4}
-    assert held == cache_bytes(config, batch=2, beams=3, tokens=tokens, layers=3, width=32, each=4)
+    assert held == cache_bytes(config, batch=2, beams=3, tokens=tokens, layers=3, width=32, number_bytes=4)

@@ -46,9 +46,9 @@ class _Patching:
     """Liger's own functions, each made from its source, and what they were called with."""
 
     def __init__(self) -> None:
-        found = importlib.util.find_spec("liger_kernel")
-        assert found is not None and found.origin is not None
-        path = Path(found.origin).parent / "transformers" / "monkey_patch.py"
+        spec = importlib.util.find_spec("liger_kernel")
+        assert spec is not None and spec.origin is not None
+        path = Path(spec.origin).parent / "transformers" / "monkey_patch.py"
         tree = ast.parse(path.read_text())
         self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         table = next(
@@ -127,7 +127,7 @@ def liger_config_unused() -> None:
     trainer = Trainer(
         model=model, args=arguments(None, liger_kernel_config={"rope": True, "nonsense": 1}), train_dataset=rows()
     )
-    trainer.train()  # without Liger, which cannot be imported here, and without a word
+    trainer.train()  # without Liger, which cannot be imported here, silently
     assert "forward" not in model.__dict__ or "liger" not in model.forward.__module__
     assert trainer.args.liger_kernel_config == {"rope": True, "nonsense": 1}
 
@@ -264,10 +264,10 @@ def one_chunk_only() -> None:
 
 @proof("flash-needs-16-bits", fails="unshown")
 def flash_needs_16_bits() -> None:
-    said: list[str] = []
+    messages: list[str] = []
     model = causal_model("llama", dtype="float32")
     log = logging.Handler()
-    log.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addHandler(log)
     verbosity = transformers.logging.get_verbosity()
@@ -279,7 +279,7 @@ def flash_needs_16_bits() -> None:
     finally:
         logger.removeHandler(log)
         transformers.logging.set_verbosity(verbosity)
-    assert any("only supports torch.float16 and torch.bfloat16" in line for line in said), said
+    assert any("only supports torch.float16 and torch.bfloat16" in line for line in messages), messages
 
 
 @proof("flash-not-installed", fails="late")

@@ -183,8 +183,8 @@ def resume_from_nvme() -> None:
 
     def moments(folder: Path) -> float:
         # The resume copied the checkpoint's files beside those that it uses: of each size the last one written counts.
-        found = sorted(folder.rglob("exp_avg-*"), key=lambda path: path.stat().st_mtime)
-        last = {path.stat().st_size: path for path in found}.values()
+        result = sorted(folder.rglob("exp_avg-*"), key=lambda path: path.stat().st_mtime)
+        last = {path.stat().st_size: path for path in result}.values()
         return sum(float(torch.frombuffer(bytearray(p.read_bytes()), dtype=torch.float32).abs().sum()) for p in last)
 
     config, whole = _nvme({"buffer_count": 4})

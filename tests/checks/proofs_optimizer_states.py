@@ -68,10 +68,10 @@ def embeddings_stay() -> None:
 @proof("paged-without-cuda", fails="silent")
 def paged_without_cuda() -> None:
     done = trainer(optim="paged_adamw_8bit")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         done.train()
-    assert any("Paged optimizers are not supported on CPU" in str(one.message) for one in said)
+    assert any("Paged optimizers are not supported on CPU" in str(one.message) for one in shown)
 
 
 def _unmoved(cls: type, **options: Any) -> set[str]:

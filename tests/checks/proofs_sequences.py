@@ -165,17 +165,17 @@ def padding_free_and_eager_attention() -> None:
             AutoConfig.for_model("gpt2", **SHAPES["gpt2"]), attn_implementation="eager"
         )
         made.config.use_cache = False
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
             if tensor.dim() == 4 and tensor.shape[-1] == tensor.shape[-2]:
-                found[tensor.untyped_storage().data_ptr()] = tensor.numel()
+                result[tensor.untyped_storage().data_ptr()] = tensor.numel()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             loss = made(**batch).loss
         assert loss.requires_grad
-        return sum(found.values())
+        return sum(result.values())
 
     four = [{"input_ids": torch.arange(1, 17)} for _ in range(4)]
     flat = DataCollatorWithFlattening()(four)

@@ -48,8 +48,8 @@ def accumulation_missing() -> None:
 
 @proof("auto-not-filled", fails="late")
 def auto_not_filled() -> None:
-    said = "`zero_optimization.allgather_bucket_size` not found in kwargs"
-    refused(said, lambda: train(ds(2, {f"{ZERO}.allgather_bucket_size": "auto"})))
+    message = "`zero_optimization.allgather_bucket_size` not found in kwargs"
+    refused(message, lambda: train(ds(2, {f"{ZERO}.allgather_bucket_size": "auto"})))
     gather = f"{ZERO}.stage3_gather_16bit_weights_on_model_save"
     plugin = arguments(ds(3, {gather: "auto"})).deepspeed_plugin
     assert plugin.hf_ds_config.get_value(gather) is False
@@ -62,8 +62,8 @@ def trainer_mismatch() -> None:
     refused("ds gradient_clipping=0.5 vs hf max_grad_norm=1.0", lambda: train(ds(2, {"gradient_clipping": 0.5})))
     real = TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none")
     for name, value in DEFAULTS.items():
-        found = getattr(real, name)
-        assert getattr(found, "value", found) == value, name
+        actual = getattr(real, name)
+        assert getattr(actual, "value", actual) == value, name
 
 
 @proof("learning-rate-missing", fails="silent")

@@ -1,6 +1,6 @@
 """What the proofs share: a small model, and the real DeepSpeed, accelerate and Trainer around it.
 
-Runs in a process of its own (`proofs.py`), which has the environment of one DeepSpeed process.
+Runs in a separate process (`proofs.py`), which has the environment of one DeepSpeed process.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def refused(text: str, action: Callable[[], Any]) -> None:
     try:
         action()
     except BaseException as error:
-        said = f"{type(error).__name__}: {error}"
-        assert text in said, f"expected {text!r} in {said!r}"
+        message = f"{type(error).__name__}: {error}"
+        assert text in message, f"expected {text!r} in {message!r}"
         REFUSALS.append(PARAMETERS_MADE[0] > 0)
         return
     raise AssertionError(f"nothing was refused; expected {text!r}")
@@ -103,8 +103,8 @@ def refusals(fails: Fails, act: Callable[..., Any], *rows: tuple[Any, ...], by: 
     for rule in dict.fromkeys(row[0] for row in rows):
 
         def refuse(own: tuple[Any, ...] = tuple(row[1:] for row in rows if row[0] == rule)) -> None:
-            for said, *given in own:
-                refused(said, functools.partial(act, *given))
+            for message, *given in own:
+                refused(message, functools.partial(act, *given))
 
         by(rule, fails=fails)(refuse)
 

@@ -62,12 +62,14 @@ def test_the_config_is_the_one_that_the_launcher_and_trainer_make() -> None:
         assert deepspeed_config(content, arguments) == real
 
 
-def said(folder: Path, content: dict[str, Any], arguments: dict[str, Any] | None = None) -> list[tuple[str, str, str]]:
+def problems_of(
+    folder: Path, content: dict[str, Any], arguments: dict[str, Any] | None = None
+) -> list[tuple[str, str, str]]:
     (folder / "acc.yaml").write_text(yaml.safe_dump(content))
     if arguments is not None:
         (folder / "args.yaml").write_text(yaml.safe_dump(arguments))
-    found = check_file(folder / "acc.yaml", None if arguments is None else folder / "args.yaml")
-    return [(each.rule, each.key, each.severity) for each in found]
+    problems = check_file(folder / "acc.yaml", None if arguments is None else folder / "args.yaml")
+    return [(each.rule, each.key, each.severity) for each in problems]
 
 
 ARGUMENTS: Final[dict[str, Any]] = {"output_dir": "out", "bf16": True, "gradient_accumulation_steps": 2}
@@ -77,27 +79,27 @@ def test_the_yaml_is_compared_with_the_arguments(tmp_path: Path) -> None:
     section = {"zero_stage": 3, "zero3_save_16bit_model": True, "gradient_accumulation_steps": 4}
     content = {**DEEPSPEED, "deepspeed_config": section}
     mismatch = ("trainer-mismatch", "deepspeed_config.gradient_accumulation_steps", "error")
-    assert said(tmp_path, content, ARGUMENTS) == [mismatch]
-    assert ("hard-coded", "deepspeed_config.gradient_accumulation_steps", "hint") in said(tmp_path, content)
+    assert problems_of(tmp_path, content, ARGUMENTS) == [mismatch]
+    assert ("hard-coded", "deepspeed_config.gradient_accumulation_steps", "hint") in problems_of(tmp_path, content)
     less = {key: value for key, value in ARGUMENTS.items() if key != "bf16"}
-    assert ("trainer-mismatch", "mixed_precision", "error") in said(tmp_path, content, less)
+    assert ("trainer-mismatch", "mixed_precision", "error") in problems_of(tmp_path, content, less)
     del section["gradient_accumulation_steps"]
-    assert said(tmp_path, content, ARGUMENTS) == []
+    assert problems_of(tmp_path, content, ARGUMENTS) == []
     section["zero3_save_16bit_model"] = False
     assert ("no-weights-saved", "deepspeed_config.zero3_save_16bit_model") in {
-        (rule, key) for rule, key, _ in said(tmp_path, content, ARGUMENTS)
+        (rule, key) for rule, key, _ in problems_of(tmp_path, content, ARGUMENTS)
     }
 
 
 def test_the_json_that_it_names_is_checked_with_it(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 9}, "gradient_accumulation_steps": 4}')
     content = {**DEEPSPEED, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
-    found = said(tmp_path, content, ARGUMENTS)
-    assert ("accelerate-key-beside-json", "mixed_precision", "error") in found
-    assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in found
+    problems = problems_of(tmp_path, content, ARGUMENTS)
+    assert ("accelerate-key-beside-json", "mixed_precision", "error") in problems
+    assert ("trainer-mismatch", "gradient_accumulation_steps", "error") in problems
 
 
-def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
+def test_advice_that_needs_a_json_names_it(tmp_path: Path) -> None:
     """Would notice: a key that the YAML cannot have, and two findings about one path."""
     section = {"zero_stage": 2, "offload_optimizer_device": "cpu"}
     (tmp_path / "acc.yaml").write_text(yaml.safe_dump({**DEEPSPEED, "deepspeed_config": section}))
@@ -107,8 +109,10 @@ def test_advice_that_takes_a_json_says_so(tmp_path: Path) -> None:
     ]
     assert "in a DeepSpeed JSON (deepspeed_config_file)" in replaced.fix
     section |= {"zero_stage": 3, "offload_optimizer_device": "nvme", "offload_optimizer_nvme_path": "/data"}
-    found = said(tmp_path, {**DEEPSPEED, "deepspeed_config": section}, ARGUMENTS)
-    assert [rule for rule, key, _ in found if "nvme" in rule or "offload_optimizer" in key] == ["accelerate-nvme-path"]
+    problems = problems_of(tmp_path, {**DEEPSPEED, "deepspeed_config": section}, ARGUMENTS)
+    assert [rule for rule, key, _ in problems if "nvme" in rule or "offload_optimizer" in key] == [
+        "accelerate-nvme-path"
+    ]
 
 
 def test_one_file_that_cannot_be_read_does_not_hide_the_others(
@@ -125,7 +129,7 @@ def test_trl_s_own_are_right(tmp_path: Path, name: str) -> None:
     trl = pytest.importorskip("trl")
     content = yaml.safe_load((Path(trl.__file__).parent / "accelerate_configs" / f"{name}.yaml").read_text())
     arguments = {"output_dir": "out", "bf16": True, "model_name_or_path": "x"}
-    assert [each for each in said(tmp_path, content, arguments) if each[2] != "hint"] == []
+    assert [each for each in problems_of(tmp_path, content, arguments) if each[2] != "hint"] == []
 
 
 def test_a_script_that_prepares_presets_reads_what_it_writes(

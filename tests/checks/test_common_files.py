@@ -109,10 +109,10 @@ def test_well_known_files_pass(tmp_path: Path, content: dict[str, Any]) -> None:
     assert [str(problem) for problem in check_file(path) if problem.severity == "error"] == []
 
 
-@pytest.mark.parametrize(("text", "said"), SAID.values(), ids=list(SAID))
-def test_what_is_said_of_arguments(tmp_path: Path, text: str, said: list[tuple[str, str, str]]) -> None:
+@pytest.mark.parametrize(("text", "messages"), SAID.values(), ids=list(SAID))
+def test_messages_about_arguments(tmp_path: Path, text: str, messages: list[tuple[str, str, str]]) -> None:
     (tmp_path / "args.yaml").write_text(text)
-    assert [(each.rule, each.key, each.severity) for each in check_file(tmp_path / "args.yaml")] == said
+    assert [(each.rule, each.key, each.severity) for each in check_file(tmp_path / "args.yaml")] == messages
 
 
 def test_weights_that_are_not_gathered_are_named_once(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ def test_the_generated_file_is_what_the_installed_deepspeed_says() -> None:
 
 def test_the_top_level_is_what_deepspeed_reads() -> None:
     ours, read = set(UNTYPED[""]), set(GENERATED["top_level"])
-    # "bfloat16" has a rule of its own; transformers and accelerate read the first two; the third is read where
+    # "bfloat16" has its own rule; transformers and accelerate read the first two; the third is read where
     # torch.distributed has started; the fourth only where "zero_optimization" is a mere true.
     assert read - set(REMOVED) <= ours
     assert ours - read <= {"inference", "msamp", "sequence_parallel_size", "allgather_size", "bfloat16"}
 
 
-def test_what_is_written_by_hand_is_about_keys_that_exist() -> None:
+def test_handwritten_entries_are_about_keys_that_exist() -> None:
     generated = {f"{name}.{key}" for name, section in GENERATED["sections"].items() for key in section["keys"]}
     assert set(BOUNDS) <= generated
     assert not set(UNTYPED) & set(GENERATED["sections"])

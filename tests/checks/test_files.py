@@ -25,7 +25,7 @@ def preset(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("ds.json", '{"bf16": 1 "fp16": 2}', "ds.json: line 1, column 12: Expecting ',' delimiter"),
         ("ds.json", '{"bf16": 1} x', "ds.json: line 1, column 13: Extra data"),
@@ -39,14 +39,14 @@ def preset(tmp_path: Path) -> Path:
         ("train.sh", "torchrun train.py --deepspeed ds.json\n", "memkit check ds.json"),
         ("launch.txt", "accelerate launch train.py --bf16 true\n", "a shell script"),
         ("args.json", '{"foo": 1}', "no key is one of"),
-        ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "under 'training'"),
+        ("args.yaml", "training:\n  learning_rate: 1.0e-4\n", "of 'training' as a separate file"),
     ],
 )
-def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
+def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError) as error:
         check_file(tmp_path / name)
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_of_a_shell_script_only_the_configs_are_named(tmp_path: Path, text: str,
     path = tmp_path / "train.sh"
     path.write_text(text)
     other = read(path).other
-    assert other is not None and other.instead.partition("memkit check ")[2].split() == named
+    assert other is not None and other.advice.partition("memkit check ")[2].split() == named
 
 
 def test_a_key_with_an_empty_value_is_not_missing(tmp_path: Path) -> None:
     arguments, config = tmp_path / "args.yaml", tmp_path / "ds.json"
     arguments.write_text("use_peft: true\ntorch_dtype:\nevaluation_strategy:\n")
     config.write_text('{"zero_optimization": {"stage": null}}')
-    found = {p.key: (p.value, p.missing) for p in (*check_file(arguments), *check_file(config))}
-    assert found["torch_dtype"] == found["evaluation_strategy"] == found["zero_optimization.stage"] == (None, False)
-    assert found["train_micro_batch_size_per_gpu"] == (None, True)
+    shown = {p.key: (p.value, p.missing) for p in (*check_file(arguments), *check_file(config))}
+    assert shown["torch_dtype"] == shown["evaluation_strategy"] == shown["zero_optimization.stage"] == (None, False)
+    assert shown["train_micro_batch_size_per_gpu"] == (None, True)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_the_duplicate_s_own_place_is_named(tmp_path: Path, text: str, keys: lis
 def test_duplicates_of_an_argument_file_are_found(tmp_path: Path, preset: Path) -> None:
     arguments = tmp_path / "args.yaml"
     arguments.write_text(f"bf16: true\nmax_steps: 3\nbf16: false\ndeepspeed: {preset.name}\n")
-    found = [(p.rule, p.file, p.key, p.value) for p in check_file(arguments)]
-    assert found == [("duplicate-key", str(arguments), "bf16", False)]
+    shown = [(p.rule, p.file, p.key, p.value) for p in check_file(arguments)]
+    assert shown == [("duplicate-key", str(arguments), "bf16", False)]
     beside = [(p.rule, p.file, p.key) for p in check_file(preset, arguments)]
     assert beside == [("duplicate-key", str(arguments), "bf16")]
     arguments.write_text("deepspeed:\n  bf16: {enabled: auto, enabled: auto}\n")
@@ -164,9 +164,9 @@ def test_an_argument_file_s_config_is_followed(tmp_path: Path, preset: Path) -> 
     ]
     config = load("zero2") | {"gradient_clipping": 0.5}
     preset.write_text(json.dumps(config))
-    found = [problem for problem in check_file(arguments) if problem.rule == "trainer-mismatch"]
-    assert [(p.key, p.value, Path(p.file).name) for p in found] == [("gradient_clipping", 0.5, "ds.json")]
-    assert "max_grad_norm=1.0 (its default)" in found[0].why and "ds.json" in found[0].why
+    shown = [problem for problem in check_file(arguments) if problem.rule == "trainer-mismatch"]
+    assert [(p.key, p.value, Path(p.file).name) for p in shown] == [("gradient_clipping", 0.5, "ds.json")]
+    assert "max_grad_norm=1.0 (its default)" in shown[0].why and "ds.json" in shown[0].why
 
 
 def test_a_field_that_is_also_a_section_of_deepspeed_makes_no_deepspeed_config(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_the_command_line(tmp_path: Path, preset: Path, capsys: pytest.CaptureFi
 
 
 def _one_of_each(tmp_path: Path) -> Path:
-    """A DeepSpeed config with an error, a warning and a hint, in lines of their own, indented with tabs."""
+    """A DeepSpeed config with an error, a warning and a hint, each on a separate line, indented with tabs."""
     zero = {"stage": 2, "sub_group_size": 100, "reduce_bucket_size": "2e8"}
     path = tmp_path / "ds config.json"
     text = {"train_batch_size": "auto", "gradient_accumulation_steps": "auto", "zero_optimization": zero}
@@ -245,14 +245,14 @@ def test_sarif_has_every_problem_with_its_rule_and_line(
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
     rules = run["tool"]["driver"]["rules"]
-    found = []
+    shown = []
     for result in run["results"]:
         rule = rules[result["ruleIndex"]]
         assert rule["id"] == result["ruleId"] and rule["help"]["text"] and rule["shortDescription"]["text"]
         (location,) = (each["physicalLocation"] for each in result["locations"])
         assert location["artifactLocation"]["uri"] == "ds%20config.json" and result["message"]["text"]
-        found.append((result["ruleId"], result["level"], location["region"]["startLine"]))
-    assert found == [
+        shown.append((result["ruleId"], result["level"], location["region"]["startLine"]))
+    assert shown == [
         ("wrong-stage", "warning", 6), ("wrong-type", "error", 7), ("clipping-missing", "note", 1),
     ]  # fmt: skip
     assert main(["check", path.name, "--output-format", "sarif", "--json"]) == 2
@@ -266,16 +266,16 @@ def test_lines_are_found_under_the_names_that_problems_have(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stage", [5, "auto", None, [2]])
-def test_what_follows_from_a_wrong_stage_is_not_listed(stage: Any) -> None:
+def test_consequences_of_a_wrong_stage_are_not_listed(stage: Any) -> None:
     """With keys of every stage, of which some have no effect at any one of them; and one mistake at all of them."""
     zero = {**load("zero3-offload")["zero_optimization"], "allgather_bucket_size": 3, "round_robin_gradients": True}
     zero |= {"zenflow": {"update_interval": 4}, "stage": stage, "legacy_stage1": True}
     config = load("zero3-offload") | {"zero_optimization": zero, "gradient_allreduce_op": "sum"}
-    found = {problem.key for problem in check(Subject(config, {}, gpus=3))}
-    assert {"zero_optimization.stage", "zero_optimization.legacy_stage1"} <= found
-    assert not found & {"zero_optimization.allgather_bucket_size", "zero_optimization.sub_group_size"}
+    shown = {problem.key for problem in check(Subject(config, {}, gpus=3))}
+    assert {"zero_optimization.stage", "zero_optimization.legacy_stage1"} <= shown
+    assert not shown & {"zero_optimization.allgather_bucket_size", "zero_optimization.sub_group_size"}
     right = {problem.key for problem in check(Subject(config | {"zero_optimization": zero | {"stage": 3}}, {}))}
-    assert found - {"zero_optimization.stage"} <= right
+    assert shown - {"zero_optimization.stage"} <= right
 
 
 @pytest.mark.parametrize(("place", "key"), [("zero_optimization", "stgae"), ("", "stage")])
@@ -335,7 +335,7 @@ def test_arguments_in_a_section_are_not_taken_for_checked(
 ) -> None:
     (tmp_path / "args.yaml").write_text(text)
     assert main(["check", str(tmp_path / "args.yaml")]) == (2 if declined else 0)
-    assert ("as a file of its own" in capsys.readouterr().err) == declined
+    assert ("as a separate file" in capsys.readouterr().err) == declined
 
 
 def test_a_file_that_is_not_checked_stops_no_other(
@@ -347,8 +347,8 @@ def test_a_file_that_is_not_checked_stops_no_other(
     assert main(["check", *map(str, others)]) == 2
     assert capsys.readouterr().err.count("memkit: error: ") == 3
     assert main(["check", str(preset), *map(str, others), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(each["rule"], each["severity"], each["file"]) for each in found] == [
+    shown = json.loads(capsys.readouterr().out)
+    assert [(each["rule"], each["severity"], each["file"]) for each in shown] == [
         ("not-checked", "hint", str(path)) for path in others
     ]
     (tmp_path / "args.yaml").write_text("output_dir: x\nevaluation_strategy: steps\n")
@@ -377,9 +377,9 @@ def test_llama_factory_s_arguments_are_compared_with_a_deepspeed_json(tmp_path: 
 def test_a_hard_coded_list_is_named_value_by_value(preset: Path) -> None:
     optimizer = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.8, 0.99], "eps": 1e-8, "weight_decay": "auto"}}
     preset.write_text(json.dumps(load("zero2") | {"optimizer": optimizer}))
-    found = {each.key: each.why for each in check_file(preset) if each.rule == "hard-coded"}
-    assert "adam_beta1=0.8, adam_beta2=0.99" in found["optimizer.params.betas"]
-    assert "adam_epsilon=1e-08" in found["optimizer.params.eps"]
+    shown = {each.key: each.why for each in check_file(preset) if each.rule == "hard-coded"}
+    assert "adam_beta1=0.8, adam_beta2=0.99" in shown["optimizer.params.betas"]
+    assert "adam_epsilon=1e-08" in shown["optimizer.params.eps"]
 
 
 def test_a_model_alone_does_not_make_this_machine_the_job_s(tmp_path: Path) -> None:

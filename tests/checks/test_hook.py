@@ -1,4 +1,4 @@
-"""The hook of `.pre-commit-hooks.yaml`, run by the real pre-commit in a repository of its own."""
+"""The hook of `.pre-commit-hooks.yaml`, run by the real pre-commit in a separate repository."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MANIFEST = ROOT / ".pre-commit-hooks.yaml"
 
 
 def hook() -> dict[str, Any]:
-    (found,) = yaml.safe_load(MANIFEST.read_text())
-    assert isinstance(found, dict)
-    return found
+    (result,) = yaml.safe_load(MANIFEST.read_text())
+    assert isinstance(result, dict)
+    return result
 
 
 @pytest.mark.parametrize(

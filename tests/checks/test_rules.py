@@ -37,7 +37,7 @@ MILDER = {
     "hard-coded": "hint",
     # The run itself and the model that it saves are right: a resume fails.
     "checkpoint-cannot-be-loaded": "warning",
-    # The file may be for a script with dataclasses of its own.
+    # The file may be for a script with its own dataclasses.
     "unknown-argument": "hint",
     # Neither Trainer nor the engine reads the section: whoever calls DeepSpeed's configure() sees the error.
     "contiguous-activations": "warning",
@@ -65,7 +65,7 @@ ON_AN_ENGINE = {
     "zenflow-without-optimizer",
 }  # fmt: skip
 
-# A proof shows what a library does, whatever the rules are: the plain level has the rules' own cases.
+# A proof shows a library's behaviour, independent of the rules: the plain level has the rules' own cases.
 PROOFS = [
     pytest.param(rule, marks=pytest.mark.operators if rule in ON_AN_ENGINE else pytest.mark.slow)
     for rule in RULES
@@ -87,8 +87,8 @@ def proofs(request: pytest.FixtureRequest) -> dict[str, Any]:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=580)
     lines = [line for line in done.stdout.splitlines() if line.startswith("PROOFS ")]
     assert lines, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[-1].removeprefix("PROOFS "))
-    return found
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix("PROOFS "))
+    return result
 
 
 def test_every_rule_has_a_case_and_a_proof() -> None:
@@ -120,7 +120,7 @@ def test_the_library_does_what_the_rule_says(rule: str, proofs: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_what_fails_is_an_error(proofs: dict[str, Any]) -> None:
+def test_failing_settings_are_errors(proofs: dict[str, Any]) -> None:
     failing = {rule for rule, proof in proofs.items() if proof["fails"] in ("loud", "late")} | PROVED_BY_THE_LEDGER
     assert {rule: RULES[rule].severity for rule in failing if RULES[rule].severity != "error"} == {
         rule: severity for rule, severity in MILDER.items() if rule in failing
@@ -129,7 +129,7 @@ def test_what_fails_is_an_error(proofs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("rule", "case"), [(rule, case) for rule, cases in CASES.items() for case in cases])
 def test_a_rule_finds_its_mistake_and_nothing_else(rule: str, case: Case) -> None:
-    found = [problem for problem in check(case.bad) if problem.rule == rule]
-    assert [problem.key for problem in found] == [case.key]
-    assert found[0].why and found[0].fix and not found[0].why.endswith(".") and not found[0].fix.endswith(".")
+    result = [problem for problem in check(case.bad) if problem.rule == rule]
+    assert [problem.key for problem in result] == [case.key]
+    assert result[0].why and result[0].fix and not result[0].why.endswith(".") and not result[0].fix.endswith(".")
     assert [problem for problem in check(case.good) if problem.rule == rule] == []

@@ -74,7 +74,7 @@ def test_a_wrong_value_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize(("section", "key"), _NUMBERS)
-def test_any_number_is_told_and_none_raises(stage: int, section: str, key: str) -> None:
+def test_any_number_is_described_and_none_raises(stage: int, section: str, key: str) -> None:
     """With all that is known of the job, so that every formula is computed."""
     path = f"{section}.{key}".lstrip(".")
     known = {"model": SMALL, "machine": MACHINE, "gpus": 2, "nodes": 2}

@@ -128,7 +128,7 @@ def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> Non
     (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\nevaluation_strategy: steps\n")
     code, out, _ = run("show", "resident", "--args", "mine.yaml")
     assert code == 0 and "eval_strategy: steps" in out, "an argument that transformers removed"
-    assert "nothing is computed for the model of your file: " in out
+    assert "sizes are not computed for the model in your file: " in out
 
 
 def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:

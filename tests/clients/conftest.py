@@ -1,4 +1,4 @@
-"""Runs clients in processes of their own, each script once without memkit and once with it."""
+"""Runs each client script in separate processes, once without memkit and once with it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """No GPU, no network, caches that nobody else uses."""
-    found = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    found["PYTHONHASHSEED"] = "0"  # peft writes a set of names into adapter_config.json
+    """Environment variables: no GPU, no network, separate caches."""
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    variables["PYTHONHASHSEED"] = "0"  # peft writes a set of names into adapter_config.json
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        found.pop(name, None)
+        variables.pop(name, None)
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
-    return {**found, "PYTHONPATH": path, "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return {**variables, "PYTHONPATH": path, "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
 def write_jobs(
@@ -45,7 +45,7 @@ def write_jobs(
     """A folder for each client and way, and the list of jobs for `tests.clients.drive`."""
     jobs: list[dict[str, Any]] = []
     for client in clients:
-        # What libraries say once in a process must be said before the comparison begins.
+        # The warm-up prints what libraries print only once in a process, so that no comparison sees it.
         for way in (*(() if jobs else ("warm-up",)), *ways, *further.get(client.name, ())):
             place = folder / client.name / way
             place.mkdir(parents=True)
@@ -61,7 +61,7 @@ def write_jobs(
 
 @pytest.fixture(scope="session")
 def drive(inputs: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Runs all clients in one process, or in the processes of torchrun, and returns the folder of their folders."""
+    """Runs all clients in one process, or in those of torchrun, and returns the folder with their folders."""
 
     def run(
         clients: Sequence[Client],

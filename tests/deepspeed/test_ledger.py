@@ -18,9 +18,9 @@ N = 1_557_611_200
 
 
 def of(ledger: Ledger, place: str, *terms: str) -> int:
-    found = [row for row in ledger.rows if row.place == place and row.term in terms]
-    assert {row.term for row in found} == set(terms)
-    return sum(row.size_bytes for row in found)
+    matching = [row for row in ledger.rows if row.place == place and row.term in terms]
+    assert {row.term for row in matching} == set(terms)
+    return sum(row.size_bytes for row in matching)
 
 
 def changed(name: str, **zero: Any) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def test_processes_own_what_their_share_touches(model: ModelFacts) -> None:
     assert of(ledger, "host", "16-bit accumulators") == 2 * (4 + 4)
 
 
-def test_what_is_normed_is_the_largest_piece_that_a_process_owns(model: ModelFacts) -> None:
+def test_the_norm_is_of_the_largest_piece_that_a_process_owns(model: ModelFacts) -> None:
     """12 elements between two processes: of 8 and 4, six and two of the first are theirs. One process owns all."""
     for gpus, piece in ((1, 8), (2, 6), (3, 4)):
         ledger = zero_ledger(load("zero2-offload"), model, gpus=gpus, adapters=(8, 4))
         assert of(ledger, "device", "gradient in fp64, for its norm") == 8 * piece
 
 
-def test_what_is_reduced_between_processes_is_flattened_first(model: ModelFacts) -> None:
+def test_gradients_are_flattened_before_they_are_reduced(model: ModelFacts) -> None:
     assert not any("flattened to be" in row.term for row in zero_ledger(load("zero2"), model).rows)
     for adapters, elements in (((30_000_000,) * 3, 50_000_000), ((80_000_000,), 80_000_000), ((4, 4), 8)):
         ledger = zero_ledger(load("zero2"), model, gpus=2, adapters=adapters)
@@ -171,7 +171,7 @@ def test_rank_0_gathers_what_it_saves(model: ModelFacts) -> None:
         assert term not in {row.term for row in zero_ledger(other, model).rows}
 
 
-def test_what_the_step_holds_is_not_added_to_what_backward_holds(model: ModelFacts) -> None:
+def test_the_step_s_memory_is_not_added_to_that_of_backward(model: ModelFacts) -> None:
     ledger = zero_ledger(load("zero2"), model)
     always = sum(row.size_bytes for row in ledger.rows if row.phase is None)
     step = sum(row.size_bytes for row in ledger.rows if row.phase == "optimizer")

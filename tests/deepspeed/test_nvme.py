@@ -52,9 +52,9 @@ def leave_swap_files(folder: Path) -> Path:
 
 def test_a_good_folder_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "not" / "yet"):
-        found = preflight(folder, needed_bytes=MIB, locked_bytes=4096)
-        assert (found.unusable, found.shortages, found.missing) == ((), (), ())
-        found.raise_problems()
+        result = preflight(folder, needed_bytes=MIB, locked_bytes=4096)
+        assert (result.unusable, result.shortages, result.missing) == ((), (), ())
+        result.raise_problems()
     assert files_below(tmp_path) == []
 
 
@@ -112,10 +112,10 @@ $PYTHON -c 'from hf_memkit.deepspeed.nvme import preflight; print(preflight("m",
 """)
     if "no loop devices" in out:
         pytest.skip("NOT TESTED: this machine has no loop devices")
-    assert "takes pieces of 4096 bytes only" in out
+    assert "accepts pieces of 4096 bytes only" in out
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFitError, match=r"will be swapped there, and .* GiB are free"):
         preflight(tmp_path, needed_bytes=2**60).raise_problems()
     assert files_below(tmp_path) == []
@@ -141,8 +141,8 @@ def test_locked_memory_is_tried_without_being_used() -> None:
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (MIB, MIB))
             small = preflight("/dev/shm", needed_bytes=0, locked_bytes=MIB // 2)
             large = preflight("/dev/shm", needed_bytes=0, locked_bytes=2 * MIB)
-            told = any("this process may not; run: ulimit -l unlimited" in line for line in large.shortages)
-            code = 0 if can_lock(MIB // 2) and not can_lock(2 * MIB) and told and not small.shortages else 2
+            reported = any("this process may not; run: ulimit -l unlimited" in line for line in large.shortages)
+            code = 0 if can_lock(MIB // 2) and not can_lock(2 * MIB) and reported and not small.shortages else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -167,14 +167,14 @@ def test_a_run_holds_its_folder_and_clears_it(tmp_path: Path) -> None:
 
 def test_files_of_another_program_are_not_touched(tmp_path: Path) -> None:
     file = leave_swap_files(tmp_path)
-    found = preflight(tmp_path, needed_bytes=0)
-    assert "0.00 GiB of swap files" in found.unusable[0] and f"rm -r {file.parents[2]}" in found.unusable[0]
+    result = preflight(tmp_path, needed_bytes=0)
+    assert "0.00 GiB of swap files" in result.unusable[0] and f"rm -r {file.parents[2]}" in result.unusable[0]
     with pytest.raises(InputError, match="by a program other than memkit"), nvme.hold(tmp_path):
         pass
     assert [path for path in files_below(tmp_path) if path.is_file()] == [file]
 
 
-def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         with nvme.hold(tmp_path):
@@ -182,12 +182,12 @@ def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert nvme.swap_bytes(tmp_path) >= 2 * MIB
-    found = preflight(tmp_path, needed_bytes=MIB)
-    assert found.unusable == () and "left by a run that was killed (process " in found.notes[0]
-    said: list[str] = []
-    with nvme.ready(tmp_path, said.append, needed_bytes=MIB):
+    result = preflight(tmp_path, needed_bytes=MIB)
+    assert result.unusable == () and "left by a run that was killed (process " in result.notes[0]
+    messages: list[str] = []
+    with nvme.ready(tmp_path, messages.append, needed_bytes=MIB):
         assert nvme.swap_bytes(tmp_path) == 0
-    assert "left by a run that was killed" in said[0]
+    assert "left by a run that was killed" in messages[0]
     assert files_below(tmp_path) == []
 
 

@@ -41,13 +41,13 @@ def saved(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scaler", [LossScaler(2.0), DynamicLossScaler(4.0, 2.0, 10, 1.0, 2, True, False)])
-def test_what_deepspeed_writes(scaler: Any, tmp_path: Path) -> None:
+def test_files_that_deepspeed_writes(scaler: Any, tmp_path: Path) -> None:
     states = saved(tmp_path, loss_scaler=scaler)
     assert states["loss_scaler"].cur_scale == scaler.cur_scale and states["zero_stage"] is ZeroStageEnum.weights
     assert torch.equal(states["fp32_flat_groups"][0], torch.ones(3))
 
 
-def test_what_would_run_code(tmp_path: Path) -> None:
+def test_arguments_that_would_run_code(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"states\.pt: .*mkdir") as refused:
         saved(tmp_path, extra=RunsCode(tmp_path / "ran"))
     assert "\n" not in str(refused.value) and not (tmp_path / "ran").exists()

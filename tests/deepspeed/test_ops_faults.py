@@ -53,10 +53,10 @@ def test_a_compiler_that_fails_is_quoted(operators: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(OpBuilder, "_loaded_ops", {})  # an operator that this process has is not built again
     compiler(tmp_path, monkeypatch, 'case "$*" in *-c*) echo "fatal: out of paper" >&2; exit 1;; esac; exec g++ "$@"')
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(RunError, match=r"deepspeed_shm_comm does not build: .*out of paper.*; .*memkit doctor$"):
-        ops.build(("deepspeed_shm_comm",), said.append, cpu=True)
-    assert said[0].startswith("Building DeepSpeed's deepspeed_shm_comm")
+        ops.build(("deepspeed_shm_comm",), messages.append, cpu=True)
+    assert messages[0].startswith("Building DeepSpeed's deepspeed_shm_comm")
     assert stale_locks([operators]) == [], "the next build would wait for ever"
 
 

@@ -22,13 +22,13 @@ MAY_BE_AUTO = {
 
 
 def autos(config: dict[str, Any]) -> list[str]:
-    found = []
+    result = []
     for key, value in config.items():
         if value == "auto":
-            found.append(key)
+            result.append(key)
         elif isinstance(value, dict):
-            found += autos(value)
-    return found
+            result += autos(value)
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +55,7 @@ def test_presets_are_plain_json() -> None:
 def test_the_index_has_every_preset_and_no_other() -> None:
     index = preset_index()
     assert sorted(index) == NAMES
-    assert all(info.summary and info.for_whom and info.saves and info.costs for info in index.values())
+    assert all(info.summary and info.audience and info.saves and info.costs for info in index.values())
 
 
 def test_removed_optimizers_say_which_deepspeed_still_has_them() -> None:

@@ -28,8 +28,8 @@ def test_threads_of_the_group_are_joined(tmp_path: Path, how: str, threads_left:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert found["with_threads"] == threads_left
+    output = json.loads(ran.stdout.splitlines()[-1])
+    assert output["with_threads"] == threads_left
     if how == "leave":
-        assert found["died"] == 0, ran.stderr[-3000:]
+        assert output["died"] == 0, ran.stderr[-3000:]
         leave_process_group()  # there is none: nothing happens

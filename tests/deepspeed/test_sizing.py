@@ -91,10 +91,10 @@ def test_nothing_is_prefetched_where_deepspeed_would_read_it_twice() -> None:
     assert prefetch(64) == 0  # a rank's shares are below 1 MiB, but the embedding's
 
 
-def test_a_low_limit_for_locked_memory_is_said() -> None:
+def test_a_low_limit_for_locked_memory_is_reported() -> None:
     low = sized("zero3-infinity", machine=machine(64, memlock=8 << 20))
     assert any("mlock" in note and "8 MiB" in note for note in low.notes)
-    enough = machine(256, memlock=4 << 30)  # the limit is one process's: 2.5 GiB each, whatever their number
+    enough = machine(256, memlock=4 << 30)  # the limit is one process's: 2.5 GiB each, for any number of them
     assert not sized("zero3-infinity", machine=enough, gpus=8).notes
     assert not sized("zero3-infinity", machine=machine(64, memlock=None)).notes
 
@@ -139,5 +139,7 @@ def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parse
                 "fp16": not big.gpu.bf16 and name != "zero2-lean",
             }
             subject = Subject(config, arguments, facts(model), big, gpus, deepspeed=release)
-            found = [problem for problem in check(subject) if problem.rule not in ("card-too-small", *NOT_THE_CONFIG)]
-            assert found == [], f"{name} for {model} on {card}"
+            problems = [
+                problem for problem in check(subject) if problem.rule not in ("card-too-small", *NOT_THE_CONFIG)
+            ]
+            assert problems == [], f"{name} for {model} on {card}"

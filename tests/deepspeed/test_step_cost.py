@@ -28,8 +28,8 @@ def bf16(name: str, **zero: Any) -> dict[str, Any]:
 
 
 def of(cost: StepCost, name: str) -> CostRow:
-    (found,) = (row for row in cost.rows if row.name == name)
-    return found
+    (cost_row,) = (row for row in cost.rows if row.name == name)
+    return cost_row
 
 
 def zero_cost(config: dict[str, Any], model: ModelFacts, *, gpus: int = 1, accumulation: int = 1) -> StepCost:
@@ -53,7 +53,7 @@ def test_ddp_hides_behind_the_last_backward_alone(model: ModelFacts) -> None:
     traffic = ddp_traffic(model, gpus=8, gradient_bytes=4)
     fast = of(step_cost(traffic, TRACED, GPU, HOST), "all-reduce of gradients")
     assert fast.moved_bytes == pytest.approx(7 * N)
-    assert fast.in_all.middle == pytest.approx(7 * N / 1e9 / (300 * 0.78))
+    assert fast.total.middle == pytest.approx(7 * N / 1e9 / (300 * 0.78))
     embedding = 7 * 50257 * 1600
     passes = 8 * N / 1e9 / 1700
     last = embedding / 1e9 / (300 * 0.88)
@@ -77,9 +77,9 @@ def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last(model: Mod
     assert of(first, name).moved_bytes == 2 * N
     assert of(second, name).moved_bytes == 4 * 2 * N
     assert of(second, "all-gather of weights").moved_bytes == pytest.approx(N, rel=1e-6), "half of each GPU's copy"
-    assert of(second, name).exposed.low > of(second, name).in_all.low, "without overlap_comm nothing is hidden"
+    assert of(second, name).exposed.low > of(second, name).total.low, "without overlap_comm nothing is hidden"
     hidden = of(zero_cost(bf16("zero2", overlap_comm=True, reduce_bucket_size=10**7), model, gpus=2), name)
-    assert hidden.exposed.low < 0.4 * hidden.in_all.low
+    assert hidden.exposed.low < 0.4 * hidden.total.low
     assert of(second, "optimizer on the GPU").exposed.middle == 0.02, "each steps with half"
 
 
@@ -105,19 +105,19 @@ def offloaded(pin_memory: bool = True, overlap_comm: bool = False) -> dict[str, 
 def test_an_offloaded_optimizer_is_bound_by_ram_and_pcie(model: ModelFacts) -> None:
     """Adam reads and writes 28 bytes a parameter; all GPUs of a machine share its RAM, and have PCIe each."""
     cost = zero_cost(offloaded(), model, accumulation=2)
-    assert of(cost, "Adam on the host").in_all.low == pytest.approx(28 * N / 1e11, rel=1e-6)
-    assert of(cost, "gradients to RAM").in_all.low == pytest.approx(4 * N / 25e9, rel=1e-6)
+    assert of(cost, "Adam on the host").total.low == pytest.approx(28 * N / 1e11, rel=1e-6)
+    assert of(cost, "gradients to RAM").total.low == pytest.approx(4 * N / 25e9, rel=1e-6)
     assert of(cost, "gradients accumulated in RAM").moved_bytes == pytest.approx(3 * 2 * N, rel=1e-6)
     assert of(cost, "weights to the GPU").moved_bytes == pytest.approx(2 * N, rel=1e-6)
     assert of(cost, "optimizer on the GPU").exposed.middle == 0
     two = zero_cost(offloaded(), model, gpus=2)
-    assert of(two, "Adam on the host").in_all.low == pytest.approx(28 * N / 1e11, rel=1e-6)
-    assert of(two, "gradients to RAM").in_all.low == pytest.approx(2 * N / 25e9, rel=1e-6)
+    assert of(two, "Adam on the host").total.low == pytest.approx(28 * N / 1e11, rel=1e-6)
+    assert of(two, "gradients to RAM").total.low == pytest.approx(2 * N / 25e9, rel=1e-6)
     assert "gradients accumulated in RAM" not in [row.name for row in two.rows]
     assert of(zero_cost(offloaded(overlap_comm=True), model), "gradients to RAM").exposed.low == 0
     pageable = zero_cost(offloaded(pin_memory=False, overlap_comm=True), model)
-    assert of(pageable, "gradients to RAM").exposed == of(pageable, "gradients to RAM").in_all
-    assert of(pageable, "gradients to RAM").in_all.low == pytest.approx(4 * N / 12.5e9, rel=1e-6)
+    assert of(pageable, "gradients to RAM").exposed == of(pageable, "gradients to RAM").total
+    assert of(pageable, "gradients to RAM").total.low == pytest.approx(4 * N / 12.5e9, rel=1e-6)
 
 
 def test_parameters_in_ram_come_over_pcie_for_forward_and_backward(model: ModelFacts) -> None:
@@ -136,11 +136,11 @@ def test_transfers_over_one_link_share_what_hides_them(model: ModelFacts) -> Non
     cost = zero_cost(config, model, accumulation=4)
     each, last = of(cost, "gradients accumulated in RAM"), of(cost, "gradients to RAM")
     assert each.exposed.low == last.exposed.low == 0
-    in_one = each.in_all.high / 4
+    in_one = each.total.high / 4
     assert in_one == pytest.approx(4 * N / 1e9 / (25 * 0.7), rel=1e-6)
     assert each.exposed.high == pytest.approx(4 * (in_one - 0.6 * 0.5), rel=1e-6)
-    assert last.exposed.high == pytest.approx(last.in_all.high), "nothing is left"
-    assert last.exposed.middle == pytest.approx(last.in_all.middle - (0.9 * 0.6 - each.in_all.middle / 4))
+    assert last.exposed.high == pytest.approx(last.total.high), "nothing is left"
+    assert last.exposed.middle == pytest.approx(last.total.middle - (0.9 * 0.6 - each.total.middle / 4))
 
 
 def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
@@ -151,18 +151,18 @@ def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
 
     serial = offload(pipeline_read=False, pipeline_write=False)
     read, write = of(serial, "optimizer states from disk"), of(serial, "optimizer states to disk")
-    assert read.exposed.low == read.in_all.low == pytest.approx(16 * N / 4e9, rel=1e-2)
-    assert write.exposed.low == write.in_all.low == pytest.approx(12 * N / 2e9, rel=1e-2)
+    assert read.exposed.low == read.total.low == pytest.approx(16 * N / 4e9, rel=1e-2)
+    assert write.exposed.low == write.total.low == pytest.approx(12 * N / 2e9, rel=1e-2)
     both = offload(pipeline_read=True, pipeline_write=True)
     total = sum(of(both, name).exposed.low for name in (read.name, write.name, "Adam on the host"))
-    assert total == pytest.approx(write.in_all.low), "the slowest of the three"
+    assert total == pytest.approx(write.total.low), "the slowest of the three"
 
 
 def test_the_same_computation_hides_a_read_and_the_copy_after_it(model: ModelFacts) -> None:
     """Would notice: weights from the disk and their copies to the GPU that are each hidden by all of the forward."""
     cost = zero_cost(bf16("zero3-infinity", stage3_max_reuse_distance=0), model)
     copied, read = of(cost, "weights to the GPU, forward"), of(cost, "weights from disk, forward")
-    hidden = copied.in_all.low - copied.exposed.low + read.in_all.low - read.exposed.low
+    hidden = copied.total.low - copied.exposed.low + read.total.low - read.exposed.low
     assert hidden == pytest.approx(TRACED.forward_s)
 
 
@@ -176,7 +176,7 @@ def test_a_part_of_the_optimizer_may_stay_on_the_gpu(model: ModelFacts) -> None:
         assert of(cost, "Adam on the host").moved_bytes == pytest.approx(28 * N * (1 - share), rel=0.1, abs=1e8)
 
 
-def test_what_has_no_formula_has_no_time(model: ModelFacts) -> None:
+def test_without_a_formula_there_is_no_time(model: ModelFacts) -> None:
     for added in ({"zero_quantized_weights": True}, {"zero_hpz_partition_size": 2}, {"zenflow": {"topk_ratio": 0.1}}):
         assert zero_traffic(bf16("zero3", **added), model, gpus=2) is None
 
@@ -215,16 +215,16 @@ def test_a_host_is_measured_or_given() -> None:
     here = measured_host()
     assert here.ram_gb_per_s.measured and here.ram_gb_per_s.value >= here.core_gb_per_s.value > 0.5
     assert not here.nvme_read_gb_per_s.measured, "nobody read the disk"
-    given = GivenHost(cores=8, ram_gb_per_s=90).over(here)
+    given = GivenHost(cores=8, ram_gb_per_s=90).overridden_on(here)
     assert (given.cores, given.ram_gb_per_s.value) == (8, 90) and given.core_gb_per_s == here.core_gb_per_s
-    assert "given" in given.said_of_cpu() and "measured" in here.said_of_cpu()
-    assert "assumed" in assumed_host(16).said_of_cpu()
+    assert "given" in given.describe_cpu() and "measured" in here.describe_cpu()
+    assert "assumed" in assumed_host(16).describe_cpu()
 
 
 def test_a_disk_is_known_if_both_of_its_rates_are() -> None:
     """Would notice: a write that is priced as on somebody else's disk; a measurement in a given rate's place."""
     host = assumed_host(16)
-    half = GivenHost(nvme_read_gb_per_s=7).over(host)
+    half = GivenHost(nvme_read_gb_per_s=7).overridden_on(host)
     measured = half.with_disk(5, 2, "measured here")
     assert not host.knows_disk and not half.knows_disk and measured.knows_disk
     assert (measured.nvme_read_gb_per_s.value, measured.nvme_write_gb_per_s.value) == (7, 2)
@@ -234,4 +234,4 @@ def test_adam_on_the_host_is_as_fast_as_its_cores(model: ModelFacts) -> None:
     traffic = zero_traffic(offloaded(), model, gpus=1, accumulation=1)
     assert traffic is not None
     cost = step_cost(traffic, TRACED, GPU, replace(HOST, cores=2))
-    assert of(cost, "Adam on the host").in_all.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"
+    assert of(cost, "Adam on the host").total.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"

@@ -49,7 +49,7 @@ def double(folder: Path, pytestconfig: pytest.Config) -> Results:
 
 
 def drive(config: pytest.Config, folder: Path, *commands: list[str], processes: int = 1) -> Results:
-    """Trains the cases, and returns their results. Whatever went wrong fails the cases that it stopped.
+    """Trains the cases, and returns their results. An error fails the cases that it stopped.
 
     It takes a minute or two: a dot a case is printed.
     """
@@ -69,24 +69,24 @@ def drive(config: pytest.Config, folder: Path, *commands: list[str], processes: 
             subprocess.Popen([*command, *further, str(place)], env=environment, stdout=log, stderr=log)
             for command in commands
         ]
-        told = 0
+        reported = 0
         while any(each.poll() is None for each in ran) and time.monotonic() < started + 1100:
             time.sleep(0.5)
             done = len(list(place.glob("*/rank0.json")))
             with capture.global_and_fixture_disabled():
-                print("." * (done - told), end="", flush=True)
-            told = done
+                print("." * (done - reported), end="", flush=True)
+            reported = done
         for each in ran:
             each.kill()
         returncodes = [each.wait() for each in ran]
-    said = (place / "log.txt").read_text()[-8000:]
+    message = (place / "log.txt").read_text()[-8000:]
 
     def results(case: str) -> list[dict[str, Any]]:
         found = [json.loads(path.read_text()) for path in sorted((place / case).glob("rank*.json"))]
-        assert len(found) == processes, said
+        assert len(found) == processes, message
         for result in found:
             assert result["error"] is None, result["error"]
         return found
 
-    assert not any(returncodes), said
+    assert not any(returncodes), message
     return results

@@ -25,7 +25,7 @@ LEDGERS = [
 
 OUT_OF_SIGHT = (
     "rounding of page-locked blocks",  # there is no such allocator on a CPU
-    "fp32 moments, twice",  # ZenFlow's, in a process of its own
+    "fp32 moments, twice",  # ZenFlow's, in a separate process
 )
 
 
@@ -35,7 +35,7 @@ def test_ledger_holds_what_the_engine_holds(
     single: Results, double: Results, model: ModelFacts, case: Case, processes: int
 ) -> None:
     """Every row of RAM and disk, both ways: nothing of the engine is missing, no row is made up. On a CPU the engine
-    holds what would lie on a GPU as well; those rows are compared where they are tensors of its own."""
+    holds what would lie on a GPU as well; those rows are compared where they are separate tensors."""
     ranks = (single if processes == 1 else double)(case.name)
     assert case.preset is not None
     config = with_precision(small_config(case.preset, "/nowhere"), bf16=case.bf16)

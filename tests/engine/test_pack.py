@@ -91,8 +91,8 @@ def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, var
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--output", "run"]
     ran = process.run([*command, "--max-steps", str(steps)], tmp_path)
     assert ran.returncode == 0, ran.output[-4000:]
-    said = [line for line in ran.output.splitlines() if line.startswith("PROBLEM")]
-    problems = [line for line in said if not line.startswith("PROBLEM: needs ")]  # RAM or disk that is not here
+    lines = [line for line in ran.output.splitlines() if line.startswith("PROBLEM")]
+    problems = [line for line in lines if not line.startswith("PROBLEM: needs ")]  # RAM or disk that is not here
     assert "REHEARSAL" in ran.output and not problems
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     result = content["result"]

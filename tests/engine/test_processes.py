@@ -121,8 +121,8 @@ def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Pat
     ranks[1].send_signal(signal.SIGKILL)
     assert process.wait(timeout=60) == 1
     text = (tmp_path / "log.txt").read_text()
-    told = [line for line in text.splitlines() if line.startswith("memkit: error: ")]
-    assert len(told) == 1 and f"rank 1 (process {ranks[1].pid}) was killed (SIGKILL" in told[0]
+    reported = [line for line in text.splitlines() if line.startswith("memkit: error: ")]
+    assert len(reported) == 1 and f"rank 1 (process {ranks[1].pid}) was killed (SIGKILL" in reported[0]
     assert "Traceback" not in text and "torch.distributed" not in text
     assert not ranks[0].is_running(), "a rank was left behind"
     for rank in (0, 1):

@@ -19,18 +19,18 @@ def test_stepping_optimizer_is_the_one_that_steps(single: Results, folder: Path,
     single("plain")
     steps = json.loads((folder / "1" / "more-rank0.json").read_text())["stepping"][name]
     config, optim = config_of(name)
-    said = stepping_optimizer(config, optim)
+    stepping = stepping_optimizer(config, optim)
     if steps.endswith("Error"):
-        assert not said.same_algorithm and steps in said.why
+        assert not stepping.same_algorithm and steps in stepping.why
         return
-    assert steps == (said.optimizer or TRAINERS_OWN[optim])
+    assert steps == (stepping.optimizer or TRAINERS_OWN[optim])
 
 
 def test_what_is_not_computed_as_asked_says_so() -> None:
     offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     for optim in ("adamw_bnb_8bit", "sgd", "adafactor"):
-        said = stepping_optimizer(offload, optim)
-        assert not said.same_algorithm and optim in said.why
+        stepping = stepping_optimizer(offload, optim)
+        assert not stepping.same_algorithm and optim in stepping.why
     assert stepping_optimizer(offload, "adamw_torch").same_algorithm
     assert stepping_optimizer({"zero_optimization": {"stage": 2}}, "adamw_bnb_8bit").same_algorithm
     twice = stepping_optimizer({"optimizer": {"type": "AdamW"}}, "adamw_bnb_8bit")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.common.units import MIB
-from hf_memkit.recipes.export.scripts.train_text import blocks_of
+from hf_memkit.recipes.export.scripts.train_text import cut_into_blocks
 from hf_memkit.recipes.tasks.made_up_texts import help_texts
 from tests.conftest import VARIANTS, Memkit, read_json_lines
 
@@ -42,7 +42,7 @@ def saved_model_loss(
     documents = help_texts() if text_file is None else [text_file.read_text(encoding="utf-8")]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows, length = Dataset.from_dict({"text": documents}), settings["data.sequence_length"]
-    every = [block["input_ids"] for block in blocks_of(rows, tokenizer, length)]
+    every = [block["input_ids"] for block in cut_into_blocks(rows, tokenizer, length)]
     held_out = np.array(every[-max(1, round(0.05 * len(every))) :])
     batch = settings["arguments.per_device_eval_batch_size"] * processes
     blocks = torch.tensor(held_out[: len(held_out) // batch * batch]).long()

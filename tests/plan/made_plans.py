@@ -1,15 +1,15 @@
-"""Plans of made-up figures, for what is shown of them: what a search finds in them is tested with real scripts."""
+"""Plans with made-up figures, for tests of their ranking and rendering. Other tests plan real scripts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.catalog.hardware import described_gpu, described_machine
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judgement import Judged, judged
+from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import Confidence, Prediction
 from hf_memkit.prediction.time.step_time import StepTime
@@ -34,12 +34,10 @@ PATCH = Alternative("loss", "fused loss", code='loss = fused("<b>")\nloss.backwa
 
 def setup(
     size: int, accumulation: int, gib: float, seconds: float | None, *choices: Alternative, gpu: str = "RTX 3090",
-    unknown: tuple[str, ...] = (), tokens: int | None = 8192, **known: Any,
-) -> Judged:  # fmt: skip
-    """A setup that takes so much of the GPU, and so long a step; None: nobody knows."""
+    unknown: tuple[str, ...] = (), tokens: int | None = 8192, **fields: Any,
+) -> Judgement:  # fmt: skip
+    """A judged setup that needs `gib` on the GPU and takes `seconds` per step; None: its time is unknown."""
     peak, outside = int(gib * GIB) - GIB // 2, GIB // 2
-    of_gpu = described_gpu(gpu)
-    assert of_gpu is not None
     prediction = Prediction(
         peak_allocated_bytes=peak,
         peak_reserved_bytes=(peak, peak),
@@ -52,11 +50,10 @@ def setup(
         peak_module="",
         confidence=Confidence("trace", "two steps"),
         source="nothing",
-        capacity_bytes=of_gpu.capacity_bytes,
-    )
-    found = judged(SetupCandidate(size, accumulation, choices), prediction, described_machine(gpu, None, None, None))
+    ).with_verdict(described_machine(gpu, None, None, None))
+    candidate = SetupCandidate(size, accumulation, choices)
     if seconds is None:
-        return found
+        return judge_prediction(candidate, prediction)
     step = StepTime(
         seconds=(0.9 * seconds, seconds, 1.3 * seconds),
         by_phase={"forward": 0.3 * seconds, "backward": 0.7 * seconds},
@@ -68,22 +65,20 @@ def setup(
         unknown=unknown,
         rests_on=("bf16: 71 TFLOPS (measured)",),
     )
-    run = {"run_seconds": (90 * seconds, 100 * seconds, 130 * seconds), **known}
-    return judged(
-        found.candidate, prediction, described_machine(gpu, None, None, None), step_time=step, tokens=tokens, **run
-    )
+    fields = {"run_seconds": (90 * seconds, 100 * seconds, 130 * seconds), **fields}
+    return judge_prediction(candidate, prediction, step_time=step, tokens=tokens, **fields)
 
 
-def plan(own: Judged, *others: Judged, gpu: str = "RTX 3090", **known: Any) -> Plan:
+def plan(own: Judgement, *others: Judgement, gpu: str = "RTX 3090", **fields: Any) -> Plan:
     return Plan(
-        name="train.py", machine=described_machine(gpu, None, None, None), gpus=known.pop("gpus", 1), own=own,
-        traced=(own, *others), script=known.pop("script", UserScript("train.py")), **known,
+        name="train.py", machine=described_machine(gpu, None, None, None), own=own, traced=(own, *others),
+        **{"gpus": 1, "script": UserScript("train.py"), **fields},
     )  # fmt: skip
 
 
 def usual(gpu: str = "RTX 3090") -> Plan:
-    """The script's own does not fit; one with the same result does, a faster one is nearly the same, one needs
-    another script."""
+    """A plan in which the script's own setup does not fit. Two with the same result fit, a faster one has nearly the
+    same result, and the fastest needs a change of code."""
     return plan(
         setup(8, 1, 42.8, 1.0, gpu=gpu),
         setup(8, 1, 19.0, 1.4, CHECKPOINTING, gpu=gpu),

@@ -1,4 +1,4 @@
-"""A traced training of made-up facts, for what plans make of them."""
+"""A traced training with made-up facts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ MADE = TracedTraining(
 
 
 def changed(value: Any, **fields: Any) -> Any:
-    """With other values of these fields: of `plan__padding__share` that of its own field's field."""
+    """A copy of a dataclass with other values of these fields; `plan__padding__share` is a field of a field of a
+    field."""
     for path, new in fields.items():
         name, _, rest = path.partition("__")
         value = replace(value, **{name: changed(getattr(value, name), **{rest: new}) if rest else new})

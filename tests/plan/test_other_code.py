@@ -1,5 +1,5 @@
-"""LoRA and QLoRA in a script that trains whole models: what was traced is what the script does once it is changed so,
-and the change is right Python in whatever way the script is written."""
+"""LoRA and QLoRA in a script that trains whole models: after the proposed change the script has the trace that was
+predicted, and the change is correct Python in every form of script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
-from hf_memkit.prediction.running_scripts import asked, script_request
+from hf_memkit.prediction.running_scripts import run_in_worker, script_request
 from hf_memkit.prediction.traced_training import CallPlace, TracedArguments, TracedTraining, TrainerCall
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.script_overrides import Overrides
@@ -103,24 +103,24 @@ def folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.found("train.py", arguments), MACHINE, os.environ)
+    return ScriptTraces(UserScript.at("train.py", arguments), MACHINE, os.environ)
 
 
 def training(traced: TraceFile) -> TracedTraining:
-    found = traced.outcome().training
-    assert found is not None, traced
-    return found
+    training = traced.outcome().training
+    assert training is not None, traced
+    return training
 
 
-def figures(found: TracedTraining) -> tuple[Any, ...]:
-    trace = found.trace
+def figures(training: TracedTraining) -> tuple[Any, ...]:
+    trace = training.trace
     assert trace.work is not None
     return trace.peaks_by_phase(), trace.peak(), [trace.work.operations[call] for call in trace.work.calls]
 
 
 def methods(own: TracedTraining, *also: str, left_out: dict[str, str] | None = None) -> list[Alternative]:
-    found = choices_for(own, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
-    return [each for each in found if each is not None]
+    choices = choices_for(own, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
+    return [each for each in choices if each is not None]
 
 
 def patch(diff: str) -> None:
@@ -129,16 +129,16 @@ def patch(diff: str) -> None:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with contextlib.closing(Worker()) as found:
-        yield found
+    with contextlib.closing(Worker()) as worker:
+        yield worker
 
 
-def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
-    """The figures of the script as it is now."""
-    request = script_request(UserScript.found("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
-    found = asked(worker, replace(request, for_plan=True, overrides=overrides))
-    assert found.training is not None, found
-    return figures(found.training)
+def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
+    """The figures of the current script, in a new process."""
+    request = script_request(UserScript.at("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
+    outcome = run_in_worker(worker, replace(request, for_plan=True, overrides=overrides))
+    assert outcome.training is not None, outcome
+    return figures(outcome.training)
 
 
 @pytest.mark.parametrize(
@@ -148,32 +148,32 @@ def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | 
         pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
     ],
 )
-def test_the_changed_script_is_what_was_traced(
+def test_the_changed_script_has_the_same_trace(
     script: str, also: tuple[str, ...], folder: Path, worker: Worker
 ) -> None:
-    """Would notice: adapters that are traced and not written, or the other way round; a model that is quantised or
-    prepared in another way; a subclass that has prepared the model without them; a patch that does not apply."""
+    """Would notice: adapters in the trace but not in the diff, or the other way round; a model that is quantised or
+    prepared differently; a subclass that prepared the model without adapters; a diff that does not apply."""
     (folder / "train.py").write_text(SCRIPTS[script])
-    with traces(*OWN) as made:
-        made.start()
-        own = training(made.of(Overrides()))
+    with traces(*OWN) as forks:
+        forks.start()
+        own = training(forks.of(Overrides()))
         candidates = [SetupCandidate(2, 2, (each,)) for each in methods(own, *also)]
-        found = [figures(training(made.of(each.overrides))) for each in candidates]
-    assert len(found) == len(also)
-    for candidate, traced in zip(candidates, found, strict=True):
+        forked = [figures(training(forks.of(each.overrides))) for each in candidates]
+    assert len(forked) == len(also)
+    for candidate, traced in zip(candidates, forked, strict=True):
         (folder / "train.py").write_text(SCRIPTS[script])
         assert traced != figures(own)
-        if script == "subclass":  # the fork stands where it is made
-            assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
+        if script == "subclass":  # here the fork waits where the subclass is made
+            assert traced_anew(worker, *OWN, overrides=candidate.overrides) == traced
         paste = pasted(candidate, own)
         assert paste.diff and not paste.model
         patch(paste.diff)
         flags = [word for flag in paste.flags for word in flag.split(" ", 1)]
-        assert from_its_first_line(worker, *OWN, *flags) == traced
+        assert traced_anew(worker, *OWN, *flags) == traced
 
 
 def placed(source: str, **made: Any) -> TracedTraining:
-    """The training of a script at `train.py`, as the child notes it."""
+    """Writes a script to `train.py`, and returns its training with the places of its calls."""
     Path("train.py").write_text(source)
     ends = {}
     for node in ast.walk(ast.parse(source)):
@@ -203,7 +203,7 @@ CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
     ("Trainer(**given)\n", "", LORA, {}),
     ("Trainer(*given)\n", "", LORA, {"model": 0}),
     ("Trainer(model_init=model)\n", "", LORA, {"model": "model_init"}),
-    ("Trainer(model)", "", LORA, {"model": 0}),  # without an end of the line
+    ("Trainer(model)", "", LORA, {"model": 0}),  # no newline at the end
     ("def f():\n    Trainer(model)\n", f"def f():\n    Trainer({WRAPPED})\n", LORA, {"model": 0}),  # a global
     (
         "def f(model):\n    return Trainer(model)\n",
@@ -246,11 +246,11 @@ CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("before", "after", "overrides", "made"), CASES, ids=[each[0] for each in CASES])
-def test_the_change_is_right_wherever_it_goes(
+def test_the_diff_is_right_in_every_form_of_script(
     before: str, after: str, overrides: Overrides, made: dict[str, Any], folder: Path
 ) -> None:
-    """Would notice: a name that becomes local to a function, adapters on adapters in a loop, a keyword that is there
-    twice, bytes taken for characters, a guess where the call does not say what it gets."""
+    """Would notice: a variable that becomes local to a function, adapters on adapters in a loop, a keyword given
+    twice, bytes counted as characters, a guess where the arguments of the call are not known."""
     diff = other_code.diff(placed(before, **made).facts, overrides)
     if not after:
         assert diff == ""
@@ -266,7 +266,7 @@ def test_the_change_is_right_wherever_it_goes(
 
 
 def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:
-    """Would notice: an import before `from __future__` or the shebang, twice, or below what needs it."""
+    """Would notice: an import before `from __future__` or the shebang, a second import, an import below its use."""
     head = '#!/usr/bin/python\n"""Trains."""\n\nfrom __future__ import annotations\n'
     body = "import os\n\n\ndef f():\n    import sys\n    Trainer(model=1)\n\n\nimport late\nf()\n"
     patch(other_code.diff(placed(head + "from peft import LoraConfig\n" + body).facts, LORA))
@@ -279,8 +279,8 @@ def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:
     assert Path("train.py").read_text().startswith("#!/usr/bin/python\nfrom peft import LoraConfig, get_peft_model\n")
 
 
-def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
-    """Would notice: a diff on the page that memkit would write in another way."""
+def test_the_diff_on_the_page_is_memkit_s(folder: Path) -> None:
+    """Would notice: a diff in docs/plan.md that differs from memkit's."""
     (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
     before = "".join(line[1:] + "\n" for line in shown.splitlines()[3:] if not line.startswith("+"))
     own = placed(before)
@@ -292,7 +292,7 @@ KNOWN: TracedTraining = changed(MADE, arguments__optim=None, model__trained_dtyp
 
 
 @pytest.mark.parametrize(
-    ("what", "names", "why"),
+    ("fields", "names", "why"),
     [
         ({"plan__model__adapters": True}, ["LoRA", "QLoRA"], "adapters already"),
         ({"plan__model__quantised": True}, ["LoRA", "QLoRA"], "quantised already"),
@@ -303,13 +303,14 @@ KNOWN: TracedTraining = changed(MADE, arguments__optim=None, model__trained_dtyp
         ({"arguments__deepspeed": {"zero_optimization": {"stage": 2}}}, ["QLoRA"], "DeepSpeed"),
     ],
 )  # fmt: skip
-def test_what_cannot_have_adapters_is_left_out_with_the_reason(what: Any, names: list[str], why: str) -> None:
-    """Would notice: adapters on adapters, 4 bits of a model that nobody loads, an optimizer that trains nothing."""
+def test_impossible_methods_are_left_out_with_the_reason(fields: Any, names: list[str], why: str) -> None:
+    """Would notice: adapters on adapters, 4 bits for a model that is not loaded, an optimizer that the script
+    ignores."""
     left_out: dict[str, str] = {}
-    found = methods(changed(KNOWN, **what), "lora", "qlora", "adafactor", left_out=left_out)
-    told = {name: left_out[name] for name in ("LoRA", "QLoRA", "adafactor") if name in left_out}
-    assert list(told) == names and all(why in each for each in told.values())
-    assert {each.name for each in found} == {"LoRA", "QLoRA", "adafactor"} - set(names)
+    possible = methods(changed(KNOWN, **fields), "lora", "qlora", "adafactor", left_out=left_out)
+    reasons = {name: left_out[name] for name in ("LoRA", "QLoRA", "adafactor") if name in left_out}
+    assert list(reasons) == names and all(why in reason for reason in reasons.values())
+    assert {each.name for each in possible} == {"LoRA", "QLoRA", "adafactor"} - set(names)
 
 
 def test_a_reentrant_checkpoint_would_train_nothing() -> None:
@@ -322,7 +323,7 @@ def test_a_reentrant_checkpoint_would_train_nothing() -> None:
 
 @pytest.mark.slow
 def test_the_changed_script_trains(folder: Path) -> None:
-    """Would notice: code that is right for shapes and not for a training; a whole model saved in place of adapters."""
+    """Would notice: code that only traces but does not train; a whole model saved instead of adapters."""
     source = PLAIN.replace('"llama")', '"llama", dtype=torch.float32)')
     own = placed(source)
     (lora,) = methods(own, "lora")

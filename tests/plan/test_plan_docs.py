@@ -7,16 +7,17 @@ from typing import Any
 
 import typer
 
+from hf_memkit.catalog.fit import FULL_SHARE
 from hf_memkit.cli.main import app
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
-from hf_memkit.prediction.verdict import FULL_SHARE
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 
 
 def test_the_page_has_the_options_of_the_verb() -> None:
-    """Would notice: an option without a word in the table, one of the pages that no longer exists, another limit."""
+    """Would notice: an option that is missing in the table, an option on a page that no longer exists, another
+    limit."""
     commands: Any = typer.main.get_command(app)
     own = {name for each in commands.commands["plan"].params for name in each.opts if name.startswith("-")}
     table = PAGE[PAGE.index("## What to give") : PAGE.index("## How to read")]

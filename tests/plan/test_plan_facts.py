@@ -1,4 +1,4 @@
-"""What a plan takes for the same training, beside what real trainings on the CPU do."""
+"""What plans consider the same training, compared with real trainings on the CPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 class Own(Trainer):  # type: ignore[misc]
-    """With a loss that nobody divides by anything."""
+    """Its loss is not divided by the accumulation."""
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -53,7 +53,7 @@ class Own(Trainer):  # type: ignore[misc]
 
 
 def own_mean(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-    """A loss that is a mean, which Trainer does not divide either."""
+    """A mean, which Trainer does not divide by the accumulation either."""
     return torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
@@ -78,9 +78,9 @@ def t5() -> Any:
     return T5ForConditionalGeneration(T5Config(**shape, vocab_size=50, decoder_start_token_id=0))
 
 
-def test_what_overflows_in_fp16_is_cautioned(tmp_path: Path) -> None:
-    """Would notice: T5 in fp16 proposed without a word, whose losses become NaN; a caution for a model that fp16
-    suits, or for T5 in bf16."""
+def test_models_that_overflow_in_fp16_have_a_warning(tmp_path: Path) -> None:
+    """Would notice: T5 in fp16, whose losses become NaN, without a warning; a warning for a model that fp16 suits, or
+    for T5 in bf16."""
     arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
     for make, overflows in ((t5, True), (llama, False)):
         trainer = Trainer(make(), arguments)
@@ -105,11 +105,11 @@ def test_what_overflows_in_fp16_is_cautioned(tmp_path: Path) -> None:
     ],
     ids=["llama", "bert", "t5", "own loss", "compute_loss_func"],
 )
-def test_another_micro_batch_is_the_same_training_or_none(
+def test_another_micro_batch_is_the_same_training_or_another_method(
     make: Any, kind: Callable[..., Trainer], tmp_path: Path
 ) -> None:
     """Would notice: "same result" where accumulation scales the loss, because Trainer leaves the division to a model
-    that does none; a model whose micro-batch is held fast for nothing; advice that does not help."""
+    that does not divide; a micro-batch that is fixed without need; advice that does not help."""
 
     def first_loss(size: int, accumulation: int, *, divided: bool = False) -> tuple[Any, float]:
         torch.manual_seed(0)
@@ -129,35 +129,35 @@ def test_another_micro_batch_is_the_same_training_or_none(
         return facts, next(each["loss"] for each in trainer.state.log_history if "loss" in each)
 
     (facts, whole), (_, parts) = first_loss(8, 1), first_loss(2, 4)
-    group, said = of_batch(facts.batch)
+    group, reason = of_batch(facts.batch)
     if whole == pytest.approx(parts, rel=1e-3):
-        assert group == "same result" and not said
+        assert group == "same result" and not reason
     else:
         assert parts == pytest.approx(4 * whole, rel=0.05)
         assert group == "another method"
         if facts.batch.loss_func:
-            assert "compute_loss_func" in said and "accepts_loss_kwargs" not in said, "which would change nothing"
+            assert "compute_loss_func" in reason and "accepts_loss_kwargs" not in reason, "which would change nothing"
             return
-        assert "set model.accepts_loss_kwargs = False" in said
+        assert "set model.accepts_loss_kwargs = False" in reason
         divided, same = first_loss(2, 4, divided=True)
         assert same == pytest.approx(whole, rel=1e-3) and of_batch(divided.batch)[0] != "another method"
 
 
 @pytest.mark.slow
-def test_flags_are_for_what_reads_them() -> None:
-    """Would notice: flags for a script that reads its TrainingArguments from a file, or other arguments alone; none
-    where it reads them with TRL's own copy of HfArgumentParser."""
+def test_parsers_of_training_arguments_are_recognised() -> None:
+    """Would notice: flags for a script that reads TrainingArguments from a file, or parses only other arguments; no
+    flags for a script that uses TRL's copy of HfArgumentParser."""
     pytest.importorskip("trl")
     code = (
-        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_parsers()\n"
+        "from hf_memkit.prediction.child.training import plan_facts as facts; facts.note_argument_parsers()\n"
         "import dataclasses, json, pathlib, sys; from transformers import HfArgumentParser, TrainingArguments\n"
         "Other = dataclasses.make_dataclass('Other', [('name', str, 'x')])\n"
         "HfArgumentParser(Other).parse_args_into_dataclasses()\n"
-        "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._made_parsers\n"
+        "HfArgumentParser(TrainingArguments).parse_dict({'output_dir': 'out'}); assert not facts._argument_parsers\n"
         "HfArgumentParser((Other, TrainingArguments)).parse_args_into_dataclasses()\n"
         "from trl import SFTConfig, TrlParser; sys.argv += ['--use_cpu', 'True', '--bf16', 'False']\n"
         "TrlParser((SFTConfig,)).parse_args_and_config()\n"
-        "print([each.__name__ for each in facts._made_parsers])"
+        "print([each.__name__ for each in facts._argument_parsers])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ran.stdout == "['HfArgumentParser', 'TrlParser']\n", ran.stderr[-500:]
@@ -178,9 +178,9 @@ def opt(dropout: float) -> Any:
     return OPTForCausalLM(OPTConfig(**shape, word_embed_proj_dim=16, dropout=dropout, attention_dropout=0.0, **SMALL))
 
 
-def test_what_no_module_shows_is_seen_too(tmp_path: Path) -> None:
-    """Would notice: "same result" beside a loss of experts that is a mean of each micro-batch, dropout that is a
-    function, noise of embeddings; a plan for an optimizer that the script does not use; evaluations without a time."""
+def test_effects_outside_modules_are_recognised(tmp_path: Path) -> None:
+    """Would notice: "same result" for an experts' loss that is a mean per micro-batch, for functional dropout or for
+    noise on embeddings; a plan for an optimizer that the script does not use; evaluations without a time."""
 
     def facts(model: Any, kind: Any = Trainer, evaluated: Any = None, **arguments: Any) -> Any:
         rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
@@ -198,8 +198,8 @@ def test_what_no_module_shows_is_seen_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drops", [False, True])
-def test_the_rows_of_an_epoch_are_those_that_are_trained_on(drops: bool, tmp_path: Path) -> None:
-    """Would notice: a smaller micro-batch that drops fewer of the last rows, in as many steps."""
+def test_the_rows_of_an_epoch_are_the_trained_ones(drops: bool, tmp_path: Path) -> None:
+    """Would notice: a smaller micro-batch that drops fewer of the last rows in the same number of steps."""
     rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 125
     options = {"report_to": [], "use_cpu": True, "gradient_accumulation_steps": 2, "dataloader_drop_last": drops}
     trainer = Trainer(llama(), TrainingArguments(str(tmp_path), **options), train_dataset=rows)
@@ -207,8 +207,8 @@ def test_the_rows_of_an_epoch_are_those_that_are_trained_on(drops: bool, tmp_pat
     assert plan_facts(trainer).length.rows_an_epoch == taken == (120 if drops else 125)
 
 
-def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
-    """Would notice: setups of another micro-batch, which Trainer refuses."""
+def test_a_batch_that_a_deepspeed_config_fixes_is_recognised(tmp_path: Path) -> None:
+    """Would notice: setups with another micro-batch, which Trainer refuses."""
     fixed = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}
     (tmp_path / "ds.json").write_text(json.dumps(fixed))
     encoded = base64.urlsafe_b64encode(json.dumps({**fixed, "padding": "x" * 400}).encode()).decode()
@@ -217,8 +217,8 @@ def test_a_batch_that_a_deepspeed_json_fixes_is_seen(tmp_path: Path) -> None:
     assert fixed_by_deepspeed(None) == [] == fixed_by_deepspeed({"train_micro_batch_size_per_gpu": "auto"})
 
 
-def test_rules_judge_choices_together() -> None:
-    """Would notice: a setup of two choices that go well alone, and whose script fails with both."""
+def test_rules_check_choices_together() -> None:
+    """Would notice: a setup with two choices that each work alone, and fail together."""
     own = MADE.arguments
     machine = described_machine("T4", None, "32GB", None)
     lomo, fp16 = {"arguments.optim": "lomo"}, {"arguments.fp16": True}
@@ -230,9 +230,10 @@ def test_rules_judge_choices_together() -> None:
     ("dtypes", "model_type", "proposed"),
     [(["float32"], "llama", True), (["bfloat16", "float32"], "llama", False), (["float32"], "t5", False)],
 )
-def test_no_fp16_is_proposed_where_it_cannot_train(dtypes: list[str], model_type: str, proposed: bool) -> None:
-    """Would notice: advice that leads to gradients which no CUDA kernel unscales, or to losses that are NaN."""
+def test_no_fp16_is_proposed_if_it_cannot_train(dtypes: list[str], model_type: str, proposed: bool) -> None:
+    """Would notice: fp16 proposed for gradients that no CUDA kernel unscales, or for a model whose losses become
+    NaN."""
     own = changed(MADE, arguments__bf16=True, model__trained_dtypes=dtypes, plan__model__model_type=model_type)
     left_out: dict[str, str] = {}
-    found = list(_precisions(own, described_machine("T4", None, None, None), left_out))
-    assert bool(found) is proposed and ("fp16" in left_out) is (model_type == "t5")
+    choices = list(_precisions(own, described_machine("T4", None, None, None), left_out))
+    assert bool(choices) is proposed and ("fp16" in left_out) is (model_type == "t5")

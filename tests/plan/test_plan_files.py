@@ -1,4 +1,4 @@
-"""A plan that is written is the plan that `memkit run --plan` reads."""
+"""Plan files: `memkit run --plan` reads what `memkit plan --write` wrote."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ENGINE = Alternative(
 )
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Would notice: a value that YAML reads as another type, a section that is lost, figures about the plan that are
-    taken for settings."""
+def test_a_written_plan_is_read(tmp_path: Path) -> None:
+    """Would notice: a value that YAML reads as another type, a lost section, figures in `about` that are read as
+    settings."""
     setups = setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING, SDPA, ALLOCATOR, ENGINE)
     made = plan(*setups, script=UserScript("src/train.py"))
     path = write_plan(made, str(tmp_path / "plan.yaml"))
@@ -35,7 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
-    """Would notice: a file of the user's that is overwritten, or a folder or a link that ends in a traceback."""
+    """Would notice: an overwritten file of the user; a traceback for a folder or a link."""
     made = plan(setup(8, 1, 12, 1.0))
     path = tmp_path / "plan.yaml"
     write_plan(made, str(path))
@@ -52,7 +52,7 @@ def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
     }
 
 
-def test_nothing_is_written_where_nothing_fits() -> None:
+def test_no_plan_is_written_if_nothing_fits() -> None:
     """Would notice: the settings of a setup that does not fit."""
     with pytest.raises(LookupError):
         plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml")
@@ -69,7 +69,7 @@ def test_nothing_is_written_where_nothing_fits() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_file_says_how_it_is_used(gpus: int, script: UserScript | None, command: str) -> None:
-    """Would notice: a script named where a model was planned; one process for two GPUs; a path with a blank."""
+def test_the_file_names_the_command_that_uses_it(gpus: int, script: UserScript | None, command: str) -> None:
+    """Would notice: a script named although a model was planned; one process for two GPUs; an unquoted path."""
     head = plan_text(plan(setup(8, 1, 12, 1.0), gpus=gpus, script=script), "p.yaml")
     assert f"\n# Use it: {command}" in head

@@ -1,4 +1,4 @@
-"""`memkit plan --verify` on the command line: what is refused, and what is shown."""
+"""`memkit plan --verify` on the command line: its refusals and its tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from hf_memkit.cli import main
-from hf_memkit.cli.plan_here import show_verified
+from hf_memkit.common.answer.terminal import show_blocks
 from hf_memkit.measuring.memory.records import SCHEMA
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.plan import wording
+from hf_memkit.plan.answer import verified_blocks
 from hf_memkit.plan.measured_steps import Verified, measured
 from tests.plan.made_plans import CHECKPOINTING, setup, usual
 
@@ -27,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (("train.py", "--verify"), "--verify: this machine has no GPU"),
         (("train.py", "--verify", "--gpu", "L4"), "--verify: this machine has no GPU"),
@@ -37,16 +38,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
     ],
 )
-def test_what_cannot_be_is_one_line(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+def test_an_impossible_verification_is_refused_in_one_line(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"memkit: error: {words}")
+    assert line.startswith(f"memkit: error: {message}")
 
 
 def records(folder: Path) -> Path:
-    """Of a run of 12 steps of 600 ms."""
+    """The records of a run with 12 steps of 600 ms."""
     lines: list[dict[str, Any]] = [
         {
             "kind": "run", "rank": 0, "world_size": 1, "prediction": {},
@@ -62,10 +63,10 @@ def records(folder: Path) -> Path:
     return folder
 
 
-def test_measured_stands_beside_predicted(
+def test_measurements_are_next_to_predictions(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Finds: figures of another rank than the highest, of a step that was not timed, a column without its figure."""
+    """Would notice: figures that are not the maximum of all ranks, or of a step that is not timed; an empty column."""
     monkeypatch.setenv("COLUMNS", "100")
     for rank, gib in enumerate((10.5, 11.25)):
         path = records(folder / f"of {rank}") / "memory-rank0.jsonl"
@@ -81,10 +82,11 @@ def test_measured_stands_beside_predicted(
         "saved": None,
         "worst": "2 × 9 tokens",
     }
-    judged = setup(8, 1, 12.0, 1.4, CHECKPOINTING)
-    found = Verified(judged, gpus=2, notes=("run by torchrun",), **measured(load_run(folder / "both"), result))
-    assert (found.peak_allocated_gib, found.allocator_retries, found.step_time_s) == (11.25, 1, 1.375)
-    show_verified([found, Verified(judged, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))])
+    judgement = setup(8, 1, 12.0, 1.4, CHECKPOINTING)
+    passed = Verified(judgement, gpus=2, notes=("run by torchrun",), **measured(load_run(folder / "both"), result))
+    assert (passed.peak_allocated_gib, passed.allocator_retries, passed.step_time_s) == (11.25, 1, 1.375)
+    failed = Verified(judgement, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))
+    show_blocks(verified_blocks([passed, failed]))
     shown = capsys.readouterr().out.splitlines()
     assert [line.split() for line in shown[1:8]] == [
         ["8", "×", "1,", "checkpointing:", "ran", "here", "measured", "predicted"],
@@ -95,13 +97,13 @@ def test_measured_stands_beside_predicted(
         ["allocator", "retries", "1", "0"],
         ["evaluation", "done"],
     ]
-    assert "Note: run by torchrun." in shown and "failed in [the] save" in shown and "  OSError: [b]full[/b]" in shown
+    assert "Note: run by torchrun." in shown and "failed in [the] save." in shown and "  OSError: [b]full[/b]" in shown
 
 
-def test_a_plan_whose_setups_failed_says_so() -> None:
+def test_a_plan_whose_setups_failed_proposes_nothing() -> None:
     from dataclasses import replace
 
     plan = usual()
     plan = replace(plan, failed={each.candidate: "ran out of memory" for each in plan.ranked})
-    verdict, said = wording.answer(plan)
-    assert verdict == "NOTHING RAN ON RTX 3090" and "ran out of memory" in said and not list(wording.beside(plan))
+    verdict, details = wording.answer(plan)
+    assert verdict == "NOTHING RAN ON RTX 3090" and "ran out of memory" in details and not list(wording.beside(plan))

@@ -1,4 +1,4 @@
-"""Rows without padding, as a plan proposes them: what TRL makes of it, and what a plan says of it."""
+"""Training without padding: TRL trains on the same tokens, and plans propose it only where that is so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
-from hf_memkit.prediction.child.training.plan_facts import needs_padding, plan_facts
+from hf_memkit.prediction.child.training.plan_facts import plan_facts, why_padding_needed
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.plan.made_trainings import changed
@@ -81,8 +81,8 @@ def gpt2() -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
-    """Would notice: rows that see one another, a row that is cut or lost, a loss that is divided by another number of
-    tokens than is said. On a CPU, with sdpa."""
+    """Would notice: rows that attend to one another, a truncated or lost row, a loss with another divisor than the
+    plan names. On a CPU, with sdpa."""
     import datasets
     import torch
     from transformers import set_seed
@@ -118,56 +118,56 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraces]:
-    """Of the script, in its folder."""
+    """Traces of the script, in its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("sft"))
         Path("train.py").write_text(SCRIPT)
-        with ScriptTraces(UserScript.found("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
+        with ScriptTraces(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
             made.start()
             yield made
 
 
 @pytest.fixture(scope="module")
 def own(traces: ScriptTraces) -> TracedTraining:
-    found = traces.of(Overrides()).outcome().training
-    assert found is not None
-    return found
+    training = traces.of(Overrides()).outcome().training
+    assert training is not None
+    return training
 
 
 @pytest.mark.slow
-def test_it_is_what_the_script_gives_with_these_settings(traces: ScriptTraces, own: TracedTraining) -> None:
-    """Would notice: settings that a trace has and a user's script would not have, or that cannot be pasted."""
+def test_the_trace_is_that_of_the_script_with_these_settings(traces: ScriptTraces, own: TracedTraining) -> None:
+    """Would notice: settings in the trace that the user's script would not have, or that cannot be pasted."""
     (choice,), _ = left_out(own)
     candidate = SetupCandidate(8, 1, (choice,))
     free = traces.of(candidate.overrides).outcome().training
-    said = pasted(candidate)
-    assert "--padding_free True" in said.flags and said.no_flag == ("max_length=None",)
-    assert said.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in said.yaml
+    paste = pasted(candidate)
+    assert "--padding_free True" in paste.flags and paste.no_flag == ("max_length=None",)
+    assert paste.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in paste.yaml
     fields = json.dumps({**OWN, "padding_free": True, "max_length": None})
     options = json.dumps({"attn_implementation": "flash_attention_2"})
-    with ScriptTraces(UserScript.found("train.py", (fields, options)), L4, os.environ) as made:
-        made.start()
-        by_hand = made.of(Overrides()).outcome().training
-    assert free is not None and by_hand is not None and free.facts.padding.is_left_out
-    assert free.trace.peaks_by_phase() == by_hand.trace.peaks_by_phase()
-    held = [each.trace.peak().categories["activations"] for each in (own, free)]
-    assert held[1] < held[0] and free.facts.model.attention == "flash_attention_2"
+    with ScriptTraces(UserScript.at("train.py", (fields, options)), L4, os.environ) as traced:
+        traced.start()
+        typed = traced.of(Overrides()).outcome().training
+    assert free is not None and typed is not None and free.facts.padding.is_left_out
+    assert free.trace.peaks_by_phase() == typed.trace.peaks_by_phase()
+    activations = [each.trace.peak().categories["activations"] for each in (own, free)]
+    assert activations[1] < activations[0] and free.facts.model.attention == "flash_attention_2"
 
 
 def left_out(own: TracedTraining, **others: Any) -> tuple[list[Any], LeftOut]:
     why: LeftOut = {}
-    found = choices_for(changed(own, **others), L4, {}, gpus=1, left_out=why)["padding"]
-    return [each for each in found if each is not None], why
+    choices = choices_for(changed(own, **others), L4, {}, gpus=1, left_out=why)["padding"]
+    return [each for each in choices if each is not None], why
 
 
 @pytest.mark.slow
-def test_where_it_is_not_proposed_a_line_says_why(own: TracedTraining) -> None:
-    """Would notice: rows that max_length cuts and padding_free does not; a reason that is lost; a line where there is
-    no padding to leave out."""
+def test_the_reason_is_given_if_padding_is_kept(own: TracedTraining) -> None:
+    """Would notice: rows that max_length truncates and padding_free does not; a missing reason; a reason although
+    there is no padding."""
     assert 0.3 < own.facts.padding.share < 0.6 and len(left_out(own)[0]) == 1
     cut = changed(own, arguments__max_length=512)
     assert "max_length=512" in left_out(cut)[1]["padding-free"]
-    assert len(left_out(cut, plan__padding__cuts_rows=False)[0]) == 1, "what is prepared already is not cut"
+    assert len(left_out(cut, plan__padding__cuts_rows=False)[0]) == 1, "prepared rows are not truncated"
     assert left_out(own, plan__padding__needed="of old")[1]["padding-free"] == "of old"
     assert left_out(own, plan__padding__share=0.01)[1]["padding-free"] == "1.0 % of a batch is padding"
     for nothing in ({"share": None}, {"share": 0.0}, {"is_left_out": True}):
@@ -176,9 +176,9 @@ def test_where_it_is_not_proposed_a_line_says_why(own: TracedTraining) -> None:
     assert {"packing", "torch_compile", "half weights with stochastic rounding"} <= set(why)
 
 
-def test_what_keeps_padding_in_a_training(tmp_path: Path) -> None:
-    """Would notice: flash attention offered to a model without it, or where no GPU has it."""
+def test_models_and_gpus_without_flash_attention_keep_padding(tmp_path: Path) -> None:
+    """Would notice: flash attention proposed for a model or a GPU without it."""
     arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
     bert = BertForMaskedLM(BertConfig(**SHAPE, vocab_size=50))
-    assert "BertForMaskedLM is not a causal language model" in needs_padding(Trainer(bert, arguments))
-    assert "8.0 or later" in needs_padding(Trainer(llama(), arguments)), "no GPU here"
+    assert "BertForMaskedLM is not a causal language model" in why_padding_needed(Trainer(bert, arguments))
+    assert "8.0 or later" in why_padding_needed(Trainer(llama(), arguments)), "no GPU here"

@@ -1,4 +1,4 @@
-"""What a run costs, and which GPU comes first."""
+"""Costs of a run, and the order of GPUs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.plan.made_plans import plan, setup
 
 
 def test_cost_of_a_run_and_of_a_million_tokens() -> None:
-    """Would notice: a price by the second, or of one GPU where several train."""
+    """Would notice: a price per second, or for one GPU where several train."""
     each = setup(8, 1, 10, 3.6)  # 360 s; 8192 tokens in 3.6 s
     assert run_cost(each, 2.0, 4) == pytest.approx(0.1 * 2 * 4)
     assert million_tokens_cost(each, 2.0, 4) == pytest.approx(1e6 / 8192 * 3.6 / 3600 * 2 * 4)
 
 
-def test_what_is_not_known_costs_nothing_known() -> None:
+def test_an_unknown_time_or_price_has_no_cost() -> None:
     """Would notice: a zero where there is no price, no time, or an operation without one."""
     for each, price in (
         (setup(8, 1, 10, 1.0), None),
@@ -30,8 +30,8 @@ def test_what_is_not_known_costs_nothing_known() -> None:
 
 
 def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
-    """Would notice: a slow cheap GPU last where prices are known, one without a price before those that have one, one
-    on which nothing fits anywhere but at the end."""
+    """Would notice: a slow and cheap GPU last although prices are known; a GPU without a price before those with one;
+    a GPU on which nothing fits anywhere but last."""
     slow = plan(setup(8, 1, 10, 4.0, gpu="T4"), gpu="T4")
     fast = plan(setup(8, 1, 10, 1.0, gpu="H100 80GB"), gpu="H100 80GB")
     small = plan(setup(8, 1, 30, 1.0, gpu="L4"), gpu="L4")
@@ -44,12 +44,12 @@ def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
     assert names({}) == ["H100 80GB", "T4", "A10", "L4"]
     assert names({"H100 80GB": 5.0, "T4": 1.0}) == ["T4", "H100 80GB", "A10", "L4"]
     assert names({"T4": 9.0}) == ["T4", "H100 80GB", "A10", "L4"]
-    found = plans_json(gpus, {"T4": 1.0})
-    assert [each["run_cost"] for each in found] == [pytest.approx(400 / 3600), None, None, None]
+    plans = plans_json(gpus, {"T4": 1.0})
+    assert [each["run_cost"] for each in plans] == [pytest.approx(400 / 3600), None, None, None]
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("0.71", "--price 0.71: write NAME=NUMBER, such as T4=0.71"),
         ("T4=cheap", "--price T4=cheap: not a price"),
@@ -61,15 +61,16 @@ def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
         ("T4=1,t4=2", "--price t4=2: T4 has two prices"),
     ],
 )
-def test_a_wrong_price_is_one_line(given: str, said: str) -> None:
-    """Would notice: a price that is taken for 0, for another GPU's, or that falls under the table."""
+def test_a_wrong_price_is_one_line(given: str, message: str) -> None:
+    """Would notice: a price that becomes 0 or another GPU's, or that is ignored."""
     with pytest.raises(InputError) as error:
         read_prices([given], ["T4", "16GB GPU"])
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_prices_of_named_and_sized_gpus() -> None:
-    """Would notice: names that only match as `gpu_sizes.py` spells them; a list that is read to its first comma."""
+    """Would notice: names that match only in the spelling of `gpu_sizes.py`; a list of which only the first price is
+    read."""
     assert read_prices(["nvidia t4=0.35, 16GB=1", "L4=.7"], ["T4", "L4", "16GB GPU"]) == {
         "T4": 0.35, "16GB GPU": 1.0, "L4": 0.7,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from hf_memkit.common.answer.terminal import rendered
 from hf_memkit.plan import wording
 from hf_memkit.plan.answer import plan_answer
 from hf_memkit.plan.as_json import plans_json
-from hf_memkit.plan.make_plan import _about_variant
+from hf_memkit.plan.make_plan import _gpu_variant_notes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plan_file import plan_text
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, PATCH, SDPA, plan, setup, usual
@@ -89,7 +89,7 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
         "36 % slower: backward takes 350 ms more",
         "Nearly the same result GiB",
         "With other code GiB",
-        "Does not fit, fastest first",
+        "Tight, or does not fit; fastest first",
         "The same arguments in other forms As YAML:",
         "Not tried: Liger kernels: [bold]none[/bold] for this model.",
     )
@@ -120,7 +120,7 @@ def test_what_is_not_known_is_no_number() -> None:
 def test_nothing_fits_and_nothing_to_change() -> None:
     """Would notice: a plan without an answer that shows one, or arguments for a script that is the best already."""
     said = of(plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0)))
-    assert said.startswith("NOTHING FITS RTX 3090: the smallest, 1 × 8, needs up to 30.00 GiB; 92 % of RTX 3090 is")
+    assert said.startswith("NOTHING FITS RTX 3090: the smallest, 1 × 8, needs up to 30.00 GiB; at most 21.79 GiB fit")
     assert "Add to" not in said and "shorter rows, or a larger GPU: A100 40G" in said
     huge = plan(setup(8, 1, 900, 1.0), left_out={"DeepSpeed": "the script trains in fp32"})
     assert "fewer sequences an optimizer step, or a larger GPU: no GPU that memkit knows has enough memory." in of(
@@ -133,6 +133,19 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert said.startswith("FASTEST THAT FITS") and "Nothing fits with the same result. This is nearly" in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
     assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_what_is_tight_is_shown_and_not_proposed() -> None:
+    """Would notice: a setup above 92 % of the GPU on the first line, or one called not fitting that completes."""
+    tight = setup(4, 2, 22.2, 1.2)
+    alone = plan(setup(8, 1, 42, 1.0), tight)
+    assert tight.tight and not tight.fits and (alone.verdict, alone.proposed) == ("tight", None)
+    said = of(alone)
+    assert said.startswith("TIGHT ON RTX 3090: nothing fits; 4 × 2 needs up to 22.20 GiB, 0.41 GiB over the limit:")
+    both = plan(tight, setup(2, 4, 12, 2.0))
+    assert both.proposed is not None and both.proposed.candidate.name == "2 × 4"
+    assert "4 × 2, is tight: needs up to 22.20 GiB, 0.41 GiB over the limit." in of(both)
+    assert "tight: 0.41 GiB over the limit" in of(both)
 
 
 def test_choices_that_change_nothing_are_no_setups_of_their_own() -> None:
@@ -226,7 +239,7 @@ def test_a_name_of_two_gpus_is_said_to_be_the_faster() -> None:
     """Would notice: the owner of a PCIe version, who names it without "PCIe" and is promised the module's speed."""
 
     def said(name: str) -> list[str]:
-        return list(_about_variant(described_machine(name, None, None, None)))
+        return list(_gpu_variant_notes(described_machine(name, None, None, None)))
 
     (line,) = said("A100 80GB")
     assert line.endswith('as a module (SXM); of the PCIe version: --gpu "A100 80GB PCIe"')

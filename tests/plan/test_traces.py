@@ -1,4 +1,4 @@
-"""One script, traced with other arguments: what a fork gives is what the script gives with the same flags."""
+"""Traces of one script with different settings: a fork is traced like the script with the same flags."""
 
 from __future__ import annotations
 
@@ -52,84 +52,84 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.found("train.py", arguments), described_machine("T4", None, None, None), os.environ)
+    return ScriptTraces(UserScript.at("train.py", arguments), described_machine("T4", None, None, None), os.environ)
 
 
 def training(traced: TraceFile) -> TracedTraining:
-    found = traced.outcome().training
-    assert found is not None, traced
-    return found
+    training = traced.outcome().training
+    assert training is not None, traced
+    return training
 
 
-def facts(found: TracedTraining) -> tuple[Any, ...]:
-    trace = found.trace
+def facts(training: TracedTraining) -> tuple[Any, ...]:
+    trace = training.trace
     assert trace.work is not None
     flops = sum(trace.work.operations[call].flops for call in trace.work.calls)
-    return trace.peaks_by_phase(), flops, found.arguments.per_device_train_batch_size, found.facts.length.steps
+    return trace.peaks_by_phase(), flops, training.arguments.per_device_train_batch_size, training.facts.length.steps
 
 
-def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder: Path) -> None:
-    """Would notice: a setting that does not reach a fork, a fork that leaves something for the next, data that are
-    prepared for each candidate."""
-    with traces(*OWN) as made, ThreadPoolExecutor(2) as pool:
-        made.start()
-        own, half, again = pool.map(made.of, [Overrides(), HALF, HALF])  # two of them at once
+def test_a_fork_is_the_script_with_these_flags_and_prepares_no_data(folder: Path) -> None:
+    """Would notice: a setting that does not reach a fork, a fork that changes the next one, data that are prepared
+    again for each candidate."""
+    with traces(*OWN) as traced, ThreadPoolExecutor(2) as pool:
+        traced.start()
+        own, half, again = pool.map(traced.of, [Overrides(), HALF, HALF])  # two of them at once
         assert (folder / "prepared").read_text() == "x"
-        found = facts(training(own)), facts(training(half))
-        assert half == again and found[0][0] != found[1][0]
-    assert not (folder / "out").exists(), "a folder that another fork made is not the user's"
+        forked = facts(training(own)), facts(training(half))
+        assert half == again and forked[0][0] != forked[1][0]
+    assert not (folder / "out").exists(), "no fork leaves a folder"
     flags = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--activation_checkpointing")
-    with traces(*OWN, *flags) as by_hand:
-        by_hand.start()
-        assert facts(training(by_hand.of(Overrides()))) == found[1]
+    with traces(*OWN, *flags) as typed:
+        typed.start()
+        assert facts(training(typed.of(Overrides()))) == forked[1]
 
 
 @pytest.mark.slow
-def test_what_the_script_has_looked_at_is_given_from_its_first_line(folder: Path) -> None:
-    """Would notice: a fork whose script has acted on another value; its own error taken for memkit's."""
+def test_a_setting_that_the_script_has_read_is_set_from_its_first_line(folder: Path) -> None:
+    """Would notice: a fork of a script that has used another value; the script's own error reported as memkit's."""
     (folder / "looks").touch()
-    with traces(*OWN) as made:
-        made.start()
-        found = training(made.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
-        assert found.arguments.per_device_train_batch_size == 4 and (folder / "prepared").read_text() == "xx"
-        failed = made.of(Overrides({"per_device_train_batch_size": 5})).outcome().failed
+    with traces(*OWN) as traced:
+        traced.start()
+        half = training(traced.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
+        assert half.arguments.per_device_train_batch_size == 4 and (folder / "prepared").read_text() == "xx"
+        failed = traced.of(Overrides({"per_device_train_batch_size": 5})).outcome().failed
         assert failed is not None and "five is not liked" in failed.text
 
 
 @pytest.mark.slow
-def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
-    """Would notice: an option of from_pretrained, or from_config, that comes too late."""
+def test_options_of_models_are_set_from_the_first_line(folder: Path) -> None:
+    """Would notice: an option that is set after from_pretrained or from_config."""
     source = SCRIPT.replace("GPT2LMHeadModel(config)", "AutoModelForCausalLM.from_config(config)")
     (folder / "train.py").write_text(source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,"))
-    with traces(*OWN) as made:
-        made.start()
-        eager = training(made.of(Overrides({}, {"attn_implementation": "eager"})))
+    with traces(*OWN) as traced:
+        traced.start()
+        eager = training(traced.of(Overrides({}, {"attn_implementation": "eager"})))
         assert eager.facts.model.attention == "eager"
-        assert training(made.of(Overrides())).facts.model.attention == "sdpa"
+        assert training(traced.of(Overrides())).facts.model.attention == "sdpa"
 
 
 @pytest.mark.slow
-def test_a_device_map_is_seen_and_no_zero_3_is_proposed_beside_it(
+def test_no_zero_3_is_proposed_for_a_model_with_a_device_map(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Would notice: ZeRO-3 on the first line of a script whose `from_pretrained` DeepSpeed then refuses."""
+    """Would notice: ZeRO-3 proposed although `from_pretrained` then fails under DeepSpeed."""
     model = tmp_path_factory.mktemp("model")
     GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=1000, n_positions=64).save_pretrained(model)
     for options in ("", ', device_map="auto"'):
-        made = f'AutoModelForCausalLM.from_pretrained("{model}"{options})'
-        source = SCRIPT.replace("GPT2LMHeadModel(config)", made)
+        load = f'AutoModelForCausalLM.from_pretrained("{model}"{options})'
+        source = SCRIPT.replace("GPT2LMHeadModel(config)", load)
         (folder / "train.py").write_text(
             source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,")
         )
         with traces(*OWN) as started:
             started.start()
-            found = training(started.of(Overrides()))
+            own = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("T4", None, None, None)
-        half = replace(found, model=replace(found.model, trained_dtypes=("bfloat16",)))
-        engines = choices_for(half, machine, {}, gpus=1, left_out=left_out)["engine"]
+        bf16 = replace(own, model=replace(own.model, trained_dtypes=("bfloat16",)))
+        engines = choices_for(bf16, machine, {}, gpus=1, left_out=left_out)["engine"]
         names = {each.name for each in engines if each is not None}
-        assert found.facts.model.device_map is bool(options) is ("zero3-offload" in left_out)
+        assert own.facts.model.device_map is bool(options) is ("zero3-offload" in left_out)
         assert names == ({"zero2-offload"} if options else {"zero2-offload", "zero3-offload"})
 
 
@@ -149,11 +149,11 @@ SFTTrainer(sys.argv[1], args=arguments, train_dataset=rows, processing_class=tok
 
 
 @pytest.mark.slow
-def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
+def test_engines_are_proposed_for_a_device_map_that_trl_sets(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Would notice: no ZeRO in any plan of TRL's scripts: it gives a device_map only where nothing is distributed, and
-    None under DeepSpeed."""
+    """Would notice: no ZeRO in any plan of TRL's scripts. TRL sets a device_map only without distributed training, and
+    none under DeepSpeed."""
     pytest.importorskip("trl")
     model = tmp_path_factory.mktemp("model")
     shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 1000, "n_positions": 64}
@@ -161,11 +161,11 @@ def test_a_device_map_of_trl_s_own_choice_leaves_engines_possible(
     (folder / "train.py").write_text(TRLS_OWN)
     with traces(str(model)) as started:
         started.start()
-        found = training(started.of(Overrides()))
+        own = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("L4", None, None, None)
-        choices = choices_for(found, machine, {}, gpus=1, left_out=left_out)
-        assert not found.facts.model.device_map and "DeepSpeed" not in left_out
+        choices = choices_for(own, machine, {}, gpus=1, left_out=left_out)
+        assert not own.facts.model.device_map and "DeepSpeed" not in left_out
         for engine in choices["engine"][1:]:
             assert engine is not None
             other = training(started.of(Overrides({"deepspeed": engine.settings["arguments.deepspeed"]})))
@@ -180,14 +180,14 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments
 (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
 
 
-class Model(nn.Module):  # with a negative beside each pair
+class Model(nn.Module):  # each pair has a negative
     def __init__(self, compares):
         super().__init__()
         self.table, self.head, self.compares = nn.Embedding(1000, 64), nn.Linear(64, 16), compares
 
     def forward(self, input_ids, labels):
         rows = self.table(input_ids).mean(1)
-        if self.compares:  # each row with its own pair, beside those of all other rows
+        if self.compares:  # each row with its own pair and those of all other rows
             others = self.table(torch.cat([input_ids.flip(1), input_ids.roll(1)])).sum(1)
             scores, labels = rows @ others.T, torch.arange(len(rows), device=rows.device)
         else:
@@ -198,11 +198,11 @@ class Model(nn.Module):  # with a negative beside each pair
 rows = [{"input_ids": torch.arange(16), "labels": 1}] * 60
 Trainer(Model(COMPARES), args, train_dataset=rows).train()
 """
-"""With sixteen classes and micro-batches of eight, both have a product of eight rows and sixteen columns."""
+"""With 16 classes and micro-batches of 8, both variants have a product of 8 rows and 16 columns."""
 
 
-def test_the_last_batch_of_an_epoch_counts_where_an_epoch_ends() -> None:
-    """Would notice: "same result" for an epoch of other rows; another training where no epoch ends."""
+def test_the_last_batch_of_an_epoch_counts_if_an_epoch_ends() -> None:
+    """Would notice: "same result" for an epoch of other rows; "another training" although no epoch ends."""
     run = RunLength(steps=10, steps_an_epoch=5, rows_an_epoch=112)
     assert lengths_of(run) != lengths_of(replace(run, rows_an_epoch=128))
     short = replace(run, steps=4)
@@ -212,56 +212,58 @@ def test_the_last_batch_of_an_epoch_counts_where_an_epoch_ends() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("compares", first([True, False]))
 def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares: bool) -> None:
-    """Would notice: a contrastive loss of the user's own in smaller micro-batches, which is another loss; a classifier
-    that is held fast because it has as many classes as rows."""
+    """Would notice: smaller micro-batches for a user's contrastive loss, which would be another loss; a fixed
+    micro-batch for a classifier that happens to have as many classes as rows."""
     (folder / "train.py").write_text(PAIRS.replace("COMPARES", str(compares)))
-    script = UserScript.found("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
-    (found,) = plan_gpus(script, [described_machine("T4", None, None, None)])
-    sizes = {each.candidate.micro_batch_size for each in found.compared}
+    script = UserScript.at("train.py", ("--output_dir", "out", "--per_device_train_batch_size", "8"))
+    (plan,) = plan_gpus(script, [described_machine("T4", None, None, None)])
+    sizes = {each.candidate.micro_batch_size for each in plan.compared}
     if compares:
-        assert sizes == {8} and len(found.compared) > 1
-        assert "rows" in found.left_out["another micro-batch"]
+        assert sizes == {8} and len(plan.compared) > 1
+        assert "rows" in plan.left_out["another micro-batch"]
     else:
-        assert sizes > {8} and "another micro-batch" not in found.left_out
+        assert sizes > {8} and "another micro-batch" not in plan.left_out
 
 
-def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:
-    """Would notice: a plan that waits for ever for a Trainer that is never made."""
+def test_a_failing_script_ends_the_plan_at_once(folder: Path) -> None:
+    """Would notice: a plan that waits forever for a Trainer that is never made."""
     (folder / "looks").touch()
-    with pytest.raises(ScriptFailed, match="five is not liked"), traces("--output_dir", "out", *OWN[2:3], "5") as made:
-        made.start()
+    with pytest.raises(ScriptFailed, match="five is not"), traces("--output_dir", "out", *OWN[2:3], "5") as traced:
+        traced.start()
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(folder: Path) -> Iterator[None]:
-    """Would notice: checkpoints of traced trainings, processes' files, sockets."""
+def no_files_are_left(folder: Path) -> Iterator[None]:
+    """Would notice: checkpoints of traced trainings, files of processes, sockets."""
     yield
     assert {each.name for each in folder.iterdir()} <= {"train.py", "prepared", "looks"}
 
 
-def test_traces_are_kept_by_training(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Would notice: the trace of another training taken for this one's, or one that is made again for nothing."""
+def test_a_trace_is_reused_for_the_same_training_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Would notice: the trace of another training reused; a trace made again without need."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
-    kept = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
-    said: list[tuple[str, ...]] = []
+    cache = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
+    seen: list[tuple[str, ...]] = []
 
     def notes() -> tuple[str, ...]:
         machine = described_machine("T4", None, None, None)
-        with ScriptTraces(UserScript.found("train.py", OWN), machine, os.environ, keeps=True) as made:
-            made.start()
-            made.of(Overrides())
-            return training(made.of(HALF)).notes
+        with ScriptTraces(UserScript.at("train.py", OWN), machine, os.environ, keeps=True) as traced:
+            traced.start()
+            traced.of(Overrides())
+            return training(traced.of(HALF)).notes
 
-    said.append(notes())
-    (file,) = kept.glob("*.json")
-    marked = wire.read(Outcome, file.read_text()).training
+    seen.append(notes())
+    (file,) = cache.glob("*.json")
+    marked = wire.loads(Outcome, file.read_text()).training
     assert marked is not None
-    file.write_text(wire.written(Outcome(replace(marked, notes=("from before",)))))
-    said.append(notes())
-    file.write_text('{"trace": {}, "about": {}}')  # of another form
+    file.write_text(wire.dumps(Outcome(replace(marked, notes=("from before",)))))
+    seen.append(notes())
+    file.write_text('{"trace": {}, "about": {}}')  # another format
     assert "30 rows" in notes()[0]
     source = (folder / "train.py").read_text()
     (folder / "train.py").write_text(source.replace("] * 30", "] * 31"))  # the same largest batch, other rows
-    said.append(notes())
-    assert said[1] == ("from before",) and "30 rows" in said[0][0] and "31 rows" in said[2][0]
-    assert len(list(kept.glob("*.json"))) == 2
+    seen.append(notes())
+    assert seen[1] == ("from before",) and "30 rows" in seen[0][0] and "31 rows" in seen[2][0]
+    assert len(list(cache.glob("*.json"))) == 2

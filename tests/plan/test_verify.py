@@ -1,4 +1,4 @@
-"""`--verify` on the CPU: the real script, a real Trainer, a process of its own."""
+"""`--verify` on the CPU: the real script with a real Trainer in a separate process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_memkit.catalog.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
-from hf_memkit.plan.judgement import Judged
+from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.verify import refuse_unverifiable, verify
@@ -45,23 +45,23 @@ NO_MEMORY = Alternative("other", "no memory", {"environment.OWN_MEMORY": "0"})
 
 def plan_of(*candidates: SetupCandidate, gpus: int = 1) -> Plan:
     machine = Machine(gpu_of_size("16GB"), 1 << 36, 1 << 38, "/", 8)
-    judged = tuple(Judged(each, fits=True) for each in candidates)
-    return Plan("script.py", machine, gpus, judged[0], judged)
+    judgements = tuple(Judgement(each, fits=True) for each in candidates)
+    return Plan("script.py", machine, gpus, judgements[0], judgements)
 
 
 def script(*own: str) -> UserScript:
-    given = ["--output_dir", "out", "--eval_strategy", "epoch", "--num_train_epochs", "100", *own]
-    return UserScript("script.py", arguments=tuple(given))
+    arguments = ["--output_dir", "out", "--eval_strategy", "epoch", "--num_train_epochs", "100", *own]
+    return UserScript("script.py", arguments=tuple(arguments))
 
 
-def verified(plan: Plan, *own: str, **options: Any) -> tuple[Plan, tuple[Verified, ...]]:
+def verify_on_cpu(plan: Plan, *own: str, **options: Any) -> tuple[Plan, tuple[Verified, ...]]:
     return verify(plan, script(*own), device="cpu", **options)
 
 
-def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
-    """Finds: steps of the first rows that come; a checkpoint in the user's folder, lines below `train()` that run; a
-    failed winner that is still proposed; a run of what needs as much as one that ran out of memory; a memory error
-    that is only in a line of the script's code."""
+def test_setups_run_until_one_passes_and_is_measured(folder: Path) -> None:
+    """Would notice: steps with the first rows instead of the worst; a checkpoint in the user's folder; lines below
+    `train()` that run; a failed setup that is still proposed; a run of a setup that needs as much memory as one that
+    ran out of it; a line of source code in a traceback that is read as an out-of-memory error."""
     (folder / "out").mkdir()
     (folder / "out" / "own.txt").write_text("of the user")
     (folder / "batches").touch()
@@ -70,42 +70,42 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
         setup(8, 1, 8, 1.0, NO_MEMORY), setup(8, 1, 9, 1.1, CHECKPOINTING), setup(4, 2, 4, 1.2),
         setup(2, 4, 2, 1.3, CHECKPOINTING),
     )  # fmt: skip
-    after, found = verified(plan(*setups), "--fails_from", "3")
-    assert [each.judged.candidate.micro_batch_size for each in found] == [8, 4, 2], found
-    assert [each.passed for each in found] == [False, False, True], found
-    assert [each.out_of_memory for each in found] == [True, False, False]
-    assert found[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
+    after, results = verify_on_cpu(plan(*setups), "--fails_from", "3")
+    assert [each.judgement.candidate.micro_batch_size for each in results] == [8, 4, 2], results
+    assert [each.passed for each in results] == [False, False, True], results
+    assert [each.out_of_memory for each in results] == [True, False, False]
+    assert results[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
     assert wording.why(after, setups[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
-    assert found[1].failed == "failed in its first steps: RuntimeError: no such batch"
-    assert found[1].last_lines[-1] == "RuntimeError: no such batch"
+    assert results[1].failed == "failed in its first steps: RuntimeError: no such batch"
+    assert results[1].last_lines[-1] == "RuntimeError: no such batch"
     assert after.proposed is not None and after.proposed.candidate.micro_batch_size == 2
     assert after.file()["arguments"]["per_device_train_batch_size"] == 2
-    last = found[2]
+    last = results[2]
     lines = (folder / "batches").read_text().splitlines()
     assert lines[:13] == ["4 23"] + ["2 23"] * 12  # 4 batches a step
-    # Then the script's own loader, whose epoch has eight, and is begun again.
+    # Then two epochs of the script's own loader, with eight batches each.
     assert [line.split()[0] for line in lines[13:]] == ["2"] * 16 and lines[13:].count("2 23") == 2
     assert last.worst == "2 × 23 tokens"
     assert last.step_time_s is not None and 0 < last.step_time_s < 10
     assert last.evaluated is True and last.saved is True and last.peak_allocated_gib is None
     assert "callback Marks was not called" in last.notes
     assert sorted(folder.rglob("*")) == before
-    rows = {name: (found, expected) for name, found, expected in last.rows()}
+    rows = {name: (measured, predicted) for name, measured, predicted in last.rows()}
     assert rows["peak allocated"] == ("–", "1.50 GiB") and rows["a step"][1] == "1.3 s, 1.17 to 1.69 s"
-    json.dumps([each.to_json() for each in found])
+    json.dumps([each.to_json() for each in results])
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
-    """Finds: one process in the place of several, a rank that waits for ever."""
-    _, (found,) = verified(plan_of(SetupCandidate(2, 1), gpus=2))
-    assert found.passed, (found.failed, found.last_lines)
-    assert "run by torchrun --nproc_per_node 2" in found.notes and found.worst == "2 × 23 tokens"
+    """Would notice: one process instead of several, a rank that waits forever."""
+    _, (result,) = verify_on_cpu(plan_of(SetupCandidate(2, 1), gpus=2))
+    assert result.passed, (result.failed, result.last_lines)
+    assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst == "2 × 23 tokens"
 
 
-def test_ctrl_c_ends_what_runs(folder: Path) -> None:
-    """Finds: a training that goes on after its user has gone."""
+def test_ctrl_c_ends_the_run(folder: Path) -> None:
+    """Would notice: a training that continues after Ctrl-C."""
     code = (
         "from tests.plan.test_verify import *\n"
         "verify(plan_of(SetupCandidate(2, 1)), script('--waits'), device='cpu')\n"
@@ -125,7 +125,7 @@ def test_ctrl_c_ends_what_runs(folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_its_memory_is_measured(folder: Path) -> None:
     refuse_unverifiable(this_machine())
-    _, (found,) = verify(plan_of(SetupCandidate(2, 2, (CHECKPOINTING,))), script())
-    assert found.passed, (found.failed, found.last_lines)
-    assert found.peak_allocated_gib and found.peak_reserved_gib and found.allocator_retries == 0
-    assert found.peak_reserved_gib >= found.peak_allocated_gib and found.step_time_s
+    _, (result,) = verify(plan_of(SetupCandidate(2, 2, (CHECKPOINTING,))), script())
+    assert result.passed, (result.failed, result.last_lines)
+    assert result.peak_allocated_gib and result.peak_reserved_gib and result.allocator_retries == 0
+    assert result.peak_reserved_gib >= result.peak_allocated_gib and result.step_time_s

@@ -1,4 +1,4 @@
-"""A script of a user: rows of many lengths, an evaluation, saves, and things that a short run must not do."""
+"""A user's script with rows of many lengths, an evaluation, saves, and actions that a short run must not take."""
 
 import os
 import sys

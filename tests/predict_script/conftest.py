@@ -43,7 +43,7 @@ def prepared(folder: Path, python: str, *options: str) -> Path:
 
 @pytest.fixture
 def predict(worker: Worker, tmp_path: Path) -> Predict:
-    """Writes a script into the test's folder and runs it up to its training; what came of it."""
+    """Writes a script into the test's folder and runs it up to its training; returns its outcome."""
 
     def run(code: str, *arguments: str, environment: dict[str, str] | None = None, **options: Any) -> Outcome:
         (tmp_path / "train.py").write_text(code)

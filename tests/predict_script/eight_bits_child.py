@@ -13,9 +13,9 @@ import bitsandbytes as bnb
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.prediction.child.gpu.fake_gpu import movable_modules
-from hf_memkit.prediction.child.libraries.library_rules import outliers_are_few
-from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+from hf_memkit.prediction.child.gpu.fake_gpu import patch_module_apply
+from hf_memkit.prediction.child.libraries.library_rules import assume_few_outliers
+from hf_memkit.prediction.child.tracer.kernel_rules import learn_use_counts
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 
@@ -39,10 +39,10 @@ def step(context: contextlib.AbstractContextManager[Any]) -> list[int | str]:
 
 
 def main() -> None:
-    learn_counts()
+    learn_use_counts()
     real = step(contextlib.nullcontext())
-    movable_modules()
-    outliers_are_few()
+    patch_module_apply()
+    assume_few_outliers()
     fake = step(FakeTensorMode(allow_non_fake_inputs=True))
     print(json.dumps([real, fake]))
 

@@ -1,4 +1,4 @@
-"""The jobs of `jobs/jobs.yaml`: scripts and modules, as they are typed."""
+"""The jobs of `jobs/jobs.yaml`: the commands of scripts and modules."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _WRITTEN: Final = FOLDER / "written"
 
 def typed_jobs() -> dict[str, str]:
     """Name → command."""
-    found: dict[str, str] = yaml.safe_load((FOLDER / "jobs.yaml").read_text())
-    quick = found.pop("quick")
-    return {name: line.replace("{quick}", quick) for name, line in found.items()}
+    commands: dict[str, str] = yaml.safe_load((FOLDER / "jobs.yaml").read_text())
+    quick = commands.pop("quick")
+    return {name: line.replace("{quick}", quick) for name, line in commands.items()}
 
 
 def read_job(typed: str, folder: Path, out: Path, *, on_cpu: bool) -> tuple[UserScript, dict[str, str]]:
-    """The script of a command, and the variables before it.
+    """(the script of a command, the environment variables in front of it).
 
     Args:
         typed: the command.
-        folder: models and data (`jobs/prepare.py`).
-        out: where it may write.
-        on_cpu: False: without the arguments that keep it there.
+        folder: folder with models and data (`jobs/prepare.py`).
+        out: output folder.
+        on_cpu: whether to keep the arguments that select the CPU.
     """
     places = {"{folder}": folder, "{out}": out, "{written}": _WRITTEN}
     for place, path in places.items():

@@ -1,4 +1,4 @@
-"""Names in libraries and the operating system that memkit's code stands behind, in the process that asks."""
+"""Names in libraries and in the standard library that memkit has replaced in this process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _LIBRARIES = {
 
 
 def replaced_names() -> set[str]:
-    found = set()
+    replaced = set()
     for name, module in list(sys.modules.items()):
         if not isinstance(module, types.ModuleType) or name.partition(".")[0] not in _LIBRARIES:
             continue
         for key, value in list(vars(module).items()):
             if _is_memkits(value):
-                found.add(f"{name}.{key}")
+                replaced.add(f"{name}.{key}")
             elif isinstance(value, type):
                 owner = f"{value.__module__}.{value.__qualname__}"
-                found |= {f"{owner}.{own}" for own, each in list(vars(value).items()) if _is_memkits(each)}
-    return found
+                replaced |= {f"{owner}.{own}" for own, each in list(vars(value).items()) if _is_memkits(each)}
+    return replaced
 
 
 def _is_memkits(value: Any) -> bool:

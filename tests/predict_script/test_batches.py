@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subs
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
+from hf_memkit.prediction.child.training.batch_shapes import distinct_shapes, shape_of
 from hf_memkit.prediction.child.training.batches import chosen_batches, longest_row
 from hf_memkit.prediction.child.training.row_sizes import row_sizes
 from tests.predict_script.conftest import Predict
@@ -106,9 +106,12 @@ def test_one_sample_twenty_times_as_long(kind: str) -> None:
     chosen = chosen_batches(loader)
     worst = drawn(loader, lengths)
     assert worst <= chosen.worst["input_ids"].numel() <= worst + 900, "one row more at most"
-    assert chosen.usual["input_ids"].numel() <= chosen.high["input_ids"].numel() < worst / 10
+    assert chosen.typical["input_ids"].numel() <= chosen.high["input_ids"].numel() < worst / 10
     assert chosen.half["input_ids"].shape == (2, 900) and chosen.cut[0]["input_ids"].shape == (4, chosen.cut[1])
-    assert shape_of(chosen.worst) == "4 × 900 tokens" and f"row {100 if kind == 'of a subset' else 200}" in chosen.said
+    assert (
+        shape_of(chosen.worst) == "4 × 900 tokens"
+        and f"row {100 if kind == 'of a subset' else 200}" in chosen.description
+    )
 
 
 @pytest.mark.slow
@@ -142,9 +145,9 @@ def test_tokens_of_a_batch_on_average(flat: bool) -> None:
     rows = table([100, 20, 60, 40, 50, 30])
     rows = rows.add_column("labels", rows["input_ids"][:])
     chosen = chosen_batches(DataLoader(rows, 2, collate_fn=collate))  # in order: 120, 100, 80 of 200, 120, 100
-    usual, worst = chosen.mean["usual"], chosen.mean["worst"]
+    typical, worst = chosen.mean["usual"], chosen.mean["worst"]
     assert worst == pytest.approx((100 / 120, 100 / 120) if flat else (140 / 200, 100 / 120))
-    assert usual == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
+    assert typical == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
     assert chosen.padding == pytest.approx(1 - 300 / 420)
     one = chosen_batches(DataLoader(rows, 1, collate_fn=collate, shuffle=True))
     assert one.padding is not None and 0.1 < one.padding < 0.4, "of two rows, though the loader gives one"
@@ -169,7 +172,7 @@ def test_lengths_that_only_the_collator_knows(kind: str, size: int) -> None:
     chosen = chosen_batches(loader)
     worst = drawn(loader, [len(text.split()) for text in texts])
     assert worst <= chosen.worst["input_ids"].numel() <= worst + 90, "one row more at most"
-    assert shape_of(chosen.usual) == f"{size} × 4 tokens"
+    assert shape_of(chosen.typical) == f"{size} × 4 tokens"
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "sequential"])
@@ -196,7 +199,7 @@ def test_sources_and_targets_of_their_own_lengths(kind: str) -> None:
 
 
 def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would notice: a data set of one's own that is read for ever, and a sample that is not said to be one."""
+    """Would notice: a custom data set that is read forever, and a sample that is not called one."""
 
     class Own(Dataset[dict[str, Any]]):
         def __len__(self) -> int:
@@ -207,9 +210,9 @@ def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) 
             return {"input_ids": list(range(10 + number % 7))}
 
     chosen = chosen_batches(DataLoader(Own(), 4, shuffle=True, collate_fn=padded))
-    assert shape_of(chosen.worst) == "4 × 16 tokens" and "1,000 rows can give" in chosen.said
+    assert shape_of(chosen.worst) == "4 × 16 tokens" and "1,000 rows can give" in chosen.description
     monkeypatch.setattr("hf_memkit.prediction.child.training.row_sizes.LIMIT_S", 0.1)
-    assert "a sample of " in chosen_batches(DataLoader(Own(), 4, shuffle=True, collate_fn=padded)).said
+    assert "a sample of " in chosen_batches(DataLoader(Own(), 4, shuffle=True, collate_fn=padded)).description
 
 
 def test_a_stream() -> None:
@@ -221,7 +224,7 @@ def test_a_stream() -> None:
                 yield {"input_ids": list(range(length))}
 
     chosen = chosen_batches(DataLoader(Stream(), batch_size=4, collate_fn=padded))
-    assert shape_of(chosen.worst) == "4 × 900 tokens" and "first 2,000 rows of the stream" in chosen.said
+    assert shape_of(chosen.worst) == "4 × 900 tokens" and "first 2,000 rows of the stream" in chosen.description
 
 
 def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
@@ -275,7 +278,7 @@ def test_images_by_their_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_largest_image_decides(tmp_path: Path) -> None:
-    """Would notice: rows that cannot be read, of which one seems the largest, in a batch; a usual batch of them."""
+    """Would notice: rows that cannot be read, of which one seems the largest, in a batch; a typical batch of them."""
     images: list[Any] = [{"bytes": encoded((64, 48)), "path": None}] * 40
     images[7] = {"bytes": encoded((800, 600)), "path": None}
     images[11] = {"bytes": b"no image", "path": None}
@@ -290,7 +293,7 @@ def test_the_largest_image_decides(tmp_path: Path) -> None:
     assert shape_of(chosen.worst) == "2 × 1 × 600 × 800 pixel_values"
     pixels = [800 * 600 if number == 7 else 0 if number in (11, 12) else 64 * 48 for number in range(40)]
     assert chosen.worst["pixel_values"].numel() == drawn(loader, pixels), "of the rows that a run can read"
-    assert shape_of(chosen.usual) == "2 × 1 × 48 × 64 pixel_values"
+    assert shape_of(chosen.typical) == "2 × 1 × 48 × 64 pixel_values"
     assert chosen.unreadable is not None and chosen.unreadable[0] == 11
     chosen = chosen_batches(DataLoader(of_images(images[12:]), 2, shuffle=True, collate_fn=stacked))
     assert chosen.unreadable is not None and chosen.unreadable[0] == 0 and "truncated" in chosen.unreadable[1]
@@ -327,7 +330,7 @@ def test_sound_by_its_headers(tmp_path: Path) -> None:
         return {"input_values": torch.zeros(len(picked), max(lengths)), "labels": torch.zeros(len(picked), 3).long()}
 
     chosen = chosen_batches(DataLoader(rows, 4, shuffle=True, collate_fn=sampled))
-    assert shape_of(chosen.worst) == "4 × 60,000 input_values" and "row 20" in chosen.said
+    assert shape_of(chosen.worst) == "4 × 60,000 input_values" and "row 20" in chosen.description
 
 
 def test_sound_that_wave_cannot_read(tmp_path: Path) -> None:
@@ -354,7 +357,7 @@ def test_a_collator_that_takes_things_out_of_rows() -> None:
         return {**padded(picked), "pixel_values": torch.tensor([row.pop("image") for row in picked])}
 
     chosen = chosen_batches(DataLoader(rows, 2, shuffle=True, collate_fn=taking))  # type: ignore[arg-type]
-    assert shape_of(chosen.worst) == "2 × 8 tokens and 2 × 9 pixel_values" and "4 rows" in chosen.said
+    assert shape_of(chosen.worst) == "2 × 8 tokens and 2 × 9 pixel_values" and "4 rows" in chosen.description
     assert all("image" in row for row in rows)
 
 
@@ -379,7 +382,7 @@ Trainer(Model(), arguments, train_dataset=data).train()
 
 
 def test_most_tokens_and_largest_images_are_both_traced(predict: Predict) -> None:
-    """Would notice: a peak of the one batch or of the other alone, where nobody can tell which needs more."""
+    """Would notice: a peak of only one of two batches, either of which may need more."""
     highest = {}
     for rows in ("text", "image", "both"):
         content = predict(LONG_TEXT_AND_LARGE_IMAGE, rows, device="cpu")
@@ -409,9 +412,13 @@ def test_rows_that_only_the_loader_can_put_together() -> None:
         return padded([{"input_ids": each} for each in picked])
 
     chosen = chosen_batches(DataLoader(rows, batch_sampler=Keys(), collate_fn=stacked))  # type: ignore[arg-type]
-    assert shape_of(chosen.worst) == "2 × 30 tokens" and chosen.usual is None and "first 2 batches" in chosen.said
+    assert (
+        shape_of(chosen.worst) == "2 × 30 tokens"
+        and chosen.typical is None
+        and "first 2 batches" in chosen.description
+    )
     whole = chosen_batches(DataLoader(list(rows.values()), 2, shuffle=True, collate_fn=stacked))
-    assert shape_of(whole.worst) == "2 × 30 tokens" and whole.half is None and whole.usual is not None
+    assert shape_of(whole.worst) == "2 × 30 tokens" and whole.half is None and whole.typical is not None
 
 
 def test_no_row() -> None:
@@ -420,11 +427,13 @@ def test_no_row() -> None:
 
 
 def test_batches_that_are_no_tensors_are_told_apart() -> None:
-    """Would notice: "a batch" twice, boxes beside images that nobody sees."""
+    """Would notice: the same words for two batches, boxes next to images that are not counted."""
     long, short = ([{"prompt": "a" * size, "n": 1}] * 4 for size in (90, 9))
     assert shape_of({"features": {"input_ids": torch.zeros(2, 5, dtype=torch.long)}}) == "2 × 5 tokens"
-    assert "4" in shape_of(long) and str(4 * 91) in shape_of(long) != shape_of(short) == told_apart([long, short])[1]
+    assert (
+        "4" in shape_of(long) and str(4 * 91) in shape_of(long) != shape_of(short) == distinct_shapes([long, short])[1]
+    )
     images = torch.zeros(2, 3, 8, 8)
     several = [{"pixel_values": images, "labels": [{"boxes": torch.zeros(count, 4)}]} for count in (3, 9)]
-    assert len(set(map(shape_of, several))) == 1 and len(set(told_apart(several))) == 2
-    assert len(set(told_apart([several[0]] * 2))) == 1
+    assert len(set(map(shape_of, several))) == 1 and len(set(distinct_shapes(several))) == 2
+    assert len(set(distinct_shapes([several[0]] * 2))) == 1

@@ -14,7 +14,7 @@ import huggingface_hub.constants
 import pytest
 
 from hf_memkit import predict_script
-from hf_memkit.prediction.child.script import leaves_nothing
+from hf_memkit.prediction.child.script import file_guards
 from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
@@ -53,7 +53,7 @@ def left(folder: Path) -> dict[str, str]:
 
 
 def of(predict: Predict, code: str) -> tuple[Outcome, str]:
-    """What came of a script with this below the Trainer, and its notes."""
+    """The outcome of a script with this code below the Trainer, and its notes."""
     found = predict(HEAD + textwrap.dedent(code))
     assert found.training, found
     return found, "\n".join(found.training.notes)
@@ -95,7 +95,7 @@ made()
 
 
 @pytest.mark.parametrize(
-    ("line", "said", "unsaid"),
+    ("line", "expected", "unexpected"),
     [
         ("model.eval(); model.train(); trainer.save_model()", "", "train()"),
         ("AutoTokenizer.from_pretrained('out')", "", "from_pretrained"),
@@ -109,11 +109,13 @@ made()
         ("for _ in ():\n        print(1)", "", "loop"),
     ],
 )
-def test_what_is_loaded_merged_or_trained_below_is_said(predict: Predict, line: str, said: str, unsaid: str) -> None:
-    """Would notice: a model beside the first that nobody speaks of; a note on what stands above, or is no model."""
+def test_what_is_loaded_merged_or_trained_below_has_notes(
+    predict: Predict, line: str, expected: str, unexpected: str
+) -> None:
+    """Would notice: a second model without a note; a note on calls above train(), or on other objects."""
     _, notes = of(predict, BELOW.replace("LINES", line).replace("main()\nmade()", "main()"))
     place = str(FIRST + BELOW.splitlines().index("    LINES"))
-    assert said.replace("LINE", place) in notes and unsaid not in notes, notes
+    assert expected.replace("LINE", place) in notes and unexpected not in notes, notes
 
 
 def test_one_training_of_a_loop_is_predicted(predict: Predict) -> None:
@@ -147,7 +149,7 @@ def test_an_evaluation_decides_where_something_asks_for_it(
     assert any(note.startswith("not in the verdict: evaluate()") for note in found.notes) is not decides
 
 
-def test_an_evaluation_of_data_that_the_trainer_does_not_have_is_said(predict: Predict) -> None:
+def test_an_evaluation_of_data_that_the_trainer_does_not_have_has_notes(predict: Predict) -> None:
     code = HEAD.replace(", eval_dataset=rows[:2]", "") + "trainer.train()\ntrainer.evaluate(rows)"
     found = predict(code)
     assert f"not predicted: evaluate() (train.py, line {FIRST + 1})" in "\n".join(found.training.notes)
@@ -159,7 +161,7 @@ def test_no_cache_is_where_the_script_works(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     for name, path in {"HF_HUB_CACHE": tmp_path.parent, "HF_ASSETS_CACHE": tmp_path / "assets"}.items():
         monkeypatch.setattr(huggingface_hub.constants, name, str(path))
-    caches = list(leaves_nothing._caches())
+    caches = list(file_guards._caches())
     assert str(tmp_path / "assets") in caches and str(tmp_path.parent) not in caches
 
 

@@ -1,4 +1,4 @@
-"""`memkit predict SCRIPT`, with real processes: what a script does to itself, to its input and output, and what stays.
+"""`memkit predict SCRIPT`, with real processes: the script's process, input, output and files.
 
 Most scripts run in one child process that is loaded once; those that are about starting and ending have their own.
 """
@@ -28,7 +28,7 @@ from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.run.script import _words
+from hf_memkit.run.script import _predict_arguments
 from tests.conftest import ROOT
 
 TINY = """
@@ -50,7 +50,7 @@ def trainer(model, **options):
 """
 
 Ran = tuple[int, str, str, str]
-"""Exit code, standard output, memkit's lines, and what the script wrote."""
+"""Exit code, standard output, memkit's lines, and the script's output."""
 Run = Callable[..., Ran]
 
 
@@ -72,14 +72,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             finally:
                 os.dup2(before, 2)
                 os.close(before)
-        said = capsys.readouterr()
-        return exited, said.out, said.err, output.read_text(errors="replace")
+        stderr = capsys.readouterr()
+        return exited, stderr.out, stderr.err, output.read_text(errors="replace")
 
     return of
 
 
-def last(said: str) -> str:
-    return said.strip().splitlines()[-1]
+def last(stderr: str) -> str:
+    return stderr.strip().splitlines()[-1]
 
 
 # ---- scripts that train ----
@@ -89,7 +89,7 @@ def last(said: str) -> str:
 def test_a_script_is_predicted_as_it_stands(run: Run, tmp_path: Path) -> None:
     """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU, a second
     train() in place of the first, processes that the script leaves."""
-    code, out, said, written = run(
+    code, out, stderr, written = run(
         TINY
         + """
 import os, pathlib, subprocess, time
@@ -114,12 +114,12 @@ trainer(model, per_device_train_batch_size=64).train()
         "3",
         options=("--gpu", "T4", "--html", "page.html"),
     )
-    assert code == 0, said + written[-2000:]
+    assert code == 0, stderr + written[-2000:]
     assert out.splitlines()[0] in (tmp_path / "page.html").read_text() and out.endswith("Wrote page.html\n")
     assert out.startswith("FITS: ") and "x" * 100 not in out
     assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens per GPU" in out
     assert "two optimizer steps of Trainer, as train.py makes it, on fake CUDA tensors" in " ".join(out.split())
-    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine up to ")
+    assert stderr.splitlines()[0].startswith("memkit: train.py runs on this machine up to ")
     assert written.count("x") >= 3_000_000 and "never" not in written
     assert "a second train() (train.py, line 35)" in " ".join(out.split())
     left = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
@@ -127,24 +127,26 @@ trainer(model, per_device_train_batch_size=64).train()
 
 
 def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would notice: a preparation that looks like a hang, and a line in a log, where nobody waits."""
+    """Would notice: a preparation that looks like a hang, and progress lines in a log file."""
     monkeypatch.setattr(predict_script_command, "_FIRST_S", 0.2)
-    said = run("import time; time.sleep(1.2)")[2]
-    assert "memkit: train.py runs: 0 s" not in said
+    stderr = run("import time; time.sleep(1.2)")[2]
+    assert "memkit: train.py runs: 0 s" not in stderr
     monkeypatch.setattr(predict_script_command, "is_terminal", lambda: True)
     began = time.monotonic()
     lines = run("import time; time.sleep(1.2)")[2].splitlines()
     most = 1 + math.log2((time.monotonic() - began) / 0.2)
-    told = [line.endswith(" s") for line in lines]
-    assert told[0] is told[-1] is False and 3 <= sum(told) == len(told) - 2 <= most, "after 0.2, 0.4, 0.8 s and so on"
+    progress = [line.endswith(" s") for line in lines]
+    assert progress[0] is progress[-1] is False and 3 <= sum(progress) == len(progress) - 2 <= most, (
+        "after 0.2, 0.4, 0.8 s and so on"
+    )
 
 
 @pytest.mark.slow
 def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run) -> None:
     """Would notice: advice that names memkit's options or a preset, a wrong exit code, GPUs that are not counted."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
-    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "64GB"))
-    assert code == 1, said
+    code, out, stderr, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "64GB"))
+    assert code == 1, stderr
     assert out.startswith("DOES NOT FIT: ")
     assert "LoRA" in out and "batch_size" not in out and "--batch-size" not in out, "it is 1 already"
     assert "preset" not in out and "2 × 4GB GPU" in out
@@ -169,12 +171,12 @@ Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
 
 @pytest.mark.slow
 def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_path: Path) -> None:
-    """Would notice: a verdict on a batch with which nobody trains; a run of the script for each batch."""
+    """Would notice: a verdict on another batch than the training's; a run of the script for each batch."""
     options = ("--gpu-memory", "2GB", "--json", "--no-search")
 
     def predicted(*arguments: str) -> tuple[int, dict[str, Any]]:
-        code, out, said, _ = run(FINDS, *arguments, options=options)
-        assert out, said
+        code, out, stderr, _ = run(FINDS, *arguments, options=options)
+        assert out, stderr
         return code, json.loads(out)
 
     code, found = predicted("200", "finds", "0")
@@ -193,10 +195,10 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
 def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:
     """Would notice: `memkit run --predict`, which asks so, that waits for a search before it trains."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
-    asked = _words(UserScript("train.py", arguments=("--x",)), "--json", "--no-search")
+    asked = _predict_arguments(UserScript("train.py", arguments=("--x",)), "--json", "--no-search")
     assert asked == ["predict", "--json", "--no-search", "train.py", "--", "--x"]
-    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--no-search", "--json"))
-    assert code == 1 and json.loads(out)["try_next"] is None and "looking for" not in said
+    code, out, stderr, _ = run(big, options=("--gpu-memory", "4GB", "--no-search", "--json"))
+    assert code == 1 and json.loads(out)["try_next"] is None and "looking for" not in stderr
 
 
 LONG_ROW = (
@@ -217,9 +219,9 @@ Trainer(tiny(256), arguments, train_dataset=rows, data_collator=padded).train()
 
 @pytest.mark.slow
 def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
-    """Would notice: one long row that nobody sees before it comes, and a trace in which the batches are mixed up."""
+    """Would notice: one long row that is missed, and a trace in which the batches are mixed up."""
     json_of, cases = ("--gpu", "T4", "--json"), ("both", "usual", "worst", "long")
-    both, usual, worst, long = (json.loads(run(LONG_ROW, rows, options=json_of)[1]) for rows in cases)
+    both, typical, worst, long = (json.loads(run(LONG_ROW, rows, options=json_of)[1]) for rows in cases)
     too_long = "rows of 65 tokens are longer than the model's 64 positions"
     assert [any(too_long in note for note in each["notes"]) for each in (both, worst, long)] == [False, False, True]
     batches = both["request"]["batches"]
@@ -227,8 +229,8 @@ def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     assert both["request"]["sequence_length"] == 64 and both["request"]["accumulation"] == 3
     assert both["peak_allocated_gib"] == pytest.approx(worst["peak_allocated_gib"], rel=0.005)
     outside = both["outside_allocator_gib"]
-    assert batches["usual"]["total_gib"] == pytest.approx(usual["peak_reserved_gib"][1] + outside, rel=0.01)
-    assert usual["request"]["batches"] is worst["request"]["batches"] is None
+    assert batches["usual"]["total_gib"] == pytest.approx(typical["peak_reserved_gib"][1] + outside, rel=0.01)
+    assert typical["request"]["batches"] is worst["request"]["batches"] is None
     assert not batches["smaller"], "it fits as it is"
     code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB", "--no-search"))
     assert code == 1 and "A typical batch, 4 × 16 tokens, needs " in out
@@ -284,10 +286,10 @@ def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
 
 def test_a_batch_of_nothing(run: Run) -> None:
     """Would notice: an error of memkit's own where the script asks for no batch at all."""
-    code, _, said, _ = run(
+    code, _, stderr, _ = run(
         TINY + "\ntrainer(tiny(), gradient_accumulation_steps=-1).train()\n", options=("--gpu", "T4")
     )
-    assert code == 2 and "gradient_accumulation_steps=-1: no training; give 1 or more" in last(said)
+    assert code == 2 and "gradient_accumulation_steps=-1: no training; give 1 or more" in last(stderr)
 
 
 def test_bf16_weights_under_fp16_are_refused(run: Run, tmp_path: Path) -> None:
@@ -305,11 +307,15 @@ trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()
         code.splitlines().index('trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()') + 1
     )
     for gpu, instead in (("T4", "compute capability 8.0"), ("A10G", "bf16=True instead of fp16=True")):
-        exited, out, said, _ = run(code, options=("--gpu", gpu, "--json"))
-        assert (exited, out) == (2, ""), said
-        assert f"train.py, line {place}: " in last(said) and 'dtype="float32"' in last(said) and instead in last(said)
-    exited, out, said, _ = run(code, "float32", options=("--gpu", "T4", "--json"))
-    assert exited == 0 and json.loads(out)["warnings"] == [], said
+        exited, out, stderr, _ = run(code, options=("--gpu", gpu, "--json"))
+        assert (exited, out) == (2, ""), stderr
+        assert (
+            f"train.py, line {place}: " in last(stderr)
+            and 'dtype="float32"' in last(stderr)
+            and instead in last(stderr)
+        )
+    exited, out, stderr, _ = run(code, "float32", options=("--gpu", "T4", "--json"))
+    assert exited == 0 and json.loads(out)["warnings"] == [], stderr
 
 
 @pytest.mark.slow
@@ -343,19 +349,19 @@ trainer(model).train()
     assert run(TINY + model.format(line="pass"), options=("--gpu", "A10G"))[0] == 0
     for line in ("input_ids @ input_ids.T", "torch.histc(found.logits)"):
         code = TINY + model.format(line=line)
-        exited, _, said, _ = run(code, options=("--gpu", "A10G"))
+        exited, _, stderr, _ = run(code, options=("--gpu", "A10G"))
         place = next(number for number, each in enumerate(code.splitlines(), 1) if line in each)
-        assert exited == 2 and f"train.py, line {place}: aten." in last(said), said
+        assert exited == 2 and f"train.py, line {place}: aten." in last(stderr), stderr
 
 
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")
-    code, _, said, written = run("print('ran')")
-    assert code == 2 and "max_split_size_mb" in last(said) and written == ""
+    code, _, stderr, written = run("print('ran')")
+    assert code == 2 and "max_split_size_mb" in last(stderr) and written == ""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    code, out, said, _ = run(TINY + "\ntrainer(tiny()).train()\n", options=("--gpu", "T4", "--json"))
-    assert code == 0, said
+    code, out, stderr, _ = run(TINY + "\ntrainer(tiny()).train()\n", options=("--gpu", "T4", "--json"))
+    assert code == 0, stderr
     found = json.loads(out)
     assert found["request"]["script"] == "train.py" and found["request"]["micro_batch_size"] == 2
     assert found["peak_reserved_gib"][0] * 2**30 % 2**21 == 0
@@ -377,8 +383,8 @@ trainer(model, bf16=True, deepspeed="ds.json").train()
     )
     found = []
     for gpus, trained in (("1", "all"), ("2", "all"), ("1", "mlp")):
-        code, out, said, written = run(script, trained, options=("--gpu-memory", "16GB", "--gpus", gpus, "--json"))
-        assert code == 0, said + written
+        code, out, stderr, written = run(script, trained, options=("--gpu-memory", "16GB", "--gpus", gpus, "--json"))
+        assert code == 0, stderr + written
         found.append(json.loads(out))
     one, two, adapters = ({name: 2**30 * size for name, size in each["categories"].items()} for each in found)
     parameters, few = found[0]["request"]["parameters"], found[2]["request"]["trainable_parameters"]
@@ -424,12 +430,12 @@ def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
     """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted; words
     that are wrong for a plan, which has the same errors."""
     script, why, beside = ENDS[name]
-    code, out, said, written = run(script)
-    assert code == 2 and out == "", said
-    assert last(said).startswith("memkit: error: train.py") and why in last(said), said
-    assert "predict" not in last(said)
-    assert beside in said + written
-    assert "hf_memkit" not in said and "child/script/script.py" not in said + written
+    code, out, stderr, written = run(script)
+    assert code == 2 and out == "", stderr
+    assert last(stderr).startswith("memkit: error: train.py") and why in last(stderr), stderr
+    assert "predict" not in last(stderr)
+    assert beside in stderr + written
+    assert "hf_memkit" not in stderr and "child/script/script.py" not in stderr + written
 
 
 @pytest.mark.parametrize("verb", ["predict", "plan"])
@@ -447,15 +453,15 @@ def test_an_engine_that_accelerate_would_choose_is_refused_before_anything_runs(
 
 def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> None:
     """Would notice: ten seconds of loading before that, and memkit's own frames."""
-    code, _, said, written = run("x = (\n")
+    code, _, stderr, written = run("x = (\n")
     assert code == 2 and written == ""
-    assert said.splitlines()[0].endswith('File "train.py", line 1') and "SyntaxError: '(' was never closed" in said
-    assert last(said) == "memkit: error: train.py: Python cannot parse it (SyntaxError)"
+    assert stderr.splitlines()[0].endswith('File "train.py", line 1') and "SyntaxError: '(' was never closed" in stderr
+    assert last(stderr) == "memkit: error: train.py: Python cannot parse it (SyntaxError)"
 
 
 def test_an_exception_in_the_traced_steps_is_the_script_s(run: Run) -> None:
-    """Would notice: a loss that fails being told as memkit's error, and memkit's frames in its traceback."""
-    code, _, said, _ = run(
+    """Would notice: a loss that fails reported as memkit's error, and memkit's frames in its traceback."""
+    code, _, stderr, _ = run(
         TINY
         + """
 class Mine(Trainer):
@@ -465,12 +471,12 @@ class Mine(Trainer):
 Mine(tiny(), TrainingArguments("out", report_to="none"), train_dataset=rows).train()
 """
     )
-    assert code == 2 and "ValueError: my loss" in said and "hf_memkit" not in said
-    assert "ValueError: my loss; fix it" in last(said)
+    assert code == 2 and "ValueError: my loss" in stderr and "hf_memkit" not in stderr
+    assert "ValueError: my loss; fix it" in last(stderr)
 
 
 def test_from_python(run: Run, tmp_path: Path) -> None:
-    """Would notice: an exception whose traceback nobody sees, arguments that are given twice."""
+    """Would notice: an exception without its traceback, arguments that are given twice."""
     run("print(undefined)")
     with pytest.raises(ScriptFailed, match="line 1: NameError") as caught:
         predict_script("train.py", gpu="T4")
@@ -479,7 +485,7 @@ def test_from_python(run: Run, tmp_path: Path) -> None:
         predict_script(UserScript("train.py"), ["--x"])
 
 
-# ---- processes of their own ----
+# ---- separate processes ----
 
 
 def started(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -494,7 +500,7 @@ def started(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[s
 @pytest.mark.slow
 def test_its_world_is_the_user_s_and_the_answer_is_clean_json(tmp_path: Path) -> None:
     """Would notice: standard input that is memkit's requests, variables that memkit sets for itself, noise of the
-    libraries that memkit loads, a script's output in the JSON; a module that is not found beside the user."""
+    libraries that memkit loads, a script's output in the JSON; a module next to the user that is not found."""
     (tmp_path / "job.py").write_text(
         TINY
         + """
@@ -577,11 +583,11 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
             os.killpg(process.pid, number)  # as a terminal does: every process of the group gets it
         else:
             process.send_signal(number)
-        out, said = process.communicate(timeout=30)
+        out, stderr = process.communicate(timeout=30)
         assert time.monotonic() - at < 5, "at once"
-        assert (process.returncode, out) == (code, ""), said
-        lines = said.splitlines()
-        assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
+        assert (process.returncode, out) == (code, ""), stderr
+        lines = stderr.splitlines()
+        assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in stderr
         assert lines[1:] == (["memkit: stopped; no process of the script is left"] if code == 130 else [])
         until = time.monotonic() + (10 if number == signal.SIGKILL else 0)
         while (left := [each for each in {*below, *theirs} if lives(each)]) and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""memkit in an environment of its own, and two environments that are compared: real ones.
+"""memkit in a separate environment, and comparisons of two real environments.
 
 `other` has the libraries, of which PEFT is the installed one with one line changed, as an upgrade might change it:
 each adapter copies what it reads. `own` has memkit and what it prints with.
@@ -25,6 +25,7 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.cli import main, predict_environments
 from hf_memkit.common import boot
+from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import format_size
 from hf_memkit.prediction.comparison import compare
@@ -97,7 +98,7 @@ def test_what_differs_between_two_environments_is_named(
     (tmp_path / "train.py").write_text(SCRIPT)
     here, there = (predict_script("train.py", gpu="T4", python=python) for python in (None, other.parents[1]))
     found = compare(here, there)
-    copied = LAYERS * ROWS * TOKENS * WIDTH * 4  # of two adapters, in the place of one tensor that they share
+    copied = LAYERS * ROWS * TOKENS * WIDTH * 4  # of two adapters, instead of one tensor that they share
     modules = {(name.rpartition("layers.*.")[2], kind): pair for (name, kind), pair in found.modules.items()}
     for pair, more in (
         (found.categories["activations"], copied),
@@ -111,10 +112,10 @@ def test_what_differs_between_two_environments_is_named(
     environment = find_environment(other)
     monkeypatch.setenv("COLUMNS", "120")
     capfd.readouterr()
-    predict_environments.show(here, there, environment, "train.py", short=False)
-    said = capfd.readouterr().out
-    assert f"with {other}: " in said and "There FITS" in said and "Here FITS" in said
-    rows = [" ".join(line.split()) for line in said.splitlines()]
+    show(predict_environments.comparison_answer(here, there, environment, "train.py"))
+    message = capfd.readouterr().out
+    assert f"with {other}: " in message and "There FITS" in message and "Here FITS" in message
+    rows = [" ".join(line.split()) for line in message.splitlines()]
     assert f"peft {version('peft')} 9.9" in rows
     here_bytes, there_bytes = found.categories["activations"]
     assert f"activations {format_size(here_bytes)} {format_size(there_bytes)} +{format_size(copied)}" in rows
@@ -185,7 +186,7 @@ def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_run_has_the_report_and_the_imports_of_its_own_environment(own: Path, other: Path, tmp_path: Path) -> None:
-    """Would notice: a script that imports what memkit brought along, in place of its own, or what it does not have."""
+    """Would notice: a script that imports memkit's libraries instead of its own, or ones that it lacks."""
     checks = """
 import shellingham, sys
 assert shellingham.THERE and "typer" not in sys.modules, sorted(sys.modules)
@@ -233,9 +234,9 @@ def test_a_library_that_is_too_old_is_named_with_the_oldest_that_works() -> None
     found = {"torch": "2.13.0", "transformers": "4.40.2"}
     with pytest.raises(InputError) as raised:
         refuse_too_old(found, "/there/bin/python", "--python /there")
-    said = str(raised.value)
-    assert f"transformers 4.40.2 is too old: memkit needs {OLDEST['transformers']} or later" in said
-    assert "no accelerate" in said and "/there/bin/python -m pip install" in said
+    message = str(raised.value)
+    assert f"transformers 4.40.2 is too old: memkit needs {OLDEST['transformers']} or later" in message
+    assert "no accelerate" in message and "/there/bin/python -m pip install" in message
     page = (ROOT / "docs" / "your-tools.md").read_text()
     assert all(f"{name} {oldest}" in page for name, oldest in OLDEST.items()), "the page names others"
 
@@ -258,7 +259,7 @@ def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (None, "no such program"),
         ("#!/bin/sh\necho hello", "not a Python that runs here"),
@@ -266,14 +267,14 @@ def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
         ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.47.1"}]'""", "transformers 4.47.1 is too old"),
     ],
 )
-def test_what_cannot_trace_is_refused_in_a_line(tmp_path: Path, content: str | None, said: str) -> None:
+def test_what_cannot_trace_is_refused_in_a_line(tmp_path: Path, content: str | None, message: str) -> None:
     python = tmp_path / "python"
     if content is not None:
         python.write_text(content)
         python.chmod(0o755)
     with pytest.raises(InputError, match="--python") as raised:
         find_environment(python)
-    assert said in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_the_own_environment_is_found_too() -> None:

@@ -1,4 +1,4 @@
-"""What a script's evaluations hold: beside real ones of all batches, with the same arguments."""
+"""Memory of a script's evaluations, compared with real ones of all batches with the same arguments."""
 
 from __future__ import annotations
 
@@ -338,7 +338,7 @@ trainer.train()
             "def perplexity(model):\n    return model.lm_head.weight.sum().item()\nperplexity(trainer.model)",
             "perplexity()",
         ),
-        ("trainer.predict([[1] * 16] * ROWS).predictions.argmax(-1)", "leave"),
+        ("trainer.predict([[1] * 16] * ROWS).predictions.argmax(-1)", "omit"),
     ],
 )
 def test_who_reads_values_is_stopped_all_the_same(

@@ -35,7 +35,7 @@ def train(model, collator=rows, **options):
 
 @pytest.fixture
 def run(predict: Predict) -> Predict:
-    """What came of a script, on an A100 unless another capability is given."""
+    """The outcome of a script, on an A100 unless another capability is given."""
 
     def ran(text: str, capability: tuple[int, int] = (8, 0)) -> Outcome:
         return predict(MODEL + textwrap.dedent(text), capability=capability, worst_batch=False)
@@ -59,8 +59,8 @@ def test_flash_attention_keeps_what_torchs_own_keeps(run: Predict) -> None:
     found = [run(text.format(name)) for name in ("sdpa", "flash_attention_2")]
     torchs, packages = map(peak, found)
     assert packages == pytest.approx(torchs, rel=0.02)
-    said = [any("not installed here" in note for note in each.training.notes) for each in found]
-    assert said == [False, importlib.util.find_spec("flash_attn") is None]
+    noted = [any("not installed here" in note for note in each.training.notes) for each in found]
+    assert noted == [False, importlib.util.find_spec("flash_attn") is None]
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Predict) -> None:
 
 
 def test_a_compiled_model_is_refused(run: Predict) -> None:
-    """Would notice: what it keeps when it runs eager, told as what it keeps when it is compiled."""
+    """Would notice: what it keeps when it runs eager, reported as the memory of the compiled code."""
     error = run("train(torch.compile(model()))").failed
     assert "torch.compile(LlamaForCausalLM)" in error.message and error.place.startswith("train.py, line")
 

@@ -1,4 +1,4 @@
-"""RAM: what a script's tensors take of it beside a GPU is what a real process takes."""
+"""RAM of a script's tensors while a GPU trains equals that of a real process."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_ranks_load_one_each_and_ram_that_is_given_is_judged(
     ram = [each.host_rss_bytes or 0 for each in found]
     assert ram[1] == pytest.approx(4 * ram[0], rel=0.01) and 3 * GIB + 2 * model < ram[0] < 4 * GIB
     assert [each.verdict for each in found] == ["fits", "fits"]
-    judged = predict_script("train.py", gpu="T4", gpus=4, ram=f"{ram[1] // MIB - 100}MiB")
-    assert judged.verdict == "does not fit" and "of RAM" in judged.why
+    refused = predict_script("train.py", gpu="T4", gpus=4, ram=f"{ram[1] // MIB - 100}MiB")
+    assert refused.verdict == "does not fit" and "of RAM" in refused.why
 
 
 def test_a_file_is_unmapped_when_its_last_tensor_is_gone() -> None:
@@ -115,10 +115,10 @@ def test_a_file_is_unmapped_when_its_last_tensor_is_gone() -> None:
             host.watch(each, None)
     for _ in range(2):
         host.watch(tensors[0], torch.ops.aten.add_.Tensor)
-    host.ended("load")
+    host.end_phase("load")
     del tensors[0], each
-    host.ended("data")
+    host.end_phase("data")
     del tensors[0]
-    host.ended("forward")
-    host.ended("backward")
-    assert host.most == {"load": 4000, "data": 4000, "forward": 4000, "backward": 0}
+    host.end_phase("forward")
+    host.end_phase("backward")
+    assert host.peaks == {"load": 4000, "data": 4000, "forward": 4000, "backward": 0}

@@ -1,10 +1,10 @@
-"""Scripts that nobody wrote for memkit, unchanged: what is predicted of them is what they allocate when they really
+"""Unchanged scripts that were not written for memkit: the prediction equals their allocations when they really
 train.
 
 `jobs/written` was written from the libraries' documentation, most of it by somebody who had not seen memkit, and not
 `lora_merge.py` and `qlora.py`; the others come with TRL and FlagEmbedding. Each trains on the CPU with a tiny model,
-real tensors and a recorder of allocations; then it is predicted on fake CPU tensors, where every phase has to have the
-same peak; then for a GPU that is not there.
+real tensors and a recorder of allocations; then it is predicted on fake CPU tensors, where every phase must have the
+same peak; then for a fake GPU.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ LIVES: Final = {
     "trl_grpo_lora": {"generate", "log_probabilities"},
     "trl_rloo": {"generate", "log_probabilities"},
 }
-"""Phases that there must be beside those of every training."""
+"""Expected phases in addition to those of every training."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `scripts/setup --dev` installs there: FlagEmbedding."""
 
@@ -71,7 +71,7 @@ def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserSc
 
 
 def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> Outcome:
-    """What came of a job, with more variables; for a GPU without the arguments that keep it on the CPU."""
+    """The outcome of a job, with more variables; for a GPU without the arguments that keep it on the CPU."""
     script, environment = started(folder, out, name, on_cpu=device != "cuda")
     request = ScriptRequest(script, str(out), {**environment, **more}, device=device, worst_batch=device == "cuda")
     found = worker.run(request)
@@ -84,7 +84,7 @@ def by_phase(content: Outcome) -> dict[str, int]:
 
 
 def stored_bytes(content: Outcome) -> list[int]:
-    """Sizes of the weights that are there when the training starts, with their scales."""
+    """Sizes of the weights and their scales when the training starts."""
     trace = content.training.trace
     return sorted(alive(trace, "weights", next(end for end, phase in trace.marks if phase == "load")))
 
@@ -144,6 +144,6 @@ def test_what_an_engine_holds_is_what_the_live_engine_holds(
     ledger = from_script._engine_ledger(content.training.engine, training.sized_job)
     joined = one_rank(content.training.trace, ledger, bucket_bytes(training))
     predicted = peaks(_changes(joined))[1]
-    # The engine steps inside `backward`, so that Trainer's events know no phase of its own for it.
+    # The engine steps inside `backward`, so Trainer's events mark no separate phase for it.
     for phase in ("forward", "backward"):
         assert predicted[phase] == pytest.approx(real[phase], rel=0.01), phase

@@ -73,7 +73,7 @@ def recorded(folder: Path) -> list[int]:
 def test_each_phase_of_a_job_allocates_what_is_predicted(
     environment: str, older_worker: Worker, older_folder: Path, tmp_path: Path
 ) -> None:
-    """Would notice: another version's way of loading, quantising, generating or calling back that nobody follows."""
+    """Would notice: another version's way of loading, quantising, generating or calling back that is not followed."""
     for name in JOBS[environment]:
         (tmp_path / name).mkdir()
         check_job(older_worker, older_folder, tmp_path / name, name)
@@ -90,7 +90,7 @@ def test_a_run_has_its_report(environment: str, older_folder: Path, tmp_path: Pa
 def test_a_front_end_is_predicted_and_trains_with_a_report(
     environment: str, older_worker: Worker, older_folder: Path, tmp_path: Path
 ) -> None:
-    """ms-swift's own command, which starts a Python of its own. Would notice: a command that is not followed, a trace
+    """ms-swift's own command, which starts a separate Python. Would notice: a command that is not followed, a trace
     that is another training than the front end's, a run without a report."""
     turns = [("user", "Hello"), ("assistant", "Good morning to you")]
     row = json.dumps({"messages": [{"role": role, "content": content} for role, content in turns]})

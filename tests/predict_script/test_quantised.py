@@ -77,14 +77,14 @@ cases |= {name: dict(quantization_config=given) for name, given in {
     "Int8DynamicActivationInt8WeightConfig": TorchAoConfig(Int8DynamicActivationInt8WeightConfig()),
     "llm_int8_has_fp16_weight": BitsAndBytesConfig(load_in_8bit=True, llm_int8_has_fp16_weight=True),
 }.items()}
-said = {}
+results = {}
 for name, case in cases.items():
     try:
         load(**case)
-        said[name] = "loaded"
+        results[name] = "loaded"
     except Exception as error:
-        said[name] = f"{type(error).__name__}: {error}"
-Path("said.json").write_text(json.dumps(said))
+        results[name] = f"{type(error).__name__}: {error}"
+Path("results.json").write_text(json.dumps(results))
 """
 
 
@@ -98,13 +98,13 @@ def test_what_is_not_modelled_is_refused_in_a_line(
         model(method, quantization_config={"quant_method": method, **values})
     found = predict(TRAIN + REFUSED, *STORED, capability=(9, 0))
     assert found == Outcome(untrained=Untrained(None)), found
-    said = json.loads((tmp_path / "said.json").read_text())
-    assert set(STORED) < set(said)
-    for name, line in said.items():
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(STORED) < set(results)
+    for name, line in results.items():
         what = {"GPTQConfig": "gptq"}.get(name, name)
         assert line.startswith("Unmodelled: ") and what in line.partition("this quantisation")[0], line
         assert "BitsAndBytesConfig" in line and "\n" not in line
-    (tmp_path / "said.json").unlink()
+    (tmp_path / "results.json").unlink()
     found = predict(TRAIN + "load('gptq')")
     assert found.failed.type == "Unmodelled" and "train.py, line" in found.failed.place, found
 
@@ -141,7 +141,7 @@ def test_peft_knows_what_is_packed_in_16_bits(predict: Predict, model: Callable[
     """4 bits stored as bf16, for FSDP: PEFT's upcast leaves them alone, by the name of the parameter's class.
 
     Would notice: weights of another class, which take twice their memory after the upcast; parameters miscounted; a
-    merge below `train()` whose bytes nobody names.
+    merge below `train()` whose bytes are not mentioned.
     """
     model()
     found = predict(
@@ -224,13 +224,13 @@ found = prepare_model_for_kbit_training(found, gradient_checkpointing_kwargs=kwa
 train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), 512, gradient_checkpointing=True,
       gradient_checkpointing_kwargs=kwargs)
 """
-    activations, said = [], []
+    activations, results = [], []
     for kind in ("reentrant", "other"):
         found = predict(TRAIN + text, kind)
         activations.append(most(found.training.trace, "activations", "forward"))
-        said.append(any('{"use_reentrant": True}' in note for note in found.training.notes))
+        results.append(any('{"use_reentrant": True}' in note for note in found.training.notes))
     inputs = 8 * 512 * 2 * (3 * 64 + 128) * 2  # of two layers, in at least 16 bits; queries, keys and values share one
-    assert said == [False, True] and activations[1] - activations[0] > inputs, (activations, inputs)
+    assert results == [False, True] and activations[1] - activations[0] > inputs, (activations, inputs)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What of a script is real before it trains, and what is not."""
+"""Which tensors of a script are real before it trains."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ torch.save(model.state_dict(), "weights.pt")
 
 @pytest.mark.tracing
 def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
-    """Would notice: a checkpoint that is looked for, one that is read without a phase of its own, weights on the GPU
+    """Would notice: a checkpoint that is looked for, one that is read without a separate phase, weights on the GPU
     twice: transformers reads both to the host."""
     training = TRAINING.replace(
         'save_strategy="no"', 'eval_strategy="steps", save_strategy="steps", load_best_model_at_end=True'
@@ -107,7 +107,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
         "load", "resume", "data", "forward", "backward", "optimizer", "evaluate", "save", "best_model",
     ]  # fmt: skip
     most = found.training.trace.at(found.training.steps_end).categories
-    for phase in ("resume", "best_model"):  # weights, states, and the workspaces that are there from the first step on
+    for phase in ("resume", "best_model"):  # weights, states, and workspaces that exist from the first step on
         assert peaks[phase] <= 1.01 * (most["weights"] + most["optimizer"] + most["buffers"] + most["other"])
 
 
@@ -261,7 +261,7 @@ torch.manual_seed(0)
 
 @pytest.mark.tracing
 def test_a_value_that_decides_in_the_traced_steps_is_named(predict: Predict) -> None:
-    """Else the script would take a way that nobody chose, and nobody would know."""
+    """Otherwise the script would silently take another branch."""
     own = """
 class Own(Trainer):
     def compute_loss(self, model, inputs, **options):

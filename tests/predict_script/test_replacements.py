@@ -1,4 +1,4 @@
-"""The table of replacements names what is replaced in a process that traces, and nothing is replaced beside it."""
+"""The table of replacements lists exactly the names that a tracing process replaces."""
 
 from __future__ import annotations
 

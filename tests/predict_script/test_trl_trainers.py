@@ -1,4 +1,4 @@
-"""What TRL's Trainers ask for before they train, and a vLLM beside the training."""
+"""TRL's Trainers: computations before they train, and a vLLM in the training's process."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, Vllm
-from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from tests.fewer import some
@@ -45,11 +45,11 @@ def training(peak: int, phases: dict[Any, int]) -> Prediction:
         },
         peak_phase="backward", peak_operation="", peak_module="", confidence=Confidence("trace", "a test's"),
         source="a test's",
-    ).judged(MACHINE)  # fmt: skip
+    ).with_verdict(MACHINE)  # fmt: skip
 
 
 def test_a_share_that_does_not_sleep_adds_to_every_phase_and_one_that_sleeps_to_its_own() -> None:
-    """Would notice: a vLLM that sleeps and counts beside the backward pass, or does not count while it generates."""
+    """Would notice: a sleeping vLLM that counts during the backward pass, or does not count while it generates."""
     assert MACHINE.gpu is not None
     gib, size = 2**30, MACHINE.gpu.capacity_bytes // 2
     alone = training(16 * gib, {"load": 3 * gib, "generate": 8 * gib, "backward": 16 * gib})
@@ -169,7 +169,7 @@ ANSWERS: dict[str, str] = {
         STUDENT, reward_funcs=reward, processing_class=AutoTokenizer.from_pretrained(STUDENT),
         train_dataset=PROMPTS.select_columns("prompt"), args=OnlineDPOConfig(**GIVEN, max_new_tokens=16))""",
 }
-"""Trainers that generate answers, beside those of the jobs."""
+"""Trainers that generate answers, in addition to those of the jobs."""
 OTHERS: dict[str, str] = {
     "trl.experimental.gmpo:GMPOTrainer": """(
         STUDENT, reward, train_dataset=PROMPTS,
@@ -206,7 +206,7 @@ def made(name: str) -> str:
 
 
 def test_all_of_trls_trainers_are_tried() -> None:
-    """Would notice: a Trainer of a new version of TRL that nobody has tried."""
+    """Would notice: an untested Trainer of a new version of TRL."""
     import trl
 
     folder = Path(str(trl.__file__)).parent

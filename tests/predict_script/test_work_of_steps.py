@@ -1,4 +1,4 @@
-"""What the steps of a script compute, and which calls belong to which step."""
+"""The work of a script's steps, and which calls belong to which step."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_usual_and_the_worst_step_are_told_apart(predict: Predict) -> None:
     found = predict(TRAIN, for_plan=True)
     work, steps = found.training.trace.work, found.training.steps
     of_kind = {step.kind: step.calls for step in steps}
-    usual, worst = flops(work, *of_kind["usual"]), flops(work, *of_kind["worst"])
-    assert usual > 0 and worst > 8 * usual  # sixteen times the tokens
+    typical, worst = flops(work, *of_kind["usual"]), flops(work, *of_kind["worst"])
+    assert typical > 0 and worst > 8 * typical  # sixteen times the tokens
     assert all(first.calls[1] == second.calls[0] for first, second in itertools.pairwise(steps))
     price = [
         step_time(work, RATES["T4"], capability=7.5, span=of_kind[kind], micro_batches=8)

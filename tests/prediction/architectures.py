@@ -17,7 +17,7 @@ from hf_memkit.setup.setup import Setup
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model and what it is trained on.
+    """A model and its training data.
 
     Attributes:
         name: its `model_type` in transformers.
@@ -164,7 +164,7 @@ MIXTURES: Final = (
 """Mixtures of experts: every token goes to as many experts, whichever they are, so that the sizes are known."""
 
 CHATTING: Final = (Architecture("qwen3", "Qwen3ForCausalLM", {**_GROUPED, "head_dim": 16}),)
-"""Trained with TRL's SFTTrainer only, beside llama."""
+"""Trained with TRL's SFTTrainer only, in addition to llama."""
 
 _SFT: Final = {
     "trainer.class": "trl:SFTTrainer", "trainer.arguments_class": "trl:SFTConfig", "arguments.packing": False,
@@ -179,7 +179,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "accumulation": {"arguments.gradient_accumulation_steps": 2, "arguments.optim": "adafactor"},
     "lora": {"adapter.r": 8, "adapter.lora_alpha": 16, "adapter.target_modules": "all-linear"},
 }
-"""Settings by key, beside the batch sizes. What is not said is Trainer's default, such as fused AdamW."""
+"""Settings by key, beside the batch sizes. Fields that are not listed have Trainer's default, such as fused AdamW."""
 
 _SAVED: Final = {"arguments.save_strategy": "steps"}
 
@@ -201,7 +201,7 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def of_architecture(architecture: Architecture, setting: str) -> SetupTraining:
-    """What the child is asked to train."""
+    """The training that the child is to run."""
     config = {"model_type": architecture.name, **architecture.config}
     size = architecture.batch_size
     wanted = {"padded": False, "arguments.save_strategy": "no", **(SETTINGS | MORE)[setting]}

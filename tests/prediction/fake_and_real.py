@@ -2,7 +2,7 @@
 
     python -m tests.prediction.fake_and_real
 
-Each runs in a process of its own, forked from this one, which has loaded the libraries. A line of JSON comes in,
+Each runs in a separate process, forked from this one, which has loaded the libraries. A line of JSON comes in,
 `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
@@ -65,10 +65,10 @@ def traced(asked: SetupTraining, folder: Path) -> dict[str, Any]:
     result = folder / "result.json"
     with as_script(asked) as script:
         request = ScriptRequest(script, str(Path.cwd()), dict(os.environ), device="cpu")
-        why = serve._forked(functools.partial(_run, request, result), _LIMIT_S)
-    trace = trace_of(wire.read(Outcome, result.read_text()) if result.exists() else Outcome(died=why))
+        why = serve._run_in_fork(functools.partial(_run, request, result), _LIMIT_S)
+    trace = trace_of(wire.loads(Outcome, result.read_text()) if result.exists() else Outcome(died=why))
     peak = trace.peak()
-    content = wire.written(trace, sort_keys=True)
+    content = wire.dumps(trace, sort_keys=True)
     return {
         **_named(peaks(_changes(trace))),
         "operation": peak.operation,
@@ -344,7 +344,7 @@ def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
         except TraceFailed as error:
             return {"error": str(error), "kind": error.kind, "traceback": error.details}
     path = folder / "answer.json"
-    why = serve._forked(functools.partial(_into, path, asked), _LIMIT_S)
+    why = serve._run_in_fork(functools.partial(_into, path, asked), _LIMIT_S)
     return json.loads(path.read_text()) if why is None else {"error": why}
 
 

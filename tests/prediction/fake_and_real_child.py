@@ -16,7 +16,7 @@ PHASES: Final = ("data", "forward", "backward", "optimizer", "evaluate", "save")
 """Those that a user's training has too; a model is loaded there, and built from its config here."""
 
 REFUSED: Final = {("convnext", "checkpointing"): "does not support activation checkpointing"}
-"""What transformers refuses, and what it says."""
+"""Models that transformers refuses, with its message."""
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -61,7 +61,7 @@ class Child:
 
 
 def difference(found: float, expected: float) -> float:
-    """As a share of what was expected."""
+    """The difference relative to the expected value."""
     return found / expected - 1
 
 

@@ -1,4 +1,4 @@
-"""Traces one request twice, with and without remembered results, each in a process of its own.
+"""Traces one request twice, with and without cached results, each in a separate process.
 
     python -m tests.prediction.fast_fakes_child < asked.json  # [[training, device], …] → [[with, without, share], …]
 
@@ -31,9 +31,9 @@ def traced(script: UserScript, device: Device, result: Path, share: IO[str], *, 
         asked[0] += 1
         if not fast:
             return (rule or func)(*args, **kwargs)
-        before = len(self._known)
+        before = len(self._entries)
         result = run(self, func, args, kwargs, rule)
-        hits[0] += len(self._known) == before
+        hits[0] += len(self._entries) == before
         return result
 
     fast_fakes.FastFakes.run = counted  # type: ignore[method-assign]
@@ -60,12 +60,12 @@ def main() -> None:
         for content, device in asked:
             traces, shares = [], []
             for fast in (True, False):
-                result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's own files lie beside it
+                result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's files are next to it
                 with (
                     as_script(SetupTraining.from_json(content)) as script,
                     result.with_name("share").open("w+") as share,
                 ):
-                    ended = serve._forked(partial(traced, script, device, result, share, fast=fast), 300)
+                    ended = serve._run_in_fork(partial(traced, script, device, result, share, fast=fast), 300)
                     assert ended is None, ended
                     traces.append(json.loads(result.read_text())["training"]["trace"])
                     share.seek(0)
@@ -75,4 +75,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    serve._leave(main)
+    serve._run_and_exit(main)

@@ -1,4 +1,4 @@
-"""What is trained under DeepSpeed, live and as predicted."""
+"""Trainings under DeepSpeed, for live and predicted runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STAGE_3: Final = {
 
 
 def config(stage: int, *, bf16: bool, **zero: Any) -> dict[str, Any]:
-    """A DeepSpeed JSON with buffers that are small beside the model."""
+    """A DeepSpeed JSON with buffers much smaller than the model."""
     own = {**(_STAGE_3 if stage == 3 else {}), **zero}
     return {
         **{f"{key}": "auto" for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_clipping")},

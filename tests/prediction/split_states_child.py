@@ -2,7 +2,7 @@
 peaks of the engine's phases.
 
 What counts are the tensors that torch's operations make (`StorageTracer`, on real ones). Torch's profiler is no
-measure here: gloo frees in threads of its own, which it does not see, so that its figures differ by up to a tenth from
+measure here: gloo frees in separate threads, which it does not see, so that its figures differ by up to a tenth from
 run to run, and gloo copies as no GPU's library does.
 
     python -m tests.prediction.split_states_child FOLDER     # FOLDER/cases.json: {name: {"setup", "sequence_length"}}
@@ -47,7 +47,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
     def move_to(self, phase: Phase) -> None:
         gc.collect()  # an engine's cycles
-        self.tracer.ended(self.phase)
+        self.tracer.end_phase(self.phase)
         self.phase = phase
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

@@ -29,7 +29,7 @@ def test_segments_of_fixed_size() -> None:
     assert held(MIB, MIB, MIB) == (4 * MIB, 3 * MIB)  # two in a segment of 2 MiB
     assert held(MIB + 1) == (20 * MIB, MIB + 512)  # between 1 and 10 MiB: cut from 20 MiB
     assert held(*[2 * MIB] * 11) == (40 * MIB, 22 * MIB)  # ten in a segment
-    assert held(10 * MIB) == (10 * MIB, 10 * MIB)  # from 10 MiB on: a segment of its own, a multiple of 2 MiB
+    assert held(10 * MIB) == (10 * MIB, 10 * MIB)  # from 10 MiB on: a separate segment, a multiple of 2 MiB
     assert held(10 * MIB + 1) == (12 * MIB, 10 * MIB + 512)  # the rest is above 1 MiB: cut off
     assert held(19 * MIB + 512) == (20 * MIB, 20 * MIB)  # the rest, 1 MiB - 512, stays with the block and counts
 

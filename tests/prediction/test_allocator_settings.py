@@ -1,4 +1,4 @@
-"""The allocator's options: read as torch reads them, and what is refused or changes nothing."""
+"""The allocator's options: parsed as torch parses them; refused options and options without effect."""
 
 from __future__ import annotations
 

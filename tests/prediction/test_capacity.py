@@ -51,7 +51,7 @@ def test_where_more_memory_does_not_help_the_search_goes_on_above() -> None:
 def test_after_a_long_walk_the_search_is_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [random_trace(seed, 300) for seed in range(6)]
     walked = [smallest_cap(trace) for trace in traces]
-    monkeypatch.setattr(capacity, "_WALK", 1)
+    monkeypatch.setattr(capacity, "_MAX_REPLAYS", 1)
     assert [smallest_cap(trace) for trace in traces] == walked
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_memkit.common.units import MIB
-from hf_memkit.prediction.child.gpu.attention import _KERNELS, Call, kernel_on_gpu
+from hf_memkit.prediction.child.gpu.attention import _KERNELS, AttentionCall, kernel_on_gpu
 from hf_memkit.prediction.child.tracer import gpu_events
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.gpu_memory import (
@@ -20,7 +20,7 @@ from hf_memkit.prediction.gpu_memory import (
     four_bit_product_bytes,
 )
 
-BF16 = Call(torch.bfloat16, (64, 64))
+BF16 = AttentionCall(torch.bfloat16, (64, 64))
 FP16 = replace(BF16, dtype=torch.float16)
 FP32 = replace(BF16, dtype=torch.float32)
 
@@ -61,7 +61,7 @@ T4, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090 = (7, 5), (8, 0), (8, 6), (8,
         (A100, replace(BF16, head_sizes=(224, 224)), "flash"),
     ],
 )
-def test_the_kernel_that_a_gpu_runs(card: tuple[int, int], call: Call, kernel: str) -> None:
+def test_the_kernel_that_a_gpu_runs(card: tuple[int, int], call: AttentionCall, kernel: str) -> None:
     assert kernel_on_gpu(card, call) == kernel
 
 

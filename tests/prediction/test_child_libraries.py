@@ -1,4 +1,4 @@
-"""Every optimizer of the pack, quantised weights, and what else libraries do beside torch's dispatcher, traced on fake
+"""Every optimizer of the pack, quantised weights, and other library code outside torch's dispatcher, traced on fake
 CUDA tensors: the bytes are those of the formulas, which are proven on the real libraries elsewhere
 (tests/techniques/test_technique_optimizers.py, test_technique_adapters.py).
 
@@ -75,7 +75,7 @@ def facts_of(folder: Path) -> ModelFacts:
 
 
 def alive(trace: Trace, category: Category, end: int | None = None) -> list[int]:
-    """Sizes of what is live after the events before `end`, in bytes as asked for."""
+    """Requested sizes of the storages that are live after the events before `end`."""
     numbers: set[int] = set()
     for event in trace.events[:end]:
         numbers.add(event) if event > 0 else numbers.discard(-event)
@@ -140,7 +140,7 @@ def test_optimizer_states_have_the_bytes_of_their_formula(
 
 
 def test_the_foreach_form_makes_a_copy_of_all_parameters(worker: Worker, models: dict[str, Path]) -> None:
-    """On a GPU it is what torch.optim chooses by itself."""
+    """On a GPU it is torch.optim's default."""
     setup = setup_of(models["gpt2"], "adamw-foreach")
     trace = traced(worker, setup)
     temporary = most(trace, "optimizer", "optimizer") - sum(alive(trace, "optimizer"))

@@ -1,4 +1,4 @@
-"""What a model asks of a fake tensor's values is answered from what is known, and from nothing else."""
+"""Values of fake tensors are computed from known values only."""
 
 from __future__ import annotations
 

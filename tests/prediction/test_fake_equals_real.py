@@ -1,4 +1,4 @@
-"""What a Trainer allocates on fake tensors is what it allocates on real ones: the same kernels, on a CPU.
+"""A Trainer allocates the same on fake tensors as on real ones, with the same kernels on a CPU.
 
 Every architecture of `architectures.py` is trained, and every setting; and what else a training does: padding, a save,
 predictions kept for metrics, experts.

@@ -1,4 +1,4 @@
-"""`predict_trainer`: what a user gives to Trainer, their own model and data included, or a Trainer that is there."""
+"""`predict_trainer`: a user's arguments for Trainer, with custom models and data, or an existing Trainer."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _with_quantised() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"model": _with_quantised()}, "_Quantised"),
         ({"model": "tests.prediction.user_models:nothing"}, "has no nothing"),
@@ -197,11 +197,11 @@ def _with_quantised() -> nn.Module:
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], said: str) -> None:
+def test_wrong_options_give_one_line(options: dict[str, Any], message: str) -> None:
     given = {"model": Classifier, "args": SGD, "example": EXAMPLE, **options}
     with pytest.raises(InputError) as refused:
         predict_trainer(given.pop("model"), given.pop("args"), **given)
-    assert said in str(refused.value) and "\n" not in str(refused.value), refused.value
+    assert message in str(refused.value) and "\n" not in str(refused.value), refused.value
 
 
 def test_a_nested_class_has_a_name() -> None:
@@ -374,7 +374,7 @@ def test_a_live_quantised_model_is_predicted_as_its_script_is(tmp_path: Path, ki
 
 
 def test_what_only_this_process_can_use_is_named(tmp_path: Path) -> None:
-    """Would notice: `NoneType has no attribute`, or a line of memkit's own in the place of the user's."""
+    """Would notice: `NoneType has no attribute`, or a line of memkit instead of the user's."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(LIVE, namespace)
     with pytest.raises(InputError, match=r"sqlite3\.Connection \(\.execute\): only the process that made it"):
@@ -382,8 +382,8 @@ def test_what_only_this_process_can_use_is_named(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_sent_is_told_from_what_is_not_needed(tmp_path: Path) -> None:
-    """Would notice: a corpus that is open, read into RAM and sent; an object's own error in the place of an answer; a
-    reference to what is gone, which no process can make."""
+    """Would notice: a corpus that is open, read into RAM and sent; an object's own error instead of an answer; a
+    weak reference to a dead object, which no process can make."""
     (tmp_path / "corpus").write_text("x" * 10**6)
     held = {"file": (tmp_path / "corpus").open(), "raises": Raises(), "gone": weakref.ref(Raises()), "lock": Lock()}
     write_objects(held, tmp_path / "objects")

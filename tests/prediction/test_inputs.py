@@ -94,15 +94,15 @@ def test_an_adapter_s_wrapper_is_looked_through() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "said"),
+    ("name", "config", "message"),
     [
         ("BertModel", TEXT, "BertForSequenceClassification"),
         ("CLIPModel", {}, "together with images"),
         ("EncodecModel", {}, "labels"),
     ],
 )
-def test_what_there_is_no_example_of(name: str, config: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said) as refused:
+def test_what_there_is_no_example_of(name: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message) as refused:
         example(build(name, config), 12)
     assert name in str(refused.value) and "\n" not in str(refused.value)
 

@@ -1,4 +1,4 @@
-"""The rules of `kernel_rules.py` give what the kernels give: types, layouts, and which memory is used again."""
+"""The rules of `kernel_rules.py` give the kernels' results: dtypes, layouts, and reuse of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hf_memkit.common.errors import NoKernel
 from hf_memkit.prediction.child.tracer.cuda_dtypes import REFUSED, TABLE, refuse_types
-from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES, learn_counts
+from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES, learn_use_counts
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 aten = torch.ops.aten
@@ -108,7 +108,7 @@ def described(result: Any) -> list[Any]:
 
 def backward(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
     """How many tensors a backward pass makes."""
-    learn_counts()
+    learn_use_counts()
     tracer = StorageTracer("cpu")
     with FakeTensorMode(), tracer:
         loss = function(torch.ones(8, 8, requires_grad=True).exp()).sum()
@@ -170,7 +170,7 @@ def is_refused(operation: Any, *args: Any) -> bool:
 
 
 def test_the_table_of_refused_types_is_of_the_installed_torch() -> None:
-    """Would notice: a torch whose kernels nobody has looked at, with which nothing is refused. Run
+    """Would notice: a torch whose kernels are not in the table, so that nothing is refused. Run
     scripts/cuda_dtypes.py."""
     assert json.loads(TABLE.read_text())["torch"] == torch.__version__.split("+")[0]
 

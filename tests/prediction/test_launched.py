@@ -84,7 +84,7 @@ READ: Final = """
 import json, sys
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.script.read_launch import read_launch
-print("READ " + wire.written([read_launch(words) for words in json.load(sys.stdin)]))
+print("READ " + wire.dumps([read_launch(words) for words in json.load(sys.stdin)]))
 """
 
 
@@ -300,7 +300,7 @@ def test_zero_3_by_accelerates_yaml_is_that_of_a_json(
     launched = predicted("--", "accelerate", "launch", "--config_file", f"{YAML}/zero3.yaml", "train.py")
     named = ["--", "accelerate", "launch", "--config_file", f"{YAML}/zero3.yaml", "train.py", *OWN, "--bf16"]
     little = psutil.virtual_memory()._replace(total=2 * 2**30, available=2**30)
-    with mock.patch("psutil.virtual_memory", lambda: little):  # of a machine that nobody has named
+    with mock.patch("psutil.virtual_memory", lambda: little):  # of a machine that was not named
         assert main(["predict", "--gpu", "T4", "--no-search", *named]) == 0
     capsys.readouterr()
     given = predicted("--gpus", "8", "train.py", "--", "--deepspeed", "ds.json")

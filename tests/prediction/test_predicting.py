@@ -1,4 +1,4 @@
-"""From a setup to its prediction: which way was taken, what is joined, what is said."""
+"""From a setup to its prediction: devices, joined ledgers and notes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_traced_is_not_predicted() -> None:
 
 
 def test_8_bits_say_what_is_assumed_of_outliers() -> None:
-    """Would notice: outliers that are counted without a word, and a setup in 8 bits that cannot be traced."""
+    """Would notice: outliers that are counted silently, and a setup in 8 bits that cannot be traced."""
     setup = small_setup().put("model.quantization", {"load_in_8bit": True}, "a test's").put("adapter.r", 8, "a test's")
     found = predicted(setup)
     assert found.confidence.level == "trace", found.notes

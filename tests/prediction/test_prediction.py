@@ -11,13 +11,8 @@ import pytest
 from hf_memkit.catalog.hardware import Gpu, Machine, described_gpu
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
+from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.verdict import (
-    Confidence,
-    Judgement,
-    Level,
-    judge,
-)
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
 from tests.conftest import ROOT
 
@@ -45,24 +40,24 @@ def made(**changes: Any) -> Prediction:
     return Prediction(**{**values, **changes})
 
 
-def names_in_the_design() -> set[str]:
-    text = (ROOT / "docs" / "design.md").read_text()
+def names_in_the_reference() -> set[str]:
+    text = (ROOT / "docs" / "reference.md").read_text()
     sentence = re.search(r"A prediction: (`peak_allocated_gib`.*?)\n\n", text, re.DOTALL)
     assert sentence is not None
     return set(re.findall(r"`([a-z_]+)`", sentence[1])) - {"fits", "tight"}
 
 
 def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
-    judged = made(peak_module="lm_head<0>").judged(MACHINE)
-    shown, page = str(judged), judged._repr_html_()
+    prediction = made(peak_module="lm_head<0>").with_verdict(MACHINE)
+    shown, page = str(prediction), prediction._repr_html_()
     assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
     assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
     assert str(made()).startswith("NO VERDICT")
 
 
-def test_json_has_the_names_of_the_design() -> None:
-    told = made().judged(MACHINE).to_json()
-    named = names_in_the_design()
+def test_json_has_the_names_of_the_reference() -> None:
+    told = made().with_verdict(MACHINE).to_json()
+    named = names_in_the_reference()
     assert named <= set(told)
     assert set(told) - named <= {"why", "source"}
     assert list(told["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"
@@ -74,12 +69,12 @@ def test_json_has_the_names_of_the_design() -> None:
 
 @pytest.mark.parametrize("card", [GPU, None])
 def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
-    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
+    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).with_verdict(MACHINE.with_gpu(card))
     assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"peak_allocated_bytes": 10 * GIB}, "categories add up to"),
         ({"categories": {"weights": 10 * GIB + 512}}, "must be all of"),
@@ -88,8 +83,8 @@ def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
         ({"verdict": "maybe"}, "maybe"),
     ],
 )
-def test_what_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         made(**changes)
 
 
@@ -100,71 +95,36 @@ def test_what_the_allocator_rounds_up_is_other() -> None:
         with_rest({"weights": 100}, 99)
 
 
-def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Judgement:
-    return judge(
-        MACHINE,
-        peak_reserved_bytes=(cap, reserved),
-        smallest_cap_bytes=cap,
-        outside_allocator_bytes=GIB,
-        confidence=Confidence(level, "a test"),
-        **more,
-    )
-
-
-# 16 GiB of GPU, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
-# (15 × 1024 − 200) / 1.05 = 14438.10 MiB; with 10 % for 13781.82 MiB.
-@pytest.mark.parametrize(("level", "most"), [("trace", 14438), ("cpu trace", 13781)])
-def test_verdicts_at_their_bounds(level: Level, most: int) -> None:
-    assert verdict(most * MIB, GIB, level).verdict == "fits"
-    assert verdict((most + 1) * MIB, GIB, level).verdict == "tight"
-    assert verdict(40 * GIB, most * MIB, level).verdict == "tight"
-    assert verdict(40 * GIB, (most + 1) * MIB, level).verdict == "does not fit"
-
-
-def test_torch_may_be_told_to_take_less_than_the_gpu_has() -> None:
-    """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it."""
-    half = {"memory_fraction": 0.5}
-    assert verdict(7 * GIB, 7 * GIB, **half).verdict == "fits" and verdict(9 * GIB, 7 * GIB, **half).verdict == "tight"
-    over = verdict(9 * GIB, 9 * GIB, **half)
-    assert over.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 8.00 GiB" in over.why
-    assert verdict(14 * GIB, 14 * GIB, memory_fraction=0.99).verdict == "fits", "beyond what is free it limits nothing"
-
-
-def test_a_gpu_that_is_nearly_full_is_named() -> None:
-    """Would notice: a setup that `memkit predict` calls fitting and `memkit plan` rejects, with no word of it. 92 % of
-    16 GiB are 14.72: with 1 GiB outside the allocator, 13.72 GiB reserved."""
-    assert "92 %" not in verdict(int(13.71 * GIB), GIB).why and "92 %" in verdict(int(13.73 * GIB), GIB).why
+def sized(reserved: int, cap: int, **more: Any) -> Prediction:
+    sizes = {"peak_reserved_bytes": (cap, reserved), "smallest_cap_bytes": cap, "outside_allocator_bytes": GIB}
+    return made(**sizes, **more).with_verdict(MACHINE)
 
 
 def test_verdicts_say_why_with_their_numbers() -> None:
-    fits = verdict(12 * GIB, 11 * GIB)
-    # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
-    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a GPU has 15.00 GiB available" in fits.why
-    tight = verdict(15 * GIB, 11 * GIB)
-    assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
-    close = verdict(15 * GIB, 15 * GIB - MIB)
-    assert close.verdict == "does not fit" and "too close" in close.why
-    over = verdict(20 * GIB, 16 * GIB)
-    assert over.verdict == "does not fit" and "at least 16.00 GiB" in over.why and "close" not in over.why
+    assert sized(12 * GIB, 11 * GIB).headline == "FITS: needs up to 13.0 GiB; a GPU has 16.0 GiB"
+    tight = sized(15 * GIB, 11 * GIB).headline
+    assert tight.startswith("TIGHT: needs up to 16.0 GiB; a GPU has 16.0 GiB; it completes, but above 92 % of that")
+    close = sized(15 * GIB, 15 * GIB - MIB)
+    assert "16.9 GiB with 5 % and 200 MiB of slack" in close.why and close.why.endswith("too close")
+    assert sized(20 * GIB, 16 * GIB).headline == "DOES NOT FIT: needs at least 17.0 GiB; a GPU has 16.0 GiB"
+    half = sized(9 * GIB, 9 * GIB, memory_fraction=0.5)
+    assert half.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 9.0 GiB of a GPU" in half.why
 
 
 def test_ram_and_disk_count_too() -> None:
-    enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
-    assert enough.verdict == "fits"
-    for more, said in (
-        ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
-        ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
+    for more, short in (
+        ({"host_rss_bytes": 40 * GIB, "pinned_bytes": 30 * GIB}, "70.00 GiB of RAM"),
+        ({"disk_bytes": 101 * GIB}, "101.0 GiB of disk"),
     ):
-        short = verdict(12 * GIB, 11 * GIB, **more)
-        assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
-    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
-    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
+        judged = sized(12 * GIB, 11 * GIB, **more)
+        assert judged.verdict == "does not fit" and short in judged.why
+        assert "on the GPU it needs up to 13.0 GiB" in judged.why
 
 
 def test_without_a_gpu_there_is_no_verdict() -> None:
-    prediction = made().judged(MACHINE.with_gpu(None))
+    prediction = made().with_verdict(MACHINE.with_gpu(None))
     assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
-    assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
+    assert made(host_rss_bytes=65 * GIB).with_verdict(MACHINE.with_gpu(None)).verdict is None
 
 
 def test_a_confidence_says_what_it_rests_on() -> None:

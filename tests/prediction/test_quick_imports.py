@@ -1,4 +1,4 @@
-"""Imports that are put off, and what is put back after the quick ones."""
+"""Lazy imports, and functions that are restored after quick imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.prediction.child.quick_imports import import_late, is_loaded, load_again, quick_imports
+from hf_memkit.prediction.child.quick_imports import import_lazily, is_loaded, preload, quick_imports
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ],
 )
 def test_a_late_library_is_loaded_by_whoever_uses_it(package: str, use: str) -> None:
-    import_late(package)
+    import_lazily(package)
     assert importlib.util.find_spec(package) is not None and not is_loaded(package)
     assert not hasattr(sys.modules[package], "__wrapped__"), "whoever looks through all modules does not load it"
     exec(use, {})
@@ -84,6 +84,6 @@ def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
 def test_what_a_case_imported_is_there_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "transformers.models.gpt2.configuration_gpt2"
     monkeypatch.delitem(sys.modules, name, raising=False)
-    load_again([name, "torch.no_such_module", "antigravity"])
+    preload([name, "torch.no_such_module", "antigravity"])
     gc.unfreeze()
     assert name in sys.modules and "antigravity" not in sys.modules

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer on fake tensors: on a GPU its head takes the path of a GPU. What it allocates on real ones is
+"""TRL's SFTTrainer on fake tensors: on a GPU its head uses the code for a GPU. What it allocates on real ones is
 compared in tests/predict_script/test_jobs.py."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from hf_memkit.prediction.child.trainer_kinds.sft import head_of_triton, padding_free_change
+from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change, patch_fused_head
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.prediction.worker import Worker
 from tests.prediction.architectures import CHATTING, of_architecture
@@ -63,7 +63,7 @@ def test_without_triton_the_head_takes_the_path_of_a_gpu() -> None:
         exec(compile(source, installed.__file__, "exec"), vars(copy))
     kernels = {name: vars(copy)[name] for name in ("_forward_kernel", "_backward_kernel")}
     assert not copy._use_triton(torch.device("cuda")) and not hasattr(copy, "triton")
-    head_of_triton(copy)
+    patch_fused_head(copy)
     assert copy._use_triton(torch.device("cuda")) and not copy._use_triton(torch.device("cpu"))
     assert all(vars(copy)[name] is not kernel for name, kernel in kernels.items())
     assert set(re.findall(r"\btriton\.(\w+)", source)) <= {"cdiv", "jit", "language"}

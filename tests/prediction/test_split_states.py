@@ -1,4 +1,4 @@
-"""What of a DeepSpeed prediction is traced and what is the ledger's, on any number of GPUs; every preset."""
+"""Parts of a DeepSpeed prediction from the trace and from the ledger, on any number of GPUs; every preset."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def row(term: str, size_bytes: int, category: Any, phase: Any = None) -> Row:
 
 
 def test_whole_gradients_come_as_they_are_traced() -> None:
-    """Stages 0 and 1: nothing of them is there in forward, all of them are at the end of backward."""
+    """Stages 0 and 1: no gradients in forward, all of them at the end of backward."""
     ledger = Ledger((row("gradients", 10240, "gradients"), row("weights, flat", 10240, "weights")))
     found = one_rank(small_trace(), ledger).peaks_by_phase()
     assert found["load"] == 10240 and found["forward"] == 10240 + 2048
@@ -148,7 +148,7 @@ def test_whole_gradients_come_as_they_are_traced() -> None:
 
 
 def test_what_a_process_owns_of_the_gradients_is_made_at_the_first_of_them() -> None:
-    """Stage 2 of four ranks, whose last one owns the first gradient: all of its quarter is there from then on."""
+    """Stage 2 of four ranks, whose last one owns the first gradient: its whole quarter is allocated from then on."""
     terms = (row("largest gradient", 6144, "gradients", "backward"), row("gradient partition", 2560, "gradients"))
     found = one_rank(small_trace(), Ledger(terms)).peaks_by_phase()
     assert found["forward"] == 2048

@@ -1,4 +1,4 @@
-"""The time of a step: units, monotony, the two clocks, what is not known."""
+"""The time of a step: units, monotony, the two clocks, unknown operations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_large_product_takes_its_flops_at_the_rate_and_a_copy_its_bytes_at_the
 
 
 def test_phases_add_up_to_the_middle_which_lies_in_the_range() -> None:
-    """Defect: a part of the step in no phase, or a range beside its middle."""
+    """Defect: a part of the step in no phase, or a range that excludes its middle."""
     found = priced(work_of([PRODUCT, SMALL], [PRODUCT, READ], clip=True), micro_batches=3)
     low, middle, high = found.seconds
     assert sum(found.by_phase.values()) == pytest.approx(middle)
@@ -102,7 +102,7 @@ def test_many_small_operations_are_bound_by_the_host_and_widen_the_range() -> No
 
 
 def test_the_host_runs_ahead_unless_a_value_is_read() -> None:
-    """Defect: launches added to the GPU's work that hides them; or hidden where the host has to wait."""
+    """Defect: launches added to the GPU's work that hides them; or hidden where the host must wait."""
     hidden = priced(work_of([PRODUCT] * 5 + [SMALL] * 200)).seconds[1]
     waiting = priced(work_of([PRODUCT] * 5 + [READ] + [SMALL] * 200)).seconds[1]
     assert waiting - hidden > 100 * 5e-6
@@ -149,7 +149,7 @@ def test_small_products_stay_below_the_rate() -> None:
 
 
 def test_what_is_unknown_is_named_and_widens_the_range() -> None:
-    """Defect: an operation without a formula that nobody hears of."""
+    """Defect: an operation without a formula that is not reported."""
     odd = replace(COPY, name="theirs.kernel", kind="unknown")
     found, known = priced(work_of([PRODUCT, odd])), priced(work_of([PRODUCT, COPY]))
     assert found.unknown == ("theirs.kernel",)
@@ -190,16 +190,16 @@ def test_a_slower_host_queues_longer() -> None:
 
 
 def test_the_last_step_is_priced_unless_another_is_asked_for() -> None:
-    """Defect: a usual step's time for the worst one."""
-    usual, worst = work_of([PRODUCT]), work_of([PRODUCT] * 4)
+    """Defect: a typical step's time for the worst one."""
+    typical, worst = work_of([PRODUCT]), work_of([PRODUCT] * 4)
     both = Work(
-        [*usual.operations, *worst.operations],
-        [*usual.calls, *(each + len(usual.operations) for each in worst.calls)],
-        [*usual.marks, *((end + len(usual.calls), phase) for end, phase in worst.marks)],
+        [*typical.operations, *worst.operations],
+        [*typical.calls, *(each + len(typical.operations) for each in worst.calls)],
+        [*typical.marks, *((end + len(typical.calls), phase) for end, phase in worst.marks)],
     )
     first, last = both.steps()
     assert priced(both).seconds[1] == pytest.approx(priced(worst).seconds[1], rel=0.01)
-    assert priced(both, span=first).seconds[1] == pytest.approx(priced(usual).seconds[1], rel=0.01)
+    assert priced(both, span=first).seconds[1] == pytest.approx(priced(typical).seconds[1], rel=0.01)
     assert first[1] <= last[0]
 
 

@@ -1,4 +1,4 @@
-"""What the child writes is what memkit reads."""
+"""Values that the child writes are read back unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FULL = replace(
     ),
     trace=Trace([1, -1], [512], [0], [0], [0], ["a"], ["b"], [(2, "forward")], WORK),
     steps=(TracedStep("worst", (0, 2), (0, 2)),),
-    unasked=(1, 2),
+    optional=(1, 2),
     batches=BatchShapes("8 × 8 tokens", "8 × 4 tokens", "8 × 7 tokens", True),
     engine=Engine({"a": [1, {"b": None}]}, {}, ((5, True), (6, False)), (), 7),
     vllm=Vllm("colocate", 0.5, True, 8),
@@ -55,13 +55,13 @@ FULL = replace(
 )  # fmt: skip
 def test_what_is_written_is_read_again(value: object) -> None:
     """Would notice: a tuple that comes back as a list, a dataclass as a dictionary."""
-    assert wire.read(type(value), wire.written(value)) == value
+    assert wire.loads(type(value), wire.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
     "text", ["", "{", '{"trace": {}, "about": {}}', '{"training": {"trainer": "Trainer"}}', "[1]"]
 )
 def test_another_form_is_refused(text: str) -> None:
-    """Would notice: half a file, or one of an earlier memkit, taken for a training; an error that nobody expects."""
+    """Would notice: half a file, or one of an earlier memkit, taken for a training; an unexpected error."""
     with pytest.raises(ValueError):
-        wire.read(Outcome, text)
+        wire.loads(Outcome, text)

@@ -1,4 +1,4 @@
-"""What a traced training computes is recorded: as much as a real one does, and what passes no dispatcher."""
+"""The work of a traced training is recorded: as much as a real one does, and kernels outside the dispatcher."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hf_memkit.catalog.models import describe
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries import library_rules
-from hf_memkit.prediction.child.tracer.work_recorder import NOT_TOLD
+from hf_memkit.prediction.child.tracer.work_recorder import NOT_COUNTED
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.trace.work import Work
@@ -76,11 +76,11 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
 
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
-    """Defect: marks that are told for storages alone."""
+    """Defect: marks for storages only."""
     trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), for_plan=True)
     assert trace.work is not None
     assert [phase for _, phase in trace.work.marks] == [phase for _, phase in trace.marks]
-    assert wire.read(Trace, wire.written(trace)) == trace
+    assert wire.loads(Trace, wire.dumps(trace)) == trace
 
 
 def test_the_four_bit_product_dequantises_and_multiplies(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
@@ -173,15 +173,15 @@ def test_fp16_waits_for_the_scaler(worker: Worker, models: dict[str, Path]) -> N
     assert len(steps) == 1 and steps[0].waits
 
 
-# ---- nothing is replaced without a word ----
+# ---- replacements are listed ----
 
-TELLS: Final = {
+RECORDED: Final = {
     "library_rules.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "vllm.py: module.LLM",
     "vllm.py: module.VLLMClient", "library_rules.py: functional.lib",
 }  # fmt: skip
-"""Replaced, and `launched` or `turns` tells of it."""
+"""Replaced, and recorded by `launched` or `repetitions`."""
 
 SEES_DISPATCHER: Final = {
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
@@ -190,7 +190,7 @@ SEES_DISPATCHER: Final = {
     "flash_attn_package.py: setattr(hub_kernels, name)", "flash_attn_package.py: package.bert_padding",
     "flash_attn_package.py: package.flash_attn_interface", "generation.py: setattr(layer, name)",
     "generation.py: whisper.generate", "library_rules.py: FakeTensor.__deepcopy__",
-    "library_rules.py: _WideRest._new_buffer",
+    "library_rules.py: _Fp32States._new_buffer",
     "library_rules.py: functional.get_paged", "library_rules.py: functional.optimizer_update_32bit",
     "library_rules.py: torch.library.register_fake", "library_rules.py: torch.tensor",
     "library_rules.py: masking_utils.find_packed_sequence_indices", "real_and_fake.py: FakeTensor.data",
@@ -201,15 +201,15 @@ SEES_DISPATCHER: Final = {
 
 NO_KERNEL: Final = {
     "adapters.py", "at_train.py", "below_train.py", "checkpoints.py", "constant_propagation.py",
-    "cuda_device_guard.py", "cuda_questions.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
-    "leaves_nothing.py", "library_evaluations.py", "loaded_files.py", "setup_model.py", "no_real_training.py",
+    "cuda_device_guard.py", "cuda_queries.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
+    "file_guards.py", "library_evaluations.py", "loaded_files.py", "setup_model.py", "refuse_training_processes.py",
     "older_libraries.py", "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py",
-    "read_launch.py", "saves.py", "script.py", "deepspeed_engine.py", "serve.py", "tracer.py", "trainers_folder.py",
+    "read_launch.py", "saves.py", "script.py", "deepspeed_engine.py", "serve.py", "tracer.py", "output_folder.py",
     "training_commands.py", "work_recorder.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
-ASKS: Final = {
+QUERIES: Final = {
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
@@ -224,10 +224,10 @@ ASKS: Final = {
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_base.py: Trainer.__init__",
     "vllm.py: module.SamplingParams", "vllm.py: module.StructuredOutputsParams",
-    "vllm.py: each.is_vllm_available", "preference.py: each._precompute_ref_logps",
+    "vllm.py: value.is_vllm_available", "preference.py: base._precompute_ref_logps",
     "preference.py: tracer.default", "online.py: trainer._buffered_inputs", "online.py: trainer.lmbda",
-    "preference.py: replace_everywhere(found.hash_module, lambda module: 'predicted')",
-    "online.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found)",
+    "preference.py: replace_everywhere(utils.hash_module, lambda module: 'predicted')",
+    "online.py: replace_everywhere(trl_utils.shuffle_sequence_dict, lambda sequences: sequences)",
 }  # fmt: skip
 """Replaced, and no kernel runs."""
 
@@ -263,9 +263,9 @@ def replaced(path: Path) -> Iterator[str]:
 
 
 def test_what_is_replaced_has_a_row_or_a_reason() -> None:
-    """Defect: a kernel that somebody replaces from now on, and whose time nobody counts. A new replacement in `child/`
-    fails here: tell of it (`work_recorder.launched`), or say in one of the lists above why it needs no row."""
-    known = TELLS | SEES_DISPATCHER | ASKS | BETWEEN_RANKS
+    """Defect: a kernel that a new replacement skips and whose time is not counted. A new replacement in `child/`
+    fails here: record it with `work_recorder.launched`, or add it to a list above with the reason."""
+    known = RECORDED | SEES_DISPATCHER | QUERIES | BETWEEN_RANKS
     found = {
         f"{path.name}: {name}"
         for path in CHILD.rglob("*.py")
@@ -273,12 +273,12 @@ def test_what_is_replaced_has_a_row_or_a_reason() -> None:
         for name in replaced(path)
         if not name.startswith(OWN)
     }
-    left = {each for each in found - known if each.rpartition(".")[2] not in NOT_TOLD}
+    left = {each for each in found - known if each.rpartition(".")[2] not in NOT_COUNTED}
     assert not left
-    assert not known - found  # of what is gone
+    assert not known - found  # no stale entries
 
 
 @pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py"])
 def test_what_tells_does_tell(name: str) -> None:
-    """Defect: a row that is promised in the list above, and that nobody writes."""
+    """Defect: a row that the list above promises, but that is never recorded."""
     assert "launched(" in next(CHILD.rglob(name)).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The child process: what it traces, and what becomes of it when a case fails or dies."""
+"""The child process: results, and behavior when a case fails or dies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bytes_of(trace: Trace, category: str) -> int:
 @pytest.mark.slow
 def test_states_come_out_to_the_byte(worker: Worker) -> None:
     trace = traced(worker, training())
-    assert worker.without_shim is None, "the shim works here"
+    assert worker.shim_error is None, "the shim works here"
     sizes = facts(GPT2).sizes
     assert bytes_of(trace, "weights") == 4 * sum(sizes)
     assert bytes_of(trace, "gradients") == 2 * 4 * sum(sizes), "one set a step"

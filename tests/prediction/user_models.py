@@ -1,4 +1,4 @@
-"""What a user's own package may hold: a model, a function that makes it, a Trainer with a loss of its own."""
+"""Example of a user's package: a model, a function that creates it, a Trainer with its own loss."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def test_the_real_parser_reads_every_value(setup: Setup, tmp_path: Path, ending:
     real = parsed(argument_file(setup, own={"output_dir": str(tmp_path / "out")}), tmp_path, ending)
     for name, value in setup.arguments.items():
         names = [n for n in (name, name.replace("activation_", "gradient_")) if hasattr(real, n)]
-        found = getattr(real, names[0])
-        assert getattr(found, "value", found) == value, name
+        actual = getattr(real, names[0])
+        assert getattr(actual, "value", actual) == value, name
     assert real.output_dir == str(tmp_path / "out")
 
 
@@ -92,7 +92,7 @@ def test_yaml_has_each_reason_as_a_comment_and_json_the_same_values(setup: Setup
 def test_nothing_gets_lost(setup: Setup, script: str) -> None:
     """Each setting stands in the file, or in a line of what the file cannot say."""
     file = argument_file(setup, script=script)
-    written = json.dumps(file.content) + " ".join(f"{each.what} {each.line}" for each in file.outside)
+    written = json.dumps(file.content) + " ".join(f"{each.setting} {each.line}" for each in file.outside)
     for key, value in SETTINGS.items():
         if (key, script) == ("model.name", "trainer") or key in (
             "model.origin", "model.architecture", "optimizer.takes",
@@ -104,7 +104,7 @@ def test_nothing_gets_lost(setup: Setup, script: str) -> None:
 
 
 def test_each_kind_of_script_leaves_less_over(setup: Setup) -> None:
-    by_script = {script: [each.what for each in outside_lines(setup, script)] for script in SCRIPTS}
+    by_script = {script: [each.setting for each in outside_lines(setup, script)] for script in SCRIPTS}
     assert len(by_script["trl"]) < len(by_script["run_clm"]) == len(by_script["trainer"]) - 1  # block_size
     trl = argument_file(setup, script="trl").content
     assert trl["lora_r"] == 8 and trl["use_peft"] is True and trl["max_length"] == 256
@@ -112,7 +112,7 @@ def test_each_kind_of_script_leaves_less_over(setup: Setup) -> None:
     assert trl["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert not any("4bit" in what for what in by_script["trl"])
     odd = setup.put("model.quantization", {"load_in_4bit": True, "llm_int8_skip_modules": ["x"]}, "a field TRL lacks")
-    assert any("llm_int8_skip_modules" in each.what for each in outside_lines(odd, "trl"))
+    assert any("llm_int8_skip_modules" in each.setting for each in outside_lines(odd, "trl"))
 
 
 def test_names_of_trl_are_those_of_the_installed_trl(setup: Setup) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hf_memkit.catalog import library_versions
-from hf_memkit.catalog.argument_values import checked, misspelt, unknown
+from hf_memkit.catalog.argument_values import check_values, is_unknown, misspelt
 from hf_memkit.catalog.former_arguments import _SUCCESSORS, ever_fields, former_arguments
 from hf_memkit.catalog.library_versions import fields, to_installed_arguments
 from hf_memkit.common.errors import SettingError
-from hf_memkit.presets.users_values import settle
+from hf_memkit.presets.users_values import apply_own_arguments
 from hf_memkit.setup.setup import Setup
 
 
@@ -31,10 +31,10 @@ def arguments(tmp_path: Path, **given: Any) -> Any:
     return TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
 
 
-def test_without_settling_transformers_compiles_although_the_user_said_no(tmp_path: Path) -> None:
+def test_without_own_arguments_transformers_compiles_against_the_user_s_no(tmp_path: Path) -> None:
     """Why `settle` drops what went with the preset's value: the real library does not."""
     assert arguments(tmp_path, torch_compile=False, torch_compile_mode="default").torch_compile is True
-    made, replaced = settle(
+    made, replaced = apply_own_arguments(
         setup_of(arguments__torch_compile=True, arguments__torch_compile_mode="default"), {"torch_compile": False}
     )
     assert made.arguments == {"torch_compile": False}
@@ -46,10 +46,10 @@ def test_without_settling_transformers_compiles_although_the_user_said_no(tmp_pa
 
 
 def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
-    """transformers 5.23 takes the new name's value without a word, whatever the old name says."""
-    own, problems = checked({"gradient_checkpointing": False})
+    """transformers 5.23 silently uses the new name's value and ignores the old name's."""
+    own, problems = check_values({"gradient_checkpointing": False})
     assert not problems
-    made, replaced = settle(
+    made, replaced = apply_own_arguments(
         setup_of(
             arguments__activation_checkpointing=True,
             arguments__activation_checkpointing_kwargs={"a": 1},
@@ -65,26 +65,28 @@ def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
         "your activation_checkpointing = False replaces the preset's True: the reason for "
         "arguments__activation_checkpointing"
     )
-    _, problems = checked({"gradient_checkpointing": False, "activation_checkpointing": True})
+    _, problems = check_values({"gradient_checkpointing": False, "activation_checkpointing": True})
     assert len(problems) == 1 and "same field" in problems[0]
 
 
-def test_what_cannot_be_true_together_and_what_would_be_ignored_goes() -> None:
-    made, _ = settle(setup_of(arguments__bf16=True, arguments__fp16=False), {"fp16": True})
+def test_contradicting_and_ignored_settings_are_removed() -> None:
+    made, _ = apply_own_arguments(setup_of(arguments__bf16=True, arguments__fp16=False), {"fp16": True})
     assert made.arguments == {"fp16": True}
-    made, replaced = settle(
+    made, replaced = apply_own_arguments(
         setup_of(optimizer__class="torch.optim:SGD", optimizer__momentum=0.9, arguments__optim_args="a=1"),
         {"optim": "adamw_torch"},
     )
     assert made.arguments == {"optim": "adamw_torch"} and not made.section("optimizer")
     assert [each.setting.key for each in replaced] == ["arguments.optim_args", "optimizer.class"]
     with pytest.raises(SettingError, match="has its own DeepSpeed config"):
-        settle(setup_of(deepspeed__config={"a": 1}, deepspeed__preset="zero2"), {"deepspeed": "mine.json"})
+        apply_own_arguments(
+            setup_of(deepspeed__config={"a": 1}, deepspeed__preset="zero2"), {"deepspeed": "mine.json"}
+        )
 
 
 def test_a_value_that_is_also_the_preset_s_replaces_nothing() -> None:
     before = setup_of(arguments__bf16=True, arguments__torch_compile=True, arguments__torch_compile_mode="default")
-    after, replaced = settle(before, {"bf16": True, "torch_compile": True, "learning_rate": 1e-4})
+    after, replaced = apply_own_arguments(before, {"bf16": True, "torch_compile": True, "learning_rate": 1e-4})
     assert not replaced and after.arguments == {**before.arguments, "learning_rate": 1e-4}
     assert next(s.reason for s in after.settings if s.key == "arguments.bf16") == "the reason for arguments__bf16"
 
@@ -92,7 +94,7 @@ def test_a_value_that_is_also_the_preset_s_replaces_nothing() -> None:
 def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="tf32"):
         arguments(tmp_path, tf32=True)
-    made, replaced = settle(
+    made, replaced = apply_own_arguments(
         setup_of(
             arguments__tf32=True,
             arguments__activation_checkpointing_kwargs={"use_reentrant": False, "offload": True},
@@ -104,10 +106,10 @@ def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
     assert not made.section("environment") and len(replaced) == 3
     assert all(each.why and each.why in str(each) for each in replaced)
     for paged, plain in (("paged_adamw_32bit", "adamw_torch"), ("paged_lion_8bit", "lion_8bit")):
-        unpaged, (one,) = settle(setup_of(arguments__optim=paged), {"use_cpu": True})
+        unpaged, (one,) = apply_own_arguments(setup_of(arguments__optim=paged), {"use_cpu": True})
         assert unpaged.arguments["optim"] == plain and one.setting.value == paged
         assert arguments(tmp_path, optim=plain).optim == plain
-    kept, _ = settle(setup_of(arguments__tf32=True), {"use_cpu": True, "tf32": True})
+    kept, _ = apply_own_arguments(setup_of(arguments__tf32=True), {"use_cpu": True, "tf32": True})
     assert kept.arguments["tf32"] is True  # the user's own wish stays, and transformers answers it
 
 
@@ -123,11 +125,11 @@ def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: dict[str, Any]) -> None:
-    assert checked(given) == (written, [])
+    assert check_values(given) == (written, [])
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"max_steps": "five"}, "max_steps=five: expected int"),
         ({"gradient_accumulation_steps": 2.5}, "expected int, got float"),
@@ -136,9 +138,9 @@ def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: di
         ({"optim_args": {"rank": 4}}, "expected str or null, got dict"),
     ],
 )
-def test_values_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:
-    _, problems = checked(given)
-    assert len(problems) == 1 and said in problems[0]
+def test_values_that_mean_nothing_are_refused(given: dict[str, Any], message: str) -> None:
+    _, problems = check_values(given)
+    assert len(problems) == 1 and message in problems[0]
 
 
 def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
@@ -146,7 +148,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
 
     fields = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.default is not dataclasses.MISSING]
     assert fields
-    assert checked({field.name: field.default for field in fields})[1] == []
+    assert check_values({field.name: field.default for field in fields})[1] == []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
         ("Learning_rate", ["learning_rate"]),
         ("lora_target_module", ["lora_target_modules"]),
         ("max_lenght", ["max_length"]),
-        # Names of their own: a word more than a field has, another word, or an argument of the example scripts.
+        # The script's names: one word more than a field, another word, or an argument of the example scripts.
         *((name, []) for name in ("ref_model_name_or_path", "per_device_test_batch_size", "dataset", "use_lora")),
         # Nearly a field of TRL's: another word, of an experimental config; one word fewer; a name that many have.
         *((name, []) for name in ("prompt_template", "max_prompt_len", "use_nested_quant", "loss_weight")),
@@ -168,7 +170,7 @@ def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
         *((name, []) for name in ("evaluation_strategy", "per_gpu_train_batch_size", "use_liger")),
     ],
 )
-def test_a_name_that_nearly_is_a_field_is_told_from_one_of_its_own(name: str, field: list[str]) -> None:
+def test_a_misspelt_field_differs_from_a_name_of_the_script(name: str, field: list[str]) -> None:
     assert list(misspelt(name)) == field
 
 
@@ -205,4 +207,4 @@ def test_the_fields_of_trl_are_those_of_its_classes() -> None:
     trl = pytest.importorskip("trl")
     for config in (trl.SFTConfig, trl.DPOConfig, trl.GRPOConfig, trl.ModelConfig, trl.ScriptArguments):
         names = {each.name for each in dataclasses.fields(config) if each.init}
-        assert names <= fields() and not any(unknown(name) for name in names), config
+        assert names <= fields() and not any(is_unknown(name) for name in names), config

@@ -70,24 +70,24 @@ def given(call: ast.Call) -> tuple[str, dict[str, Any]] | None:
     """(name, arguments) as far as the page gives them; None if it names no preset."""
     if not call.args or not isinstance(call.args[0], ast.Constant) or not isinstance(call.args[0].value, str):
         return None
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for keyword in call.keywords:
         nodes = list(ast.walk(keyword.value))
         is_open = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
         if keyword.arg and not is_open and not any(isinstance(node, ast.Name) for node in nodes):
-            found[keyword.arg] = ast.literal_eval(keyword.value)
-    return call.args[0].value, found
+            result[keyword.arg] = ast.literal_eval(keyword.value)
+    return call.args[0].value, result
 
 
 def test_every_preset_that_a_page_names_is_accepted() -> None:
-    """As it stands there, on whatever machine: a reader copies it."""
+    """Unchanged, on any machine: a reader copies it."""
     calls: dict[str, tuple[str, str, dict[str, Any]]] = {}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         for match in re.finditer(r"\bpreset\(", text):
-            told = given(call_at(text, match.start()))
-            if told is not None:
-                calls.setdefault(repr(told), (page.name, *told))
+            call = given(call_at(text, match.start()))
+            if call is not None:
+                calls.setdefault(repr(call), (page.name, *call))
     assert calls
     refused = []
     for page_name, name, arguments in calls.values():

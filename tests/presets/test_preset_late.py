@@ -45,7 +45,7 @@ def test_the_global_batch_stays_exact(model: str, tmp_path: Path) -> None:
             setup.training_arguments(str(tmp_path), **late)
 
 
-def test_late_arguments_are_said_and_checked(
+def test_late_arguments_are_reported_and_checked(
     model: str, data: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     setup = preset("resident", model=model, gpu_memory="16GB")
@@ -60,7 +60,7 @@ def test_late_arguments_are_said_and_checked(
     assert "Override: your activation_checkpointing = False" in capsys.readouterr().out
 
 
-def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, tmp_path: Path) -> None:
+def test_a_field_of_training_arguments_differs_from_one_of_trainer(model: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"max_steps is a field of TrainingArguments.*arguments="):
         preset("lean", model=model).trainer(str(tmp_path), max_steps=3)
 
@@ -74,7 +74,7 @@ def test_nothing_that_fits_is_not_called_fitting() -> None:
     setup = preset("8bit", model="gpt2-xl", gpu_memory="4GB", global_batch_size=8, use_hub=False)
     assert any("needs at least" in problem for problem in setup.problems)
     (reason,) = (s.reason for s in setup.settings if s.key == "arguments.per_device_train_batch_size")
-    assert reason.endswith("the smallest: it cannot fit, whatever activations take")
+    assert reason.endswith("the smallest: it cannot fit, even without activations")
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_a_script_that_sizes_its_batch_is_predicted_with_it(memkit: Memkit, mode
 
 @pytest.mark.operators
 def test_offload_trains_with_memkits_own_operators(model: str, data: Dataset, tmp_path: Path) -> None:
-    """In a process of its own: DeepSpeed leaves a process group behind."""
+    """In a separate process: DeepSpeed leaves a process group behind."""
     import subprocess
     import sys
 

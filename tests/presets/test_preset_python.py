@@ -53,9 +53,7 @@ def baseline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[flo
     return losses(Trainer(GPT2LMHeadModel.from_pretrained(folder), arguments, train_dataset=samples()))
 
 
-def test_what_the_user_replaced_needs_no_package(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_setting_needs_no_package(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
     setup = preset("8bit", model=str(folder), arguments=CPU, **GPU)
     with pytest.raises(MissingPackageError, match=r"'8bit' needs bitsandbytes \(for adamw-8bit\)"):
@@ -94,8 +92,8 @@ def test_trainer_model_and_arguments_in_one_call(
     setup = preset(name, model=str(folder), arguments=CPU, **GPU)
     trainer = setup.trainer(str(tmp_path / "out"), train_dataset=samples())
     assert trainer.args.use_cpu and trainer.args.max_steps == 3
-    found = losses(trainer)
-    assert len(found) == 3 and len(set(found)) == 3
+    measured = losses(trainer)
+    assert len(measured) == 3 and len(set(measured)) == 3
     model = trainer.model
     if name == "lean":
         plain = GPT2LMHeadModel.from_pretrained(folder)
@@ -108,7 +106,7 @@ def test_trainer_model_and_arguments_in_one_call(
         assert trained and all("lora_" in key for key in trained)
     else:
         # bf16 autocast rounds to 8 bits of fraction, and the 8-bit states round the update.
-        assert found == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
+        assert measured == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
 
 
 @pytest.mark.slow
@@ -129,8 +127,8 @@ def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, b
     assert type(mine.transformer.h[0].mlp.act) is before
 
 
-def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
-    """What a file cannot say is told as Python: that Python works."""
+def test_the_printed_lines_do_what_the_setup_does(folder: Path) -> None:
+    """The Python code for settings that a file cannot contain works."""
     setup = preset("lean+lora", model=str(folder), arguments=CPU, **GPU)
     namespace: dict[str, Any] = {}
     exec("from transformers import AutoModelForCausalLM", namespace)
@@ -139,12 +137,12 @@ def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
     for line in lines:
         if "Trainer(…" not in line:
             exec(line, namespace)
-    told, made = namespace["model"], setup.load_model()
-    assert [(key, value.dtype, value.requires_grad) for key, value in told.named_parameters()] == [
+    reported, made = namespace["model"], setup.load_model()
+    assert [(key, value.dtype, value.requires_grad) for key, value in reported.named_parameters()] == [
         (key, value.dtype, value.requires_grad) for key, value in made.named_parameters()
     ]
     inputs = torch.arange(8)[None]
-    assert torch.equal(told.eval()(inputs).logits, made.eval()(inputs).logits)
+    assert torch.equal(reported.eval()(inputs).logits, made.eval()(inputs).logits)
 
 
 def test_own_arguments_win_at_every_door(folder: Path, tmp_path: Path) -> None:
@@ -225,7 +223,7 @@ def test_presets_compose_and_contradictions_name_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"name": "lora", "values": {"rnak": 4}}, "did you mean 'rank'"),
         ({"name": "lora", "values": {"rank": 0}}, "rank=0 must be at least 1"),
@@ -235,10 +233,10 @@ def test_presets_compose_and_contradictions_name_both() -> None:
         ({"name": "lora", "global_batch_size": 30, "gpus": 4}, "30"),
     ],
 )
-def test_wrong_input_is_one_clear_line(given: dict[str, Any], said: str) -> None:
+def test_wrong_input_is_one_clear_line(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         preset(**given)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_every_number_that_a_technique_takes_has_its_bounds() -> None:
@@ -265,22 +263,22 @@ def test_a_hint_refuses_nothing_and_is_noted() -> None:
         preset("resident", model="gpt2", gpu_memory="16GB", arguments=own | {"use_cache": True})
 
 
-def test_notes_are_told_where_they_help() -> None:
+def test_notes_are_printed_where_they_help() -> None:
     """Advice about a technique stands in a setup whose user chose it, and on the machine that it is for."""
 
-    def said(name: str, part: str, **given: Any) -> bool:
+    def message(name: str, part: str, **given: Any) -> bool:
         return any(part in note for note in preset(name, model="gpt2-xl", **{**GPU, **given}).notes)
 
-    assert said("length-grouped", "nothing pads the batches")
-    assert not said("length-grouped+pad-to-multiple", "nothing pads the batches")
-    assert said("8bit+sdpa-attention", "flash kernel") and not said("lean", "flash kernel")
-    assert not said("lean+adalomo", "adalomo needs a CUDA GPU")
+    assert message("length-grouped", "nothing pads the batches")
+    assert not message("length-grouped+pad-to-multiple", "nothing pads the batches")
+    assert message("8bit+sdpa-attention", "flash kernel") and not message("lean", "flash kernel")
+    assert not message("lean+adalomo", "adalomo needs a CUDA GPU")
     if not torch.cuda.is_available():
-        assert said("lean+adalomo", "adalomo needs a CUDA GPU", gpu_memory=None)
-        assert not said("8bit+sdpa-attention", "flash kernel", gpu_memory=None)
+        assert message("lean+adalomo", "adalomo needs a CUDA GPU", gpu_memory=None)
+        assert not message("8bit+sdpa-attention", "flash kernel", gpu_memory=None)
 
 
-def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
+def test_offloaded_bytes_do_not_include_the_process() -> None:
     made = preset("offload", model="gpt2-xl", gpus=2, **GPU)
     (note,) = [note for note in made.notes if note.startswith("ZeRO-Offload keeps")]
     rows = [row for row in made.ledger.rows if row.place in ("host", "pinned")]

@@ -38,7 +38,7 @@ def made_of(held: float, grows: float, step: float) -> Callable[[int], Predictio
                 "data": (int(held * GIB), None), "forward": (int((held + 0.8 * grows * size) * GIB), None),
                 "backward": (int(backward * GIB), None), "optimizer": (int(optimizer * GIB), None),
             },
-        ).judged(MACHINE)  # fmt: skip
+        ).with_verdict(MACHINE)  # fmt: skip
 
     return trace
 
@@ -52,28 +52,28 @@ def test_three_traces_find_it(choices: tuple[int, ...], held: float, grows: floa
         asked.append(size)
         return trace(size)
 
-    found = find_largest(choices, 1, counted, MACHINE)
+    largest = find_largest(choices, 1, counted, MACHINE)
     true = max(size for size in choices if fits(trace(size), MACHINE))
     assert len(asked) <= MOST_TRACES and asked[0] == 1
-    assert found.size in asked and found.prediction is not None and fits(found.prediction, MACHINE)
-    assert 0.75 * true <= found.size <= true, (found, true)
-    assert all(str(size) in found.why for size in asked), "what was traced is said"
+    assert largest.size in asked and largest.prediction is not None and fits(largest.prediction, MACHINE)
+    assert 0.75 * true <= largest.size <= true, (largest, true)
+    assert all(str(size) in largest.why for size in asked), "what was traced is said"
 
 
-def test_what_does_not_fit_is_not_called_fitting() -> None:
-    found = find_largest(BATCHES, 1, made_of(30, 1, 0), MACHINE)
-    assert found.size == 1 and "does not fit" in found.why
+def test_a_prediction_that_does_not_fit_is_not_called_fitting() -> None:
+    largest = find_largest(BATCHES, 1, made_of(30, 1, 0), MACHINE)
+    assert largest.size == 1 and "does not fit" in largest.why
 
 
 def test_a_length_that_is_too_long_is_lowered() -> None:
     lengths = range(64, 131073, 64)
-    found = find_largest(lengths, 1024, made_of(6, 0.02, 0), MACHINE)
-    assert 0.75 * 700 < found.size < 1024 and found.prediction is not None and fits(found.prediction, MACHINE)
+    largest = find_largest(lengths, 1024, made_of(6, 0.02, 0), MACHINE)
+    assert 0.75 * 700 < largest.size < 1024 and largest.prediction is not None and fits(largest.prediction, MACHINE)
 
 
-def test_what_cannot_be_traced_stays_small_and_says_why() -> None:
+def test_an_untraceable_size_stays_small_with_the_reason() -> None:
     def fails(size: int) -> Prediction:
         raise InputError("a trace needs bitsandbytes")
 
-    found = find_largest(BATCHES, 1, fails, MACHINE)
-    assert found.size == 1 and found.prediction is None and "bitsandbytes" in found.why
+    largest = find_largest(BATCHES, 1, fails, MACHINE)
+    assert largest.size == 1 and largest.prediction is None and "bitsandbytes" in largest.why

@@ -29,7 +29,7 @@ def test_the_variant_s_micro_batch_is_kept_where_it_divides() -> None:
     assert split_batch(32, 4, 32, {})[:2] == (1, 1)
 
 
-def test_what_the_user_sets_is_kept_or_refused() -> None:
+def test_the_user_s_values_are_kept_or_refused() -> None:
     assert split_batch(32, 4, 4, {"per_device_train_batch_size": 2})[:2] == (2, 4)
     assert split_batch(32, 4, 4, {"gradient_accumulation_steps": 8})[:2] == (1, 8)
     both = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}

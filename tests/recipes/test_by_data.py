@@ -22,11 +22,11 @@ from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
 from hf_memkit.prediction.setup_as_script import SetupTraining
-from hf_memkit.recipes.by_data import ByData, _with, judge_of
+from hf_memkit.recipes.by_data import ByData, _with_lengths, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.variant_search import unjudged
-from hf_memkit.run.ranks import Place, Ranks
+from hf_memkit.run.ranks import LaunchLayout, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
 from tests.conftest import ROOT
@@ -96,7 +96,7 @@ def test_the_worst_batch_is_the_run_s(
     options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
     options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), unjudged)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), unjudged)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -107,10 +107,10 @@ def test_the_worst_batch_is_the_run_s(
     with pytest.raises(_Made):
         run(job, lambda line: None, Ranks(), write=partial(export_script, job, Path(job.output)))
     (trainer,) = made
-    found = ByData()._batches_of(job.setup)
-    assert found is not None and found.usual is not None
+    result = ByData()._batches_of(job.setup)
+    assert result is not None and result.typical is not None
     loader = trainer.get_train_dataloader()
-    rows, columns = trainer.train_dataset, list(found.worst)
+    rows, columns = trainer.train_dataset, list(result.worst)
     lengths = [[len(row[column]) for column in columns] for row in rows]
     drawn: list[list[int]] = []
     while len(drawn) < DRAWS:
@@ -121,8 +121,8 @@ def test_the_worst_batch_is_the_run_s(
 
     real = loader.collate_fn([rows[row] for row in max(drawn, key=tokens)])
     for column in columns:
-        assert found.worst[column] == real[column].shape[1]
-    assert found.worst["input_ids"] > found.usual["input_ids"]
+        assert result.worst[column] == real[column].shape[1]
+    assert result.worst["input_ids"] > result.typical["input_ids"]
 
 
 SMALL = ("--gpu-memory", "950MB")
@@ -145,7 +145,7 @@ def tiny(path: Path, **changes: Any) -> str:
 def test_verdict_variant_and_advice_are_of_the_worst_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would notice: a prediction of another length than the worst batch's, a usual batch that decides, advice that
+    """Would notice: a prediction of another length than the worst batch's, a typical batch that decides, advice that
     does not come true when it is typed, `--data` that changes nothing."""
     monkeypatch.chdir(tmp_path)
     recipe, data = tiny(tmp_path / "tiny.yaml"), str(texts(tmp_path / "texts.jsonl", longest=400))
@@ -154,19 +154,19 @@ def test_verdict_variant_and_advice_are_of_the_worst_batch(
         code = main(["predict", "--recipe", recipe, "--ram", "64GB", "--json", *options])
         return code, json.loads(capsys.readouterr().out)
 
-    _, found = asked("--data", data, "--variant", "8bit", "--gpu-memory", "8GB")
-    batches = found["request"]["batches"]
-    (worst, usual), length = (int(each.split()[2]) for each in (batches["worst"], batches["usual"]["batch"])), 512
-    assert 400 < worst < length and 5 < usual < 40 and not batches["smaller"]
-    for tokens, gib in ((worst, found["peak_reserved_gib"]), (usual, None)):
+    _, result = asked("--data", data, "--variant", "8bit", "--gpu-memory", "8GB")
+    batches = result["request"]["batches"]
+    (worst, typical), length = (int(each.split()[2]) for each in (batches["worst"], batches["usual"]["batch"])), 512
+    assert 400 < worst < length and 5 < typical < 40 and not batches["smaller"]
+    for tokens, gib in ((worst, result["peak_reserved_gib"]), (typical, None)):
         _, same = asked("--variant", "8bit", "--gpu-memory", "8GB", "--sequence-length", str(tokens))
         total = same["peak_reserved_gib"][1] + same["outside_allocator_gib"]
         if gib is None:
             assert batches["usual"]["total_gib"] == pytest.approx(total, rel=0.005)
         else:
-            assert found["peak_allocated_gib"] == pytest.approx(same["peak_allocated_gib"], rel=0.005)
+            assert result["peak_allocated_gib"] == pytest.approx(same["peak_allocated_gib"], rel=0.005)
     _, bound = asked("--variant", "8bit", "--gpu-memory", "8GB")
-    assert bound["request"]["batches"] is None and bound["peak_allocated_gib"] > 1.05 * found["peak_allocated_gib"]
+    assert bound["request"]["batches"] is None and bound["peak_allocated_gib"] > 1.05 * result["peak_allocated_gib"]
 
     code, out = asked("--data", data, *SMALL, "--variant", "8bit")
     assert code == 1 and out["request"]["batches"]["usual"]["verdict"] == "fits"
@@ -184,10 +184,10 @@ def cut_of(smaller: dict[str, Any]) -> int:
 
 
 @pytest.mark.exhaustive
-def test_what_people_are_told(
+def test_messages_to_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would notice: `auto` that goes by the usual batch, or by a bound that no row of the data reaches; a data set of
+    """Would notice: `auto` that uses the typical batch, or by a bound that no row of the data reaches; a data set of
     the hub that nobody says is not looked at."""
     monkeypatch.chdir(tmp_path)
     recipe, data = tiny(tmp_path / "tiny.yaml"), str(texts(tmp_path / "texts.jsonl", longest=400))
@@ -217,7 +217,7 @@ def test_targets_have_a_length_of_their_own() -> None:
     recipe = load_recipe("flan-t5-xl-on-24gb")
     asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
     assert asked["data.target_length"] == 64
-    setup = _with(asked, {"input_ids": 16, "labels": 24})
+    setup = _with_lengths(asked, {"input_ids": 16, "labels": 24})
     row = rows_for(SetupTraining(setup, setup.sequence_length), setup, model)(2, 2)[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 

@@ -45,7 +45,7 @@ def test_one_gpu_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("when", ["before the first step", "in a step"])
-def test_out_of_memory_is_told_in_one_line_with_the_way_on(
+def test_out_of_memory_is_one_line_with_advice(
     when: str, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the error itself is made up here: a CPU has none."""

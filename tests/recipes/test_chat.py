@@ -166,9 +166,7 @@ def test_a_template_that_nobody_knows_is_refused_in_one_line() -> None:
         training_template(_word_tokenizer(None))
 
 
-def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
-    recipe_file: Path, machine: Machine, tmp_path: Path
-) -> None:
+def test_further_fields_of_sfttrainer_can_be_set(recipe_file: Path, machine: Machine, tmp_path: Path) -> None:
     recipe = read_recipe(recipe_file)
     chosen = read_pairs(["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments)
     assert chosen == {"packing": False, "assistant_only_loss": False}
@@ -193,8 +191,8 @@ def test_no_default_of_sftconfig_decides_memory(
         if field.name in plain and plain[field.name] != field.default and field.default is not dataclasses.MISSING
         and plain[field.name] is not dataclasses.MISSING
     }  # fmt: skip
-    said = {"gradient_checkpointing": "activation_checkpointing"}
-    assert differ and {said.get(name, name) for name in differ} <= setup.arguments.keys()
+    message = {"gradient_checkpointing": "activation_checkpointing"}
+    assert differ and {message.get(name, name) for name in differ} <= setup.arguments.keys()
     setup = setup.put("arguments.use_cpu", True, "here").drop("arguments.tf32")
     made = build.build_arguments(setup, build.prepared_rows(setup))
     assert isinstance(made, SFTConfig)
@@ -226,15 +224,15 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("template", "length", "said"),
+    ("template", "length", "message"),
     [
         ("{{ raise_exception('only one turn') }}" + CHATML, 128, r"rejects a conversation \(only one turn\)"),
         (CHATML, 3, "no answer of the assistant begins within 3 tokens"),
     ],
 )
-def test_what_cannot_be_trained_on_is_told_in_one_line(
+def test_unusable_data_is_refused_in_one_line(
     recipe_file: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, length: int,
-    said: str,
+    message: str,
 ) -> None:  # fmt: skip
     """Would notice: a template's refusal as a traceback, a training on nothing."""
     request = Request(variant="lora", output=str(tmp_path / "run"), arguments={"packing": False})
@@ -247,7 +245,7 @@ def test_what_cannot_be_trained_on_is_told_in_one_line(
     monkeypatch.setattr(train_chat, "__file__", str(tmp_path / "script" / "train_chat.py"))
     monkeypatch.setattr(train_chat.SFTTrainer, "train", lambda self: pytest.fail("it trains"))
     before = set(sys.modules)
-    with pytest.raises(SystemExit, match=said):
+    with pytest.raises(SystemExit, match=message):
         train_chat.main()
     for name in set(sys.modules) - before:  # parts that lie beside the script
         sys.modules.pop(name) if "." not in name else None

@@ -69,15 +69,15 @@ def test_the_published_number_of_parameters(bert: Recipe) -> None:
     assert facts.parameters == 335_141_888 + 2 * (1024 + 1)
 
 
-def by_hand(found: list[int], there: list[int]) -> float:
+def by_hand(predicted: list[int], there: list[int]) -> float:
     """Macro F1 from precision and recall, class by class."""
     scores = []
-    for one in sorted({*found, *there}):
-        right = sum(f == t == one for f, t in zip(found, there, strict=True))
+    for one in sorted({*predicted, *there}):
+        right = sum(f == t == one for f, t in zip(predicted, there, strict=True))
         if right == 0:
             scores.append(0.0)
             continue
-        precision, recall = right / found.count(one), right / there.count(one)
+        precision, recall = right / predicted.count(one), right / there.count(one)
         scores.append(2 * precision * recall / (precision + recall))
     return sum(scores) / len(scores)
 
@@ -85,10 +85,10 @@ def by_hand(found: list[int], there: list[int]) -> float:
 @pytest.mark.parametrize("classes", [2, 7, 50])
 def test_metrics_are_what_counting_gives(classes: int) -> None:
     numbers = np.random.default_rng(classes)
-    found, there = numbers.integers(0, classes, 60), numbers.integers(0, classes, 60)
-    measured = accuracy_and_f1(EvalPrediction(predictions=found, label_ids=there))
-    assert measured["accuracy"] == pytest.approx((found == there).mean())
-    assert measured["macro_f1"] == pytest.approx(by_hand(found.tolist(), there.tolist()))
+    predicted, there = numbers.integers(0, classes, 60), numbers.integers(0, classes, 60)
+    measured = accuracy_and_f1(EvalPrediction(predictions=predicted, label_ids=there))
+    assert measured["accuracy"] == pytest.approx((predicted == there).mean())
+    assert measured["macro_f1"] == pytest.approx(by_hand(predicted.tolist(), there.tolist()))
 
 
 def tiny(examples: Examples) -> BertForSequenceClassification:

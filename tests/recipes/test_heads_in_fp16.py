@@ -30,7 +30,7 @@ def on_t4(machine: Machine) -> Setup:
     return setup.put("model.architecture", small, "small")
 
 
-def test_what_is_trained_is_fp32(on_t4: Setup, tmp_path: Path) -> None:
+def test_trained_parameters_are_fp32(on_t4: Setup, tmp_path: Path) -> None:
     setup = on_t4.put("arguments.use_cpu", True, "here")
     assert setup["model.dtype"] == "float16" and setup["arguments.fp16"]
     model = build.build_model(setup, lambda line: None, values={"num_labels": 3})
@@ -54,9 +54,9 @@ def test_the_script_does_the_same(on_t4: Setup, tmp_path: Path) -> None:
     model = job.load_model(AutoModelForSequenceClassification, num_labels=3)
     trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"))
     trained = [each for each in model.parameters() if each.requires_grad]
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     assert any(each.dtype is torch.float16 for each in trained), "nothing scales the loss"
     trainer.args.fp16 = True
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     assert {each.dtype for each in trained} == {torch.float32}
     assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.float16}

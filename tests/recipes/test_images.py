@@ -69,11 +69,11 @@ def test_it_trains_on_files_and_counts_right_answers(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
+    messages: list[str] = []
     job = rehearsal(images, small_gpu, photos, tmp_path / "run")
     write = partial(export_script, job, tmp_path / "run")
-    content = run(job, said.append, ranks_from_environment(), write=write)
-    assert said[-1].startswith(f"Data: {photos}: 19 examples to train on, 1 held out")
+    content = run(job, messages.append, ranks_from_environment(), write=write)
+    assert messages[-1].startswith(f"Data: {photos}: 19 examples to train on, 1 held out")
     result = content["result"]
     assert result["held_out_loss"] is not None and set(result["metrics"]) >= {"accuracy"}
     assert 0 <= result["metrics"]["accuracy"] <= 1

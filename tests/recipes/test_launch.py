@@ -11,7 +11,7 @@ from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.common.errors import InputError, RunError
 from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.run.launch import torchrun_options
-from hf_memkit.run.ranks import FOLDER_VARIABLE, Place, Ranks, ranks_from_environment
+from hf_memkit.run.ranks import FOLDER_VARIABLE, LaunchLayout, Ranks, ranks_from_environment
 from hf_memkit.setup.request import Request
 
 R = Request(recipe="r")
@@ -44,13 +44,13 @@ def test_a_launcher_that_says_too_little_is_refused() -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, Place()),
-        ({"gpus": 4}, Place(gpus=4)),
-        ({"gpus": 2, "nodes": 3, "node_rank": 1, "master_addr": "a"}, Place(2, 3, 1, "a", 29500)),
-        ({"nodes": 2, "dry_run": True}, Place(nodes=2)),
+        ({}, LaunchLayout()),
+        ({"gpus": 4}, LaunchLayout(gpus=4)),
+        ({"gpus": 2, "nodes": 3, "node_rank": 1, "master_addr": "a"}, LaunchLayout(2, 3, 1, "a", 29500)),
+        ({"nodes": 2, "dry_run": True}, LaunchLayout(nodes=2)),
     ],
 )
-def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: Place) -> None:
+def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: LaunchLayout) -> None:
     assert RunOptions(R, **asked).place(Ranks()) == expected
 
 
@@ -70,7 +70,7 @@ def test_options_that_lack_or_contradict_something_are_refused(asked: dict[str, 
 
 def test_a_launcher_comes_before_the_options() -> None:
     ranks = ranks_from_environment(TORCHRUN)
-    assert RunOptions(R).place(ranks) == Place(2, 2) == RunOptions(R, gpus=2, nodes=2).place(ranks)
+    assert RunOptions(R).place(ranks) == LaunchLayout(2, 2) == RunOptions(R, gpus=2, nodes=2).place(ranks)
     with pytest.raises(InputError, match=r"--gpus 4 contradicts the launcher, .* 2 processes .* \(WORLD_SIZE=4\)"):
         RunOptions(R, gpus=4).place(ranks)
     with pytest.raises(InputError, match="--nodes 1 contradicts the launcher"):
@@ -85,21 +85,21 @@ def test_a_rank_of_memkit_s_own_has_the_command_line_that_started_it(monkeypatch
     """Would notice: several machines, whose ranks refuse what the user typed."""
     monkeypatch.setenv(FOLDER_VARIABLE, "x")
     options = RunOptions(R, gpus=2, nodes=2, node_rank=1, master_addr="a", master_port=1)
-    assert options.place(ranks_from_environment(TORCHRUN)) == Place(2, 2)
+    assert options.place(ranks_from_environment(TORCHRUN)) == LaunchLayout(2, 2)
 
 
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
-        (Place(gpus=4), {"standalone": True, "nproc_per_node": "4", "nnodes": "1:1"}),
+        (LaunchLayout(gpus=4), {"standalone": True, "nproc_per_node": "4", "nnodes": "1:1"}),
         (
-            Place(2, 3, 1, "10.0.0.7", 4711),
+            LaunchLayout(2, 3, 1, "10.0.0.7", 4711),
             {"standalone": False, "nproc_per_node": "2", "nnodes": "3", "node_rank": 1, "master_port": 4711,
              "master_addr": "10.0.0.7"},
         ),
     ],
 )  # fmt: skip
-def test_torchrun_understands_its_options(place: Place, expected: dict[str, Any]) -> None:
+def test_torchrun_understands_its_options(place: LaunchLayout, expected: dict[str, Any]) -> None:
     import torch.distributed.run
 
     torchrun: Any = torch.distributed.run

@@ -84,7 +84,7 @@ def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pyt
         ("finished", True, False, "is finished"),
     ],
 )
-def test_what_may_begin_or_go_on(status: str, resume: bool, overwrite: bool, refused: str) -> None:
+def test_runs_that_may_begin_or_continue(status: str, resume: bool, overwrite: bool, refused: str) -> None:
     with pytest.raises(InputError, match=refused) if refused else contextlib.nullcontext():
         run_folder.refuse_state("run", status, resume=resume, overwrite=overwrite)
 

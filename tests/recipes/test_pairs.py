@@ -132,9 +132,9 @@ def test_metrics_read_generated_tokens(pairs: Examples) -> None:
     ids = [tokenizer(text)["input_ids"] for text in ("alpha beta", "gamma", "delta")]
     wide = max(map(len, ids)) + 2
     labels = np.array([row + [-100] * (wide - len(row)) for row in ids])
-    found = np.array([[tokenizer.pad_token_id, *row, *[tokenizer.pad_token_id] * (wide - len(row))] for row in ids])
-    found[1] = found[2]
-    measured = generation_metrics(tokenizer)(EvalPrediction(predictions=found, label_ids=labels))
+    result = np.array([[tokenizer.pad_token_id, *row, *[tokenizer.pad_token_id] * (wide - len(row))] for row in ids])
+    result[1] = result[2]
+    measured = generation_metrics(tokenizer)(EvalPrediction(predictions=result, label_ids=labels))
     assert measured["exact_match"] == pytest.approx(2 / 3) and measured["rouge_l"] == pytest.approx(2 / 3)
     assert measured["generated_tokens"] == pytest.approx(np.mean([len(ids[i]) - 1 for i in (0, 2, 2)]))
 
@@ -154,8 +154,8 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
 
     def watched(prediction: EvalPrediction) -> dict[str, float]:
         seen.append(prediction)
-        found: dict[str, float] = measure(prediction)
-        return found
+        result: dict[str, float] = measure(prediction)
+        return result
 
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(tmp_path), use_cpu=True, max_steps=2, report_to="none", predict_with_generate=True,

@@ -8,9 +8,11 @@ import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.cli.recipe_flow import _with_prediction
+from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError
-from hf_memkit.recipes.schema import Recipe
-from hf_memkit.recipes.stored_predictions import is_stored, predicted_beforehand
+from hf_memkit.common.units import GIB
+from hf_memkit.recipes.schema import Recipe, load_recipe
+from hf_memkit.recipes.stored_predictions import is_stored, stored_prediction
 from hf_memkit.recipes.variant_search import nearest_that_fits, stored_or, unjudged
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup.request import Request
@@ -24,32 +26,46 @@ def resolved_for(recipe: Recipe, machine: Machine, size: str, **asked: object) -
 
 
 def test_the_recipe_s_own_gpu_holds_it(recipe: Recipe, machine: Machine) -> None:
-    found = predicted_beforehand(recipe, resolved_for(recipe, machine, recipe.card))
-    assert found.verdict in ("fits", "tight") and is_stored(found) and found.confidence.level == "trace"
-    assert predicted_beforehand(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
+    result = stored_prediction(recipe, resolved_for(recipe, machine, recipe.card))
+    assert result.verdict in ("fits", "tight") and is_stored(result) and result.confidence.level == "trace"
+    assert stored_prediction(recipe, resolved_for(recipe, machine, "80GB")).verdict == "fits"
 
 
-def test_what_was_changed_is_not_predicted_beforehand(recipe: Recipe, machine: Machine) -> None:
+@pytest.mark.parametrize("name", resources.names("recipes"))
+def test_weights_and_states_alone_are_never_more_than_a_trace_needs(name: str, machine: Machine) -> None:
+    """No variant that would fit is ruled out without a trace."""
+    recipe = load_recipe(name)
+    own = replace(machine, gpu=gpu_of_size(recipe.card), ram_bytes=2000 * GIB, disk_free_bytes=2000 * GIB)
+    for variant in recipe.variants:
+        setup = resolve(recipe, own, Request(variant=variant, gpus=recipe.gpus), use_hub=False)
+        try:
+            predicted = stored_prediction(recipe, setup)
+        except InputError:  # one that cannot be traced here
+            continue
+        assert setup.ledger.total_bytes("device") <= predicted.smallest_cap_bytes, variant
+
+
+def test_what_was_changed_is_not_stored_prediction(recipe: Recipe, machine: Machine) -> None:
     """Would notice: a prediction of AdamW in 8 bits for SGD, or of another length."""
     for asked in ({"arguments": {"weight_decay": 0.1}}, {"sequence_length": 512}):
         setup = resolved_for(recipe, machine, "80GB", **asked)
         with pytest.raises(InputError, match="--variant resident --dry-run predicts it"):
-            predicted_beforehand(recipe, setup)
+            stored_prediction(recipe, setup)
 
 
-def test_a_smaller_gpu_is_told_what_to_take_instead(
+def test_a_smaller_gpu_gets_an_alternative(
     recipe: Recipe, machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small, judge = resolved_for(recipe, machine, "12GB"), stored_or(None, recipe)
-    found = judge(small)
-    assert found.verdict == "does not fit"
+    result = judge(small)
+    assert result.verdict == "does not fit"
     assert nearest_that_fits(recipe, small, use_hub=False, judge=judge) == "infinity"
     job = RecipeRun(recipe.name, small.preset, small)
-    told = _with_prediction(job, recipe, found, judge)
-    assert told.prediction is not None and told.prediction["verdict"] == "does not fit"
-    said = capsys.readouterr().err
-    assert "predicted not to fit" in said and "--variant infinity" in said
-    assert RecipeRun.from_json(told.to_json()).prediction == told.prediction, "ranks and a resume have it too"
+    reported = _with_prediction(job, recipe, result, judge)
+    assert reported.prediction is not None and reported.prediction["verdict"] == "does not fit"
+    output = capsys.readouterr().err
+    assert "predicted not to fit" in output and "--variant infinity" in output
+    assert RecipeRun.from_json(reported.to_json()).prediction == reported.prediction, "ranks and a resume have it too"
 
 
 def test_a_rehearsal_has_that_of_its_target(recipe: Recipe, machine: Machine) -> None:
@@ -57,7 +73,9 @@ def test_a_rehearsal_has_that_of_its_target(recipe: Recipe, machine: Machine) ->
     job = RecipeRun(recipe.name, here.preset, here, target=here)
     without = _with_prediction(job, recipe, None, unjudged)
     assert without.prediction is None and without.target_prediction is None
-    found = predicted_beforehand(recipe, here)
-    told = _with_prediction(job, recipe, found, unjudged)
-    assert told.prediction is None and told.target_prediction is not None
-    assert told.target_prediction["gpu"] == "12GB GPU" and told.target_prediction["gpu_verdict"] == "does not fit"
+    result = stored_prediction(recipe, here)
+    reported = _with_prediction(job, recipe, result, unjudged)
+    assert reported.prediction is None and reported.target_prediction is not None
+    assert (
+        reported.target_prediction["gpu"] == "12GB GPU" and reported.target_prediction["gpu_verdict"] == "does not fit"
+    )

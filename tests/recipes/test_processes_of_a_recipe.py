@@ -1,4 +1,4 @@
-"""A recipe for several GPUs: how many processes it takes by itself, and what stands for them without a GPU."""
+"""A recipe for several GPUs: its default number of processes, also without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "llama-70b-lora-on-8x80gb"
 without_a_gpu = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a GPU")
 
 
-def usual(options: RunOptions) -> int:
+def default_gpus(options: RunOptions) -> int:
     return usual_gpus(
         load_recipe(options.request.recipe or ""), rehearses=rehearses(options, machine_here(options.request))
     )
@@ -30,10 +30,10 @@ def usual(options: RunOptions) -> int:
 def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert load_recipe(NAME).gpus == 8
     plain, described = Request(recipe=NAME), Request(recipe=NAME, gpu="80GB")
-    assert usual(RunOptions(plain)) == 2, "a rehearsal"
-    assert usual(RunOptions(described)) == 2, "what is only described does not run"
-    assert usual(RunOptions(described, dry_run=True)) == 8
-    assert usual(RunOptions(Request(recipe="gpt2-on-16gb"))) == 1
+    assert default_gpus(RunOptions(plain)) == 2, "a rehearsal"
+    assert default_gpus(RunOptions(described)) == 2, "what is only described does not run"
+    assert default_gpus(RunOptions(described, dry_run=True)) == 8
+    assert default_gpus(RunOptions(Request(recipe="gpt2-on-16gb"))) == 1
 
 
 @without_a_gpu
@@ -43,7 +43,7 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
     job, _ = resolved_run(
-        options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)), predict
+        options, recipe, request, machine_here(request), options.place(Ranks(), default_gpus(options)), predict
     )
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
     assert job.target["arguments.per_device_train_batch_size"] == 4

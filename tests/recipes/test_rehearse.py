@@ -40,7 +40,7 @@ def test_techniques_stay_and_everything_that_goes_is_named(
     assert all(setting.reason for setting in rehearsed.not_rehearsed)
 
 
-def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None:
+def test_the_user_s_request_stays(recipe: Recipe, machine: Machine) -> None:
     chosen = {"learning_rate": 0.5, "save_steps": 2, "per_device_train_batch_size": 2}
     resolved = resolve(recipe, machine, Request(variant="lora", max_steps=6, arguments=chosen), use_hub=False)
     rehearsed = rehearse(recipe, resolved)
@@ -50,7 +50,7 @@ def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None
 
 
 def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
-    """Heads, key-value heads, feed-forward width and token IDs go together, whatever the architecture."""
+    """Heads, key-value heads, feed-forward width and token IDs go together, for every architecture."""
     from transformers import LlamaConfig
 
     LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8).save_pretrained(

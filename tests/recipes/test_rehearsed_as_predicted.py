@@ -11,7 +11,7 @@ from hf_memkit.prediction import Prediction
 from hf_memkit.recipes.resolve import resolve
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.run.folder import RecipeRun
-from hf_memkit.run.ranks import Place
+from hf_memkit.run.ranks import LaunchLayout
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import TECHNIQUES
@@ -24,7 +24,7 @@ def refuses(setup: Setup) -> Prediction:
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), refuses)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), refuses)
     assert job.is_rehearsal and job.target is not None
     return job
 
@@ -55,7 +55,7 @@ def test_predicting_a_recipe_takes_the_same_choice() -> None:
     assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 
-def test_another_length_is_rehearsed_at_once_and_said_not_to_be_predicted() -> None:
+def test_another_length_is_rehearsed_at_once_without_a_prediction() -> None:
     """Would notice: a rehearsal that traces its target first, or calls it fitting."""
     job = rehearsed("bert-large-on-8gb", gpu="8GB", ram="32GB", sequence_length=128)
     assert job.target is not None and job.target_prediction is None

@@ -1,4 +1,4 @@
-"""A CPU without bf16 instructions: bf16 is stored, products are computed in fp32, and the rehearsal says so.
+"""A CPU without bf16 instructions: bf16 is stored, products are computed in fp32, and the rehearsal reports that.
 
 oneDNN held back to AVX2 is such a CPU, also where the machine's own has the instructions.
 """
@@ -64,11 +64,11 @@ def test_a_product_is_that_of_torchs_own_kernel(operation: Any) -> None:
     for mode in (None, Fp32Products()):
         torch.manual_seed(0)
         if mode is None:
-            found = PRODUCTS[operation]()
+            product = PRODUCTS[operation]()
         else:
             with mode:
-                found = PRODUCTS[operation]()
-        results.append((found,) if isinstance(found, torch.Tensor) else found)
+                product = PRODUCTS[operation]()
+        results.append((product,) if isinstance(product, torch.Tensor) else product)
     for own, ours in zip(*results, strict=True):
         assert (own is None) == (ours is None)
         if own is not None:
@@ -83,7 +83,7 @@ def test_other_dtypes_are_left_alone() -> None:
 
 
 def _slow_product() -> None:
-    """Run in a process of its own, without bf16 instructions."""
+    """Run in a separate process, without bf16 instructions."""
     torch.set_num_threads(1)
     assert bf16_slowdown() > SLOW_BF16
     left, right = bf16(512, 384), bf16(384, 512)

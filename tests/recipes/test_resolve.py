@@ -60,7 +60,9 @@ def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_gpu(recipe: Recipe
         assert setup.arguments["gradient_accumulation_steps"] == accumulation
 
 
-def test_a_gpu_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(recipe: Recipe, machine: Machine) -> None:
+def test_a_gpu_on_which_nothing_fits_gets_the_last_checkpointing_and_a_message(
+    recipe: Recipe, machine: Machine
+) -> None:
     setup = make(recipe, of(machine, "12GB", 64), "resident")
     assert "activation-checkpointing" in setup.techniques and setup.problems
     assert any("the nearest to fitting, by prediction" in note for note in setup.notes)
@@ -88,7 +90,7 @@ def test_a_gpu_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Mach
 
 def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "16GB", 24), "offload")
-    assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
+    assert len(setup.problems) == 1 and "of RAM; the machine has 24.00 GiB" in setup.problems[0]
     assert make(recipe, of(machine, "T4", 64), "resident").problems[0].startswith("needs a GPU that computes in")
 
 
@@ -121,7 +123,7 @@ def test_checkpoints_are_kept_as_far_as_the_disk_allows(recipe: Recipe, machine:
     assert none.arguments["save_strategy"] == "no" and "save_steps" not in none.arguments
 
 
-def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe: Recipe, machine: Machine) -> None:
+def test_the_user_s_value_overrides_and_the_other_half_of_the_batch_follows(recipe: Recipe, machine: Machine) -> None:
     chosen = {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
     resolved = make(recipe, machine, "resident", arguments=chosen, max_steps=7, sequence_length=512)
     arguments = resolved.arguments
@@ -161,7 +163,7 @@ def test_a_machine_without_a_gpu_resolves_for_the_recipe_s(recipe: Recipe, machi
     assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "16GB GPU"
 
 
-def test_what_would_do_nothing_is_left_out_and_said(recipe: Recipe, machine: Machine) -> None:
+def test_a_setting_without_effect_is_left_out_with_a_note(recipe: Recipe, machine: Machine) -> None:
     """The preset's loss in chunks, where a micro-batch is one chunk; a variant that names it keeps it."""
     chosen = {"per_device_train_batch_size": 4}
     setup = make(recipe, machine, "resident", sequence_length=64, arguments=chosen)

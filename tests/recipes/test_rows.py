@@ -1,4 +1,4 @@
-"""Data of every task, read by the exported scripts' own readers: the forms that are read, and what is told of others.
+"""Data of every task, read by the exported scripts' own readers: accepted forms, and messages for others.
 
 Real files, through the real `datasets`; the hub is a stub: no test may need a network.
 """
@@ -79,7 +79,7 @@ def test_tables_of_every_kind(tmp_path: Path, ending: str) -> None:
     assert list(read(PAIRS, path)) == rows
 
 
-def test_a_folder_the_recipe_s_columns_and_the_usual_ones(tmp_path: Path) -> None:
+def test_a_folder_the_recipe_s_columns_and_the_default_ones(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl"):
         write(tmp_path / name, lines(pair(name)))
     assert read(PAIRS, tmp_path)["source"][:] == ["a.jsonl", "b.jsonl"]
@@ -123,7 +123,7 @@ def test_spoilt_tables_and_texts(tmp_path: Path, what: str) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is written beside the data"
 
 
-def test_a_file_that_was_mended_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_corrected_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines(pair(), {"source": "one"}))
     refusal(PAIRS, path)
     assert list(read(PAIRS, write(path, lines(pair(), pair("two"))))) == [pair(), pair("two")]
@@ -149,7 +149,7 @@ def test_documents(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_neither_here_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_neither_local_nor_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "pears.jsonl", lines(pair()))
     assert refusal(PAIRS, "paers.jsonl").startswith("paers.jsonl: no such file or folder; did you mean 'pears.jsonl'")
@@ -186,8 +186,8 @@ def test_labels_are_names_or_numbers(tmp_path: Path, labels: tuple[Any, ...], na
 
 def test_other_columns_pairs_and_names_of_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = b"id,review,stars\n" + b"".join(b'%d,"fine, really",%d\n' % (n, n % 5) for n in range(20))
-    found = read(CLASSES, write(tmp_path / "a.csv", content), text="review", label="stars")
-    assert found.column_names == ["text", "label"] and set(found["label"]) == set("01234")
+    result = read(CLASSES, write(tmp_path / "a.csv", content), text="review", label="stars")
+    assert result.column_names == ["text", "label"] and set(result["label"]) == set("01234")
     rows = [{**row, "text_pair": f"and {number}"} for number, row in enumerate(GOOD)]
     assert read(CLASSES, write(tmp_path / "a.jsonl", lines(*rows)))["text_pair"][3] == "and 3"
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
@@ -244,16 +244,16 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
     ],
 )  # fmt: skip
 def test_every_form_of_a_conversation(tmp_path: Path, row: Any, expected: list[dict[str, Any]]) -> None:
-    found = read(CHAT, write(tmp_path / "chats.jsonl", lines(row, row)))
-    assert found["messages"][:] == [expected, expected] and found.column_names == ["messages"]
+    result = read(CHAT, write(tmp_path / "chats.jsonl", lines(row, row)))
+    assert result["messages"][:] == [expected, expected] and result.column_names == ["messages"]
 
 
 def test_tools_and_another_name_of_the_column(tmp_path: Path) -> None:
     row = {"chat": [USER, CALL, {"role": "tool", "content": "3"}, ANSWER], "tools": [{"name": "add"}], "id": 1}
-    found = read(CHAT, write(tmp_path / "chats.jsonl", lines(row, row)), messages="chat")
-    calls = found[0]["messages"][1]
+    result = read(CHAT, write(tmp_path / "chats.jsonl", lines(row, row)), messages="chat")
+    calls = result[0]["messages"][1]
     assert calls["tool_calls"][0]["function"]["arguments"] == {"a": 1} and calls["content"] == ""
-    assert found[0]["tools"] == [{"name": "add"}] and set(found.column_names) == {"messages", "tools"}
+    assert result[0]["tools"] == [{"name": "add"}] and set(result.column_names) == {"messages", "tools"}
 
 
 def spoilt(**more: Any) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def test_forms_that_are_none_or_several(tmp_path: Path) -> None:
     assert "has columns of several forms: messages and prompt" in refusal(CHAT, path)
 
 
-def test_what_is_made_up_is_chat_too() -> None:
+def test_made_up_examples_are_chats_too() -> None:
     rows = made_up_conversations()
     assert len(rows) > 300
     assert all(conversation({"messages": messages}) == messages for messages in rows)
@@ -330,8 +330,8 @@ PHOTOS: Files = {f"{label}/{number}.jpg": picture for label in ("cat", "dog") fo
 
 def images_of(path: Path) -> tuple[Any, int | None]:
     pytest.importorskip("PIL")
-    found: tuple[Any, int | None] = read(IMAGES, path)
-    return found
+    result: tuple[Any, int | None] = read(IMAGES, path)
+    return result
 
 
 def test_a_folder_for_each_label(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_folder_for_each_label(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("held_out", ["validation", "val", "test", ""])
-def test_a_part_of_its_own_is_held_out(tmp_path: Path, held_out: str) -> None:
+def test_a_separate_part_is_held_out(tmp_path: Path, held_out: str) -> None:
     laid(tmp_path / "train", PHOTOS)
     laid(tmp_path / held_out, {"dog/9.png": picture} if held_out else {})
     rows, first = images_of(tmp_path)
@@ -372,8 +372,8 @@ def table_of(*second: Any) -> Files:
 SPOILT_IMAGES: dict[str, tuple[Files, str]] = {
     "cut off": ({**PHOTOS, "dog/1.jpg": cut_off}, "/dog/1.jpg: not an image that pillow can read: "),
     "empty": ({**PHOTOS, "dog/1.jpg": b""}, "/dog/1.jpg: not an image that pillow can read: "),
-    "beside labels": ({**PHOTOS, "1.jpg": picture}, "/1.jpg: an image beside the folders of labels; expected "),
-    "too deep": ({**PHOTOS, "cat/black/1.jpg": picture}, "/cat/black/1.jpg: an image in a folder inside that of a la"),
+    "beside labels": ({**PHOTOS, "1.jpg": picture}, "/1.jpg: an image next to the folders of labels; expected "),
+    "too deep": ({**PHOTOS, "cat/black/1.jpg": picture}, "/cat/black/1.jpg: an image in a folder inside a label's"),
     "one label": ({"cat/1.jpg": picture}, "all 1 images have the label 'cat'; the minimum is 2 labels"),
     "no images": ({"notes.md": b"a dog"}, ": no images ("),
     "lost": (table_of({"image": "b.jpg", "label": "b"}), "/metadata.jsonl: row 2: ROOT/b.jpg: no such file"),
@@ -387,8 +387,8 @@ SPOILT_IMAGES: dict[str, tuple[Files, str]] = {
 def test_spoilt_images(tmp_path: Path, what: str) -> None:
     pytest.importorskip("PIL")
     files, expected = SPOILT_IMAGES[what]
-    said = refusal(IMAGES, laid(tmp_path, files))
-    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))
+    message = refusal(IMAGES, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in message and message.startswith(str(tmp_path))
 
 
 # ---- speech ----
@@ -452,5 +452,5 @@ SPOILT_SPEECH: dict[str, tuple[Files, str]] = {
 @pytest.mark.parametrize("what", SPOILT_SPEECH)
 def test_spoilt_speech(tmp_path: Path, what: str) -> None:
     files, expected = SPOILT_SPEECH[what]
-    said = refusal(SPEECH, laid(tmp_path, files))
-    assert expected.replace("ROOT", str(tmp_path)) in said and said.startswith(str(tmp_path))
+    message = refusal(SPEECH, laid(tmp_path, files))
+    assert expected.replace("ROOT", str(tmp_path)) in message and message.startswith(str(tmp_path))

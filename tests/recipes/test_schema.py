@@ -1,4 +1,4 @@
-"""Recipe files: every shipped one is valid, and every mistake in one is told, all at once."""
+"""Recipe files: every shipped one is valid, and all mistakes in one are reported together."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_the_ram_in_the_largest_recipe_s_header_is_that_of_its_predictions() -> 
     recipe = load_recipe("llama-8b-on-24gb")
     line = next(each for each in recipe.path.read_text().splitlines() if each.startswith("# RAM"))
     stated = [int(number) for number in re.findall(r"(\d+) GiB", line)]
-    found = {each["variant"]: each["prediction"] for each in stored()["recipes"][recipe.name]["predicted"]}
-    ram = [found[name]["host_rss_gib"] + found[name]["pinned_gib"] for name in ("offload", "infinity")]
-    assert stated == [round(each) for each in (*ram, found["infinity"]["disk_gib"])]
+    predictions = {each["variant"]: each["prediction"] for each in stored()["recipes"][recipe.name]["predicted"]}
+    ram = [predictions[name]["host_rss_gib"] + predictions[name]["pinned_gib"] for name in ("offload", "infinity")]
+    assert stated == [round(each) for each in (*ram, predictions["infinity"]["disk_gib"])]
 
 
-def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(recipe: Recipe, tmp_path: Path) -> None:
     text = recipe.path.read_text()
     for right, wrong in {
         "summary:": "sumary:",
@@ -80,8 +80,8 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(RecipeError) as caught:
         read_recipe(path)
-    told = str(caught.value)
-    assert all(line.startswith(f"{path}: ") for line in told.splitlines())
+    reported = str(caught.value)
+    assert all(line.startswith(f"{path}: ") for line in reported.splitlines())
     for expected in (
         "summary: missing",
         "sumary: unknown key; did you mean 'summary'?",
@@ -97,7 +97,7 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
         "'selective-checkpointing'?; allowed: none, ",
         "variants.infinity.micro_batch_size: 7: must divide sequences_per_step, which is 32",
     ):
-        assert expected in told
+        assert expected in reported
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hf_memkit.recipes.settings import ELSEWHERE
 from hf_memkit.setup.own_arguments import read_pairs
 
 
-def test_all_mistakes_are_told_at_once_with_hints() -> None:
+def test_all_mistakes_are_reported_at_once_with_hints() -> None:
     with pytest.raises(SettingError) as caught:
         read_pairs(
             ["learning_rat=1", "max_steps=abc", "optim=adamw_torchh", "foo", "output_dir=x", "bf16=7"], ELSEWHERE

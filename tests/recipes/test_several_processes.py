@@ -72,7 +72,7 @@ def test_zero_splits_what_it_splits(recipe: Recipe, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8, 16])
-def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_processes(
+def test_the_rehearsal_accumulates_as_the_target_does_with_any_number_of_processes(
     recipe: Recipe, machine: Machine, processes: int
 ) -> None:
     """A recipe of 48 sequences a step can be shared by all of these."""
@@ -115,8 +115,8 @@ def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> Non
     assert RecipeRun.from_json(before).processes == 1  # a run file of an earlier memkit
 
 
-def test_a_shortage_is_told_once(recipe: Recipe, machine: Machine) -> None:
+def test_a_shortage_is_reported_once(recipe: Recipe, machine: Machine) -> None:
     """By the setup, which counts activations and processes too, and not again by the checks."""
     resolved = make(recipe, machine.with_ram(16 * GIB), "offload", gpus=1)
-    assert any("of RAM by formula" in problem for problem in resolved.problems)
+    assert any("GiB of RAM; " in problem for problem in resolved.problems)
     assert not mistakes_of_target(resolved)

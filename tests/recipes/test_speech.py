@@ -83,9 +83,9 @@ def test_it_trains_on_files_and_counts_wrong_words(
 ) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
-    said: list[str] = []
-    content = _run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), said.append)
-    assert said[-1].startswith(f"Data: {clips}: 5 examples to train on, 1 held out")
+    messages: list[str] = []
+    content = _run(rehearsal(speech, small_gpu, clips, tmp_path / "run"), messages.append)
+    assert messages[-1].startswith(f"Data: {clips}: 5 examples to train on, 1 held out")
     assert "word_error_rate" in content["result"]["metrics"]
     from transformers import WhisperProcessor
 

@@ -41,12 +41,12 @@ def sound(path: Path, seconds: float = 0.5, rate: int = 16_000, channels: int = 
 
 @pytest.mark.parametrize(("rate", "channels"), [(8_000, 1), (44_100, 2), (48_000, 1), (22_050, 6)])
 def test_any_rate_and_channels(tmp_path: Path, rate: int, channels: int) -> None:
-    found = read_sound(sound(tmp_path / "a.wav", 1.0, rate, channels), 16_000)
-    assert len(found) == 16_000 and found.dtype == np.float32
-    assert np.abs(found - tone(1.0))[400:-400].max() < 2e-3
+    result = read_sound(sound(tmp_path / "a.wav", 1.0, rate, channels), 16_000)
+    assert len(result) == 16_000 and result.dtype == np.float32
+    assert np.abs(result - tone(1.0))[400:-400].max() < 2e-3
 
 
-def test_what_is_no_sound_says_so() -> None:
+def test_a_file_without_sound_is_refused() -> None:
     with pytest.raises(SoundError, match="soundfile"):
         read_sound(b"fLaC" + bytes(100), 16_000)
     with pytest.raises(SoundError, match="a WAV file of format 85, 16 bits"):
@@ -90,13 +90,13 @@ def test_all_kinds_of_wav(kind: int, bits: int, tolerance: float, extensible: bo
 class TestResampling:
     @pytest.mark.parametrize("rate", [8_000, 44_100, 22_049])
     def test_a_tone_stays_that_tone(self, rate: int) -> None:
-        found = resample(tone(1.0, rate).astype(np.float32), rate, 16_000)
-        assert len(found) == 16_000
-        assert np.abs(found - tone(1.0))[400:-400].max() < 2e-3
+        result = resample(tone(1.0, rate).astype(np.float32), rate, 16_000)
+        assert len(result) == 16_000
+        assert np.abs(result - tone(1.0))[400:-400].max() < 2e-3
 
-    def test_what_is_too_high_for_the_new_rate_is_gone(self) -> None:
-        found = resample(tone(1.0, 44_100, 12_000).astype(np.float32), 44_100, 16_000)
-        assert np.abs(found)[400:-400].max() < 2e-3
+    def test_frequencies_above_the_new_rate_are_removed(self) -> None:
+        result = resample(tone(1.0, 44_100, 12_000).astype(np.float32), 44_100, 16_000)
+        assert np.abs(result)[400:-400].max() < 2e-3
 
     def test_the_end_does_not_run_into_the_beginning(self) -> None:
         loud_end = np.concatenate([np.zeros(8_000), tone(0.5, 48_000)]).astype(np.float32)
@@ -140,8 +140,8 @@ def test_the_word_error_rate_adds_up_over_batches(processor: Any) -> None:
     tokenizer = processor.tokenizer
     rate = WordErrors(tokenizer)
 
-    def batch(wanted: str, found: str) -> EvalPrediction:
-        labels, tokens = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (wanted, found))
+    def batch(wanted: str, result: str) -> EvalPrediction:
+        labels, tokens = (tokenizer(text, return_tensors="pt")["input_ids"] for text in (wanted, result))
         return EvalPrediction(tokens, labels)
 
     assert rate(batch("one two three", "One, two four"), compute_result=False) == {}

@@ -24,15 +24,15 @@ def step_end(stop: StopOnSignal) -> TrainerControl:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_stops_after_the_step_with_a_checkpoint(number: signal.Signals) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     stopped: list[bool] = []
-    with StopOnSignal(said.append, lambda: stopped.append(True)) as stop:
+    with StopOnSignal(messages.append, lambda: stopped.append(True)) as stop:
         assert not step_end(stop).should_training_stop
         os.kill(os.getpid(), number)
         assert not stop.requested, "training stops at the end of a step"
         control = step_end(stop)
         assert control.should_training_stop and control.should_save and stop.requested
-    assert len(said) == 1 and stopped == [True]
+    assert len(messages) == 1 and stopped == [True]
 
 
 def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once() -> None:

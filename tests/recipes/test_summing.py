@@ -15,16 +15,16 @@ from tests.recipes.resolving import resolve
 
 
 @pytest.mark.parametrize(
-    ("variant", "accumulation", "said"),
+    ("variant", "accumulation", "has_note"),
     [("resident", 2, True), ("resident", 1, False), ("offload", 2, False), ("lora", 8, False)],
 )
 def test_the_note_stands_where_bf16_gradients_are_summed(
-    recipe: Recipe, machine: Machine, variant: str, accumulation: int, said: bool
+    recipe: Recipe, machine: Machine, variant: str, accumulation: int, has_note: bool
 ) -> None:
     chosen = {"gradient_accumulation_steps": accumulation}
     setup = resolve(recipe, machine, Request(variant=variant, arguments=chosen), use_hub=False)
     notes = [note for note in setup.notes if f"gradients of the {accumulation} micro-batches" in note]
-    assert bool(notes) == said
+    assert bool(notes) == has_note
 
 
 def test_the_figures_are_those_of_the_evidence() -> None:

@@ -12,7 +12,7 @@ import yaml
 from transformers import DataCollatorWithPadding, GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 from hf_memkit.recipes.export.scripts import job as module
-from hf_memkit.recipes.export.scripts.job import TrainingJob, some_of
+from hf_memkit.recipes.export.scripts.job import TrainingJob, tokenizer_texts
 from hf_memkit.recipes.tasks import find_task
 from hf_memkit.recipes.tasks.task import END_OF_TEXT, Framing
 from hf_memkit.setup.setup import Setup
@@ -70,8 +70,8 @@ def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
 
 
 def test_only_so_much_text_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_CHARACTERS", 10)
-    assert list(some_of(["seven..", "four", "never"])) == ["seven..", "fou"]
+    monkeypatch.setattr(module, "MAX_CHARACTERS", 10)
+    assert list(tokenizer_texts(["seven..", "four", "never"])) == ["seven..", "fou"]
 
 
 @pytest.mark.parametrize("text", ["acgt" * 250_000, "a" + " " * 1_000_000 + "b"])

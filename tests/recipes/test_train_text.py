@@ -13,7 +13,7 @@ from transformers import GPT2Config
 
 from hf_memkit.recipes.export.scripts import train_text
 from hf_memkit.recipes.export.scripts.job import TrainingJob
-from hf_memkit.recipes.export.scripts.train_text import blocks_of, pieces_of
+from hf_memkit.recipes.export.scripts.train_text import cut_into_blocks, split_text
 from tests.recipes.test_tokenizer import trained
 
 TEXTS = [topics[name] for name in sorted(topics)[:30]]
@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def ids(texts: list[str | None], tokenizer: Any, length: int = 64) -> list[int]:
     rows = Dataset.from_dict({"text": texts})
-    blocks = list(blocks_of(rows, tokenizer, length))
+    blocks = list(cut_into_blocks(rows, tokenizer, length))
     assert all(len(block["input_ids"]) == length and block["labels"][0] == -100 for block in blocks)
     assert all((block["labels"][1:] == block["input_ids"][1:]).all() for block in blocks)
     return [int(each) for block in blocks for each in block["input_ids"]]
@@ -50,7 +50,7 @@ def test_long_texts_in_pieces_give_the_same_blocks(tokenizer: Any, monkeypatch: 
 @pytest.mark.parametrize("text", ["a" * 25, " ".join(["word"] * 9), "a\nb" * 9, "\n" * 25, "x" * 9 + " " + "y" * 30])
 def test_no_text_is_lost_between_pieces(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_text, "PIECE", 10)
-    assert "".join(pieces_of(text)) == text and all(pieces_of(text))
+    assert "".join(split_text(text)) == text and all(split_text(text))
 
 
 def test_too_little_text_ends_in_a_line(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,5 +75,5 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path / "model")
     data = {"tokenizer": str(tmp_path / "model")}
     (tmp_path / "args.yaml").write_text(yaml.safe_dump({"data": data, "model": {}, "arguments": {}}))
-    with pytest.raises(SystemExit, match="model: no tokenizer there"):
+    with pytest.raises(SystemExit, match="model: no tokenizer in it"):
         TrainingJob(tmp_path).load_tokenizer([])

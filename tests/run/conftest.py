@@ -1,4 +1,4 @@
-"""Scripts as processes of their own, in a folder of their own."""
+"""Scripts as separate processes, in a separate folder."""
 
 from __future__ import annotations
 

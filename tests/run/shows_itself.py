@@ -1,4 +1,4 @@
-"""What a script sees of the process that it runs in, as JSON; then it ends as it is told to."""
+"""What a script sees of the process that it runs in, as JSON; then it ends as requested."""
 
 import json
 import multiprocessing

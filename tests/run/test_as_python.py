@@ -40,8 +40,8 @@ def both(start: Start, *command: str) -> tuple[Ended, Ended]:
     by_python, by_memkit = python.ended(), memkit.ended()
     if by_memkit.code == 0:
         assert by_memkit.err.endswith(NO_TRAINER), by_memkit.err
-        said = by_memkit.err.splitlines(keepends=True)
-        by_memkit = Ended(0, by_memkit.out, "".join(said[:-1]))
+        message = by_memkit.err.splitlines(keepends=True)
+        by_memkit = Ended(0, by_memkit.out, "".join(message[:-1]))
     return by_python, by_memkit
 
 
@@ -77,7 +77,7 @@ def test_a_script_ends_as_it_ends_without_memkit(start: Start, scripts: Path, ho
         assert python.code == -getattr(signal, how)
 
 
-def test_what_python_says_of_a_script_that_it_cannot_read(start: Start, scripts: Path) -> None:
+def test_python_s_error_for_an_unreadable_script(start: Start, scripts: Path) -> None:
     """Finds: memkit's frames above a syntax error."""
     python, memkit = both(start, "wrong_syntax.py")
     assert memkit == python and memkit.code == 1
@@ -114,13 +114,13 @@ def test_wrong_input_is_one_line(
     """Finds: a script that is begun although memkit was given something wrong."""
     monkeypatch.chdir(scripts)
     assert main(["run", *command.split()]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"memkit: error: {expected}") or f"error: a_package/..: {expected}" in said.err
-    assert said.err.count("\n") == 1 and not said.out
+    output = capsys.readouterr()
+    assert output.err.startswith(f"memkit: error: {expected}") or f"error: a_package/..: {expected}" in output.err
+    assert output.err.count("\n") == 1 and not output.out
 
 
 @pytest.mark.parametrize("module", ["no_such_module", "a_package.missing", "no_such.module", "..a_package"])
-def test_a_module_that_is_not_there_is_one_line(start: Start, scripts: Path, module: str) -> None:
+def test_a_missing_module_is_one_line(start: Start, scripts: Path, module: str) -> None:
     """Finds: a traceback of importlib's for a misspelt name."""
     memkit = start(*MEMKIT, "-m", module).ended()
     assert memkit.code == 2 and not memkit.out and memkit.err.count("\n") == 1

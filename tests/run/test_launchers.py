@@ -28,7 +28,7 @@ LAUNCHERS = {
     "accelerate with deepspeed": "accelerate launch --use_deepspeed --deepspeed_config_file zero2.json "
     "--num_processes 2 --main_process_port 0 -m",
 }
-"""Each up to the module that it launches. `accelerate launch --cpu` starts one process, whatever number it is given
+"""Each up to the module that it launches. `accelerate launch --cpu` starts one process for any number
 (accelerate 1.15.0: commands/launch.py, `simple_launcher`)."""
 
 MEMKIT = ("hf_memkit", "run")
@@ -70,13 +70,13 @@ sys.exit({"0": 0, "1": 3}[rank])
 
 def seen(folder: Path, out: str, rank: int) -> dict[str, Any]:
     """But for what is another in every run."""
-    found: dict[str, Any] = json.loads((folder / f"{out}-{rank}.json").read_text())
-    found["argv"][-1] = "out"
-    variables = found["environment"].items()
-    found["environment"] = {
+    result: dict[str, Any] = json.loads((folder / f"{out}-{rank}.json").read_text())
+    result["argv"][-1] = "out"
+    variables = result["environment"].items()
+    result["environment"] = {
         name: value for name, value in variables if name != "MASTER_PORT" and not name.startswith("TORCHELASTIC_")
     }
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def made(folder: Path) -> Path:
 def check_two_ranks(memkit: Ended, folder: Path, expected: Losses) -> None:
     assert memkit.code == 0, memkit.err
     for rank in (0, 1):
-        found = json.loads((folder / f"out-{rank}.json").read_text())
-        assert found["losses"] == expected[rank] and len(found["losses"]) == 3
+        result = json.loads((folder / f"out-{rank}.json").read_text())
+        assert result["losses"] == expected[rank] and len(result["losses"]) == 3
         assert len(steps(read_records(folder / "here" / f"memory-rank{rank}.jsonl"))) == 3
     assert [path.parent.name for path in folder.rglob(PAGE)] == ["here"]
     assert memkit.err.count("Finished after step 3") == memkit.err.count("Page: ") == 1 and "2 ranks" in memkit.err

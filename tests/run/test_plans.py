@@ -51,7 +51,7 @@ def ran(folder: Path, script: Path, *arguments: str, by: Path | None = None) -> 
             os.environ.update(HF_HOME=str(folder / "cache"), HF_DATASETS_CACHE=str(folder / "cache"))
             sys.stderr = (folder / "err").open("w")
             if by is None:
-                UserScript.found(str(script), arguments).run()
+                UserScript.at(str(script), arguments).run()
             else:
                 main(["run", "--plan", str(by), str(script), "--", *arguments])
             code = 0
@@ -101,8 +101,8 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
     ran(tmp_path / "by hand", script, *own, *by_hand)
     err = ran(tmp_path / "planned", script, *own, "--per_device_train_batch_size", "8", by=by)
     assert_same(tmp_path / "planned", tmp_path / "by hand")
-    said = [line.removeprefix(f"memkit: {by}: ") for line in err.splitlines() if line.startswith(f"memkit: {by}")]
-    assert said == [
+    message = [line.removeprefix(f"memkit: {by}: ") for line in err.splitlines() if line.startswith(f"memkit: {by}")]
+    assert message == [
         "per_device_train_batch_size: 8 → 2", "gradient_accumulation_steps: 1 → 4",
         "activation_checkpointing: False → True", "optim: adamw_torch → adafactor",
     ]  # fmt: skip
@@ -111,8 +111,8 @@ def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_trls_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
-    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one for which it has a default
-    of its own (checkpointing)."""
+    """Finds: a field of a subclass alone, one that TRL derives from others (bf16), and one with another default in TRL
+    (checkpointing)."""
     script = sft_script()
     own = [
         *COMMON, "--model_name_or_path", str(inputs / "tiny-gpt2"), "--dataset_name", str(inputs / "sft"),
@@ -158,7 +158,7 @@ PREDICTION = {"peak_allocated_gib": 1.5, "peak_reserved_gib": [1.6, 1.7], "phase
 
 
 @pytest.mark.slow
-def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path: Path) -> None:
+def test_a_script_that_sets_its_arguments_by_hand_gets_a_message(start: Start, tmp_path: Path) -> None:
     """Finds: a plan that is silently not in force, another batch or number of GPUs, a variable set too late, a
     prediction that no report shows."""
     (tmp_path / "by_hand.py").write_text(BY_HAND)

@@ -58,7 +58,7 @@ def test_it_trains_as_the_recipe_does(quick_memkit: Quick, tmp_path: Path, text_
     assert not (job / "checkpoint-2").exists(), "of the run before"
 
 
-def test_what_cannot_run_is_told_in_a_line_and_changes_nothing(quick_memkit: Quick, job: Path) -> None:
+def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(quick_memkit: Quick, job: Path) -> None:
     before = {path.name: path.read_bytes() for path in job.iterdir()}
     for words, expected in (
         (["job", "--resume"], "nothing has run in job yet"),
@@ -92,10 +92,10 @@ def test_a_folder_for_a_gpu_is_refused_where_it_does_not_fit(quick_memkit: Quick
     too_much = {"category": "optimizer", "term": "swapped", "gib": 1e6, "phase": None, "source": "made up"}
     change(path, setup={**content["setup"], "ledger": {"disk": [too_much]}})
     ran = quick_memkit("run", "job")
-    assert ran.returncode == 1 and "job: needs 1000000" in ran.stderr and "of disk by formula" in ran.stderr
+    assert ran.returncode == 1 and "job: needs 1000000" in ran.stderr and "GiB of disk; " in ran.stderr
 
 
-def test_what_stands_in_the_folder_counts(quick_memkit: Quick, tmp_path: Path) -> None:
+def test_files_in_the_folder_count(quick_memkit: Quick, tmp_path: Path) -> None:
     """Would notice: a run that goes by the settings of the export, or takes what stands there for a script alone."""
     asked = ("recipe", "gpt2-on-16gb", "--variant", "infinity", "--gpu", "RTX 4090", "--export", "job")
     assert quick_memkit(*asked).returncode == 0
@@ -137,7 +137,7 @@ def test_a_user_s_script_keeps_its_words(quick_memkit: Quick, tmp_path: Path) ->
     assert quick_memkit("run", "own.py", *words).stdout.split() == words
 
 
-def test_a_script_by_itself_refuses_a_resume_from_nvme() -> None:
+def test_a_script_alone_refuses_a_resume_from_nvme() -> None:
     engine: Any = SimpleNamespace(
         zero_nvme_offload_optimizer=lambda: True, zero_optimization_partition_weights=lambda: False
     )

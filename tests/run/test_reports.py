@@ -27,7 +27,7 @@ def trains(script: Callable[[str], Path]) -> None:
     script("trains.py")
 
 
-def found(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
+def load_output(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
     content: dict[str, Any] = json.loads((folder / f"{name}-{rank}.json").read_text())
     return content
 
@@ -44,7 +44,7 @@ def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(pr
     assert plain.returncode == 0, plain.stderr
     memkit = process.run(["memkit", "run", "trains.py", "--log", "none", "--", "many", "reported"], tmp_path)
     assert memkit.returncode == 0, memkit.stderr
-    assert found(tmp_path, "reported") == found(tmp_path, "plain")
+    assert load_output(tmp_path, "reported") == load_output(tmp_path, "plain")
 
     kinds = ["run", "modules", "step", "step", "step", "end"]
     assert [recorded(tmp_path / "reported" / name) for name in ("first", "second", "own", "own too")] == [kinds] * 4
@@ -113,7 +113,7 @@ def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
     variables = {"TORCH_EXTENSIONS_DIR": str(lock.parents[1]), "MASTER_PORT": "29712"}
     memkit = start(*MEMKIT, "trains.py", "deepspeed", "out", config, "arguments only", **variables).ended()
     assert memkit.code == 0, memkit.err
-    assert found(tmp_path, "out")["environment"] == {
+    assert load_output(tmp_path, "out")["environment"] == {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29712",
     }  # fmt: skip
     assert "memkit: DeepSpeed without a launcher: one process (RANK=0, WORLD_SIZE=1, port 29712)" in memkit.err
@@ -128,7 +128,7 @@ def test_deepspeed_without_a_launcher_trains(start: Start, tmp_path: Path, confi
     variables = {"TORCH_EXTENSIONS_DIR": str(ops.extensions_folder(cpu=True))}
     memkit = start(*MEMKIT, "trains.py", "deepspeed", "out", config, **variables).ended()
     assert memkit.code == 0, memkit.err
-    assert len(found(tmp_path, "out")["losses"]) == 3 and recorded(tmp_path / "out")[-1] == "end"
+    assert len(load_output(tmp_path, "out")["losses"]) == 3 and recorded(tmp_path / "out")[-1] == "end"
 
 
 @pytest.mark.slow
@@ -142,6 +142,6 @@ def test_ctrl_c_says_how_to_see_the_records(tmp_path: Path) -> None:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT
-    assert [line for line in said.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]
+    assert [line for line in message.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]

@@ -29,7 +29,7 @@ class Fails(TrainerCallback):
 
 
 class OwnTrainer(Trainer):
-    """As people write them: with an `__init__` and a method of its own."""
+    """As people write them: with an `__init__` and its own method."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -59,7 +59,7 @@ def losses(trainer):
 def main():
     words = [each for each in sys.argv[1:] if not each.startswith("--local_rank=")]  # by DeepSpeed's launcher
     how, out = words[:2]
-    found = {"home": huggingface_hub.constants.HF_HOME}
+    record = {"home": huggingface_hub.constants.HF_HOME}
     if how == "oom":
         new_trainer(arguments(out), callbacks=[Fails()]).train()
     elif how == "long":
@@ -68,11 +68,11 @@ def main():
         new_trainer(given).train()
     elif how == "deepspeed":
         given = arguments(out, deepspeed=words[2])
-        found["environment"] = {name: os.environ.get(name) for name in LAUNCHER}
+        record["environment"] = {name: os.environ.get(name) for name in LAUNCHER}
         if len(words) == 3:
-            found["losses"] = losses(new_trainer(given))
+            record["losses"] = losses(new_trainer(given))
     elif how == "ranks":
-        found["losses"] = losses(new_trainer(arguments(out, gradient_accumulation_steps=int([*words, 1][2]))))
+        record["losses"] = losses(new_trainer(arguments(out, gradient_accumulation_steps=int([*words, 1][2]))))
     else:
         from hf_memkit import MemoryReportCallback
 
@@ -87,11 +87,11 @@ def main():
             new_trainer(arguments(f"{out}/fourth")),
         ]
         trainers[3].add_callback(later)
-        found["losses"] = [losses(trainer) for trainer in trainers]
-        found["drawn afterwards"] = torch.rand(1).item().hex()
-        found["launcher"] = [name for name in LAUNCHER if name in os.environ]
-        found["signature"] = list(inspect.signature(Trainer.__init__).parameters)
-    Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
+        record["losses"] = [losses(trainer) for trainer in trainers]
+        record["drawn afterwards"] = torch.rand(1).item().hex()
+        record["launcher"] = [name for name in LAUNCHER if name in os.environ]
+        record["signature"] = list(inspect.signature(Trainer.__init__).parameters)
+    Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(record))
     if torch.distributed.is_initialized():
         # Else, and after torch's own destroy_process_group, a thread of gloo's aborts the process now and then.
         from hf_memkit.setup.process_group import leave_process_group

@@ -21,7 +21,7 @@ from trl import DPOConfig, GRPOConfig, SFTConfig
 
 from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.common.errors import InputError
-from hf_memkit.setup.live_arguments import Made, changed, made_of, watch_reads, when_made
+from hf_memkit.setup.live_arguments import CreationRecord, change_fields, creation_record, on_creation, watch_reads
 from hf_memkit.setup.process_group import single_process_environment
 
 KINDS = (TrainingArguments, Seq2SeqTrainingArguments, SFTConfig, DPOConfig, GRPOConfig)
@@ -61,19 +61,19 @@ def forked(check: Callable[[], None]) -> None:
 
 def attributes(arguments: Any) -> dict[str, Any]:
     """But for objects that are each object's own, of which what they hold is compared."""
-    found = dict(vars(arguments))
+    result = dict(vars(arguments))
     for name in ("distributed_state", "deepspeed_plugin"):
-        found.pop(name, None)
-    config = found.pop("hf_deepspeed_config", None)
-    return {**found, "config of DeepSpeed": config and config.config}
+        result.pop(name, None)
+    config = result.pop("hf_deepspeed_config", None)
+    return {**result, "config of DeepSpeed": config and config.config}
 
 
 def deepspeed_config() -> Any:
     """The one that transformers knows of."""
     from transformers.integrations import deepspeed
 
-    found = deepspeed._hf_deepspeed_config_weak_ref
-    return found and found()
+    result = deepspeed._hf_deepspeed_config_weak_ref
+    return result and result()
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "not seen"])
@@ -84,13 +84,13 @@ def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
 
     def check() -> None:
         if seen:
-            when_made()
+            on_creation()
         for change in (*CHANGES, *(OF_SFT if kind is SFTConfig else ())):
             if not seen and change == {"fp16": True}:
                 continue  # TRL's bf16 is derived; nobody can know that
             arguments = kind(**GIVEN)
             arguments.of_the_script = [1]
-            changed(arguments, change)
+            change_fields(arguments, change)
             assert arguments.of_the_script == [1]
             del arguments.of_the_script
             assert attributes(arguments) == attributes(kind(**{**GIVEN, **to_installed_arguments(change)})), change
@@ -98,16 +98,16 @@ def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
     forked(check)
 
 
-def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
+def test_later_values_of_the_script_stay(tmp_path: Path) -> None:
     """Finds: a script's line that is undone, a field changed though the class refused, the device of the process
     dropped, which a Trainer has."""
 
     def check() -> None:
-        when_made()
+        on_creation()
         arguments = TrainingArguments(**GIVEN, deepspeed=ZERO2)
         config, state = arguments.hf_deepspeed_config, arguments.distributed_state
         arguments.max_steps, arguments.save_steps = 5, 9
-        changed(arguments, {"per_device_train_batch_size": 3, "save_steps": 4})
+        change_fields(arguments, {"per_device_train_batch_size": 3, "save_steps": 4})
         assert (arguments.max_steps, arguments.save_steps, arguments.per_device_train_batch_size) == (5, 4, 3)
         assert arguments.hf_deepspeed_config is deepspeed_config() is not config
         before = attributes(arguments)
@@ -116,10 +116,10 @@ def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
             ({"fp16": True, "bf16": True}, "fp16=True, bf16=True: TrainingArguments cannot be built: At most one"),
         ):
             with pytest.raises(InputError, match=words):
-                changed(arguments, wrong)
+                change_fields(arguments, wrong)
             assert attributes(arguments) == before and arguments.distributed_state is state
             assert deepspeed_config() is arguments.hf_deepspeed_config
-        changed(arguments, {"deepspeed": None})
+        change_fields(arguments, {"deepspeed": None})
         assert deepspeed_config() is None and not hasattr(arguments, "hf_deepspeed_config")
 
     forked(check)
@@ -129,8 +129,8 @@ def test_a_generation_that_nobody_saw_the_making_of() -> None:
     """Finds: another generation batch than the script's, guessed."""
     arguments = GRPOConfig(**GIVEN, steps_per_generation=4)
     with pytest.raises(InputError, match="Add one of the two to the fields"):
-        changed(arguments, {"per_device_train_batch_size": 4})
-    changed(arguments, {"per_device_train_batch_size": 4, "steps_per_generation": 4})
+        change_fields(arguments, {"per_device_train_batch_size": 4})
+    change_fields(arguments, {"per_device_train_batch_size": 4, "steps_per_generation": 4})
     assert arguments.generation_batch_size == 16
 
 
@@ -203,7 +203,7 @@ def test_a_change_comes_too_late_for_what_was_read(tmp_path: Path) -> None:
         assert reads.fields == {"generation_batch_size", "bf16", "fp16", "deepspeed"}
         assert deepspeed_config() is arguments.hf_deepspeed_config
         with pytest.raises(InputError, match="must be divisible by num_generations"):
-            changed(arguments, {"per_device_train_batch_size": 2})
+            change_fields(arguments, {"per_device_train_batch_size": 2})
         assert arguments.to_dict() == before and deepspeed_config() is arguments.hf_deepspeed_config
 
     forked(check)
@@ -215,15 +215,15 @@ def test_a_making_is_seen_before_anything_is_derived() -> None:
     def check() -> None:
         seen = []
 
-        def begins(arguments: Any, made: Made) -> None:
+        def begins(arguments: Any, made: CreationRecord) -> None:
             seen.append((type(arguments).__name__, vars(arguments).get("bf16"), made.script["fp16"]))
             arguments.fp16 = True
 
-        when_made(begins=begins)
+        on_creation(begins=begins)
         arguments = SFTConfig(**GIVEN)
         assert seen == [("SFTConfig", None, False)] and arguments.fp16 and not arguments.bf16
-        made = made_of(arguments)
-        assert made is not None and made.given["fp16"] and made.settled["mixed_precision"] == "fp16"
-        assert made_of(copy.copy(arguments)) is None
+        made = creation_record(arguments)
+        assert made is not None and made.given["fp16"] and made.after_init["mixed_precision"] == "fp16"
+        assert creation_record(copy.copy(arguments)) is None
 
     forked(check)

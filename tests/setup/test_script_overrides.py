@@ -22,8 +22,8 @@ from trl import DPOConfig, SFTConfig
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.prediction import wire
-from hf_memkit.setup.live_arguments import changed
-from hf_memkit.setup.script_overrides import FoundInScript, Overrides, install, read_plan
+from hf_memkit.setup.live_arguments import change_fields
+from hf_memkit.setup.script_overrides import OverrideReport, Overrides, install, read_plan
 from tests.setup.test_live_arguments import GIVEN, forked
 
 PLAN = """
@@ -42,7 +42,7 @@ def test_a_plan_file_is_read_under_todays_names(tmp_path: Path) -> None:
     assert overrides.arguments == {"activation_checkpointing": True, "learning_rate": 1e-4, "packing": True}
     assert overrides.model == {"dtype": "bfloat16"}
     assert overrides.environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "2"}
-    assert wire.read(Overrides, wire.written(overrides)) == overrides and Overrides().to_json() == {}
+    assert wire.loads(Overrides, wire.dumps(overrides)) == overrides and Overrides().to_json() == {}
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> N
     def check() -> None:
         kwargs = {"use_reentrant": False}
         fields = {"fp16": True, "loss_type": "ipo", "activation_checkpointing_kwargs": kwargs, "packing": True}
-        found = install(Overrides(fields))
+        report = install(Overrides(fields))
         one, other = SFTConfig(**GIVEN), DPOConfig(**GIVEN)
         assert one.fp16 and not one.bf16 and one.packing and one.mixed_precision == "fp16" and one.loss_type == "ipo"
         assert other.fp16 and other.loss_type == ["ipo"]
         assert one.gradient_checkpointing_kwargs == kwargs and one.gradient_checkpointing_kwargs is not kwargs
-        assert "fp16: False → True" in found.overridden and "loss_type: nll → ipo" in found.overridden
-        assert found.differences == ["packing: the plan's True has no effect, because DPOConfig has no such field"]
-        assert found.arguments is one and found.script["fp16"] is False
-        changed(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
+        assert "fp16: False → True" in report.overridden and "loss_type: nll → ipo" in report.overridden
+        assert report.differences == ["packing: the plan's True has no effect, because DPOConfig has no such field"]
+        assert report.arguments is one and report.script["fp16"] is False
+        change_fields(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
         assert one.bf16 and not one.fp16
 
     forked(check)
@@ -117,37 +117,37 @@ class Own(TrainingArguments):
 
 def test_a_class_of_the_scripts_that_sets_fields_itself_is_named() -> None:
     def check() -> None:
-        found = install(Overrides({"per_device_train_batch_size": 2, "rows": 1, "optim": "adafactor"}))
+        report = install(Overrides({"per_device_train_batch_size": 2, "rows": 1, "optim": "adafactor"}))
         arguments = Own(**GIVEN)
         assert arguments.per_device_train_batch_size == 2 and arguments.rows == 6
-        assert found.overridden[0] == "per_device_train_batch_size: 16 → 2"
-        assert found.differences == [
+        assert report.overridden[0] == "per_device_train_batch_size: 16 → 2"
+        assert report.differences == [
             "rows: Own changes the plan's 1 to 6",
             "optim: Own changes the plan's adafactor to sgd",
         ]
         Trainer(GPT2LMHeadModel(tiny()), arguments)
-        assert len(found.differences) == 2  # not again, as if a line of the script had set them
+        assert len(report.differences) == 2  # not again, as if a line of the script had set them
 
     forked(check)
 
 
 def test_a_field_that_no_class_has_is_refused_where_the_arguments_are_made() -> None:
     def check() -> None:
-        found = install(Overrides({"rows_a_step": 1, "per_device_rows": 2}))
+        report = install(Overrides({"rows_a_step": 1, "per_device_rows": 2}))
         with pytest.raises(InputError, match="arguments: rows_a_step: TrainingArguments has no such field") as refused:
             TrainingArguments(**GIVEN)
-        assert len(str(refused.value).splitlines()) == 2 and found.refused is refused.value
+        assert len(str(refused.value).splitlines()) == 2 and report.refused is refused.value
 
     forked(check)
 
 
 def test_models_are_made_with_the_options(tmp_path: Path) -> None:
-    """Finds: an Auto class or `from_config` that keeps the script's own, an old name that wins, a model of bf16 that
-    is made in another dtype inside."""
+    """Finds: an Auto class or `from_config` that keeps the script's own, an old name that overrides the new one, a
+    bf16 model that is made in another dtype inside."""
     GPT2LMHeadModel(tiny()).save_pretrained(tmp_path)
 
     def check() -> None:
-        found = install(Overrides(model={"attn_implementation": "eager", "dtype": "bfloat16"}))
+        report = install(Overrides(model={"attn_implementation": "eager", "dtype": "bfloat16"}))
         for model in (
             AutoModelForCausalLM.from_pretrained(tmp_path),
             AutoModelForCausalLM.from_pretrained(tmp_path, torch_dtype=torch.float32, attn_implementation="sdpa"),
@@ -157,8 +157,8 @@ def test_models_are_made_with_the_options(tmp_path: Path) -> None:
         ):
             assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
             assert model.config._attn_implementation == "eager"
-            assert Trainer(model, TrainingArguments(**GIVEN)) and found.differences == []
-        assert found.overridden == [
+            assert Trainer(model, TrainingArguments(**GIVEN)) and report.differences == []
+        assert report.overridden == [
             "attn_implementation: sdpa → eager", "dtype: float32 → bfloat16", "dtype: float16 → bfloat16"
         ]  # fmt: skip
 
@@ -170,18 +170,18 @@ class OwnOptimizer(Trainer):
         return super().create_optimizer(*args, **kwargs)
 
 
-def test_what_a_script_sets_by_hand_is_said() -> None:
-    """Finds: a setting that is not in force, and nobody says so."""
+def test_values_that_a_script_sets_by_hand_are_reported() -> None:
+    """Finds: a setting without effect that is not reported."""
 
     def check() -> None:
         fields = {"per_device_train_batch_size": 4, "activation_checkpointing": False, "optim": "adafactor"}
-        said: list[str] = []
+        messages: list[str] = []
         overrides = Overrides(
             {**fields, "lr_scheduler_kwargs": {"a": 1}},
             {"attn_implementation": "eager", "dtype": "bfloat16", "device_map": "auto"},
             {"PYTORCH_ALLOC_CONF": "x"},
         )
-        found = install(overrides, differs=said.append)
+        report = install(overrides, on_difference=messages.append)
         assert os.environ["PYTORCH_ALLOC_CONF"] == "x"
         arguments = TrainingArguments(**GIVEN)
         arguments.per_device_train_batch_size = 2
@@ -208,12 +208,12 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
             "PYTORCH_ALLOC_CONF: the script sets y, which overrides the plan's x. Remove that line",
             "optim: the optimizer that the script gives Trainer (SGD) overrides the plan's adafactor. Remove it",
         ]
-        assert said == found.differences == expected
+        assert messages == report.differences == expected
         arguments.optim = "adamw_torch"
         with pytest.raises(ValueError, match="train_dataset"):
             trainer.train()
         OwnOptimizer(model, arguments)
-        assert found.differences[len(expected) :] == [
+        assert report.differences[len(expected) :] == [
             "optim: the script sets adamw_torch after it makes its TrainingArguments, which overrides the plan's "
             "adafactor. Remove that line",
             "optim: OwnOptimizer.create_optimizer may override the plan's adafactor. Make it use arguments.optim",
@@ -224,9 +224,9 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
 
 def test_nothing_to_override_finds_nothing() -> None:
     def check() -> None:
-        found = install(Overrides())
+        report = install(Overrides())
         Trainer(GPT2LMHeadModel(tiny()), TrainingArguments(**GIVEN))
-        assert isinstance(found, FoundInScript) and found.overridden == found.differences == []
-        assert found.script["per_device_train_batch_size"] == 8
+        assert isinstance(report, OverrideReport) and report.overridden == report.differences == []
+        assert report.script["per_device_train_batch_size"] == 8
 
     forked(check)

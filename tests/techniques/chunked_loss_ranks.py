@@ -112,7 +112,7 @@ def rank(number: int, port: int) -> dict[str, list[float]]:
 
 def liger() -> dict[str, list[float]]:
     """How far Liger's kernel is from the checkpointed loop: of the loss, and the largest of the gradients."""
-    chunked_loss_sum._not_liger = lambda hidden: ""  # it would ask for a GPU
+    chunked_loss_sum._why_not_liger = lambda hidden: ""  # it would ask for a GPU
     found: dict[str, list[float]] = {}
     for model_type in ("gpt2", "llama"):
         for smoothing in (0.0, 0.1):

@@ -1,4 +1,4 @@
-"""Trains the same model in fp32 and as half-weights-deepspeed, in a process of its own; prints a JSON line.
+"""Trains the same model in fp32 and as half-weights-deepspeed; prints a JSON line. Runs in a separate process.
 
 `python -m tests.techniques.half_weights_driver`
 """
@@ -30,7 +30,7 @@ def main() -> None:
     from tests.techniques.jobs import gpt2_job
 
     assert techniques  # imported for the registry that it fills
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in ("fp32", "half-weights-deepspeed"):
         setup = TECHNIQUES[name](Setup(preset="test", job=gpt2_job(None)))
         torch.manual_seed(0)
@@ -39,7 +39,7 @@ def main() -> None:
         args = arguments(ds(2) if "deepspeed" in name else None, **{**values, **setup.arguments})
         trainer = Trainer(model=trained, args=args, train_dataset=rows(16))
         trainer.train()
-        found[name] = {
+        results[name] = {
             "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             "weights": sum(parameter.nbytes for parameter in trained.parameters()),
             "parameters": trained.num_parameters(),
@@ -47,14 +47,14 @@ def main() -> None:
         if "deepspeed" in name:
             optimizer = trainer.model_wrapped.optimizer
             master = optimizer.single_partition_of_fp32_groups
-            found[name]["master"] = sum(group.nbytes for group in master)
-            found[name]["moments"] = sum(
+            results[name]["master"] = sum(group.nbytes for group in master)
+            results[name]["moments"] = sum(
                 value.nbytes
                 for group in master
                 for value in optimizer.optimizer.state[group].values()
                 if torch.is_tensor(value) and value.dim()
             )
-    print("FOUND " + json.dumps(found), flush=True)
+    print("FOUND " + json.dumps(results), flush=True)
 
 
 if __name__ == "__main__":

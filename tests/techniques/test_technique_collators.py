@@ -116,7 +116,7 @@ def test_padding_takes_care_of_what_a_batch_can_hold() -> None:
     assert set(batch) == {"input_ids", "attention_mask", "labels"} and batch["input_ids"].shape == (2, 64)
     numbers = pad_batches.PadBatches(4)([{"input_ids": [1, 2, 3], "label": 1}, {"input_ids": [1], "label": 0}])
     assert numbers["labels"].tolist() == [1, 0] and numbers["input_ids"].shape == (2, 4)
-    two = pad_batches.PadBatches(4, second_text=True)([{"input_ids": [1, 2, 3], "labels": [1] * 5}])
+    two = pad_batches.PadBatches(4, encoder_decoder=True)([{"input_ids": [1, 2, 3], "labels": [1] * 5}])
     assert two["labels"].tolist() == [[1] * 5 + [-100] * 3] and two["input_ids"].shape == (1, 4)
     before = pad_batches.PadBatches(1)([{"input_ids": [0, 0, 7, 8, 0], "attention_mask": [0, 0, 1, 1, 0]}])
     assert before["input_ids"].tolist() == [[7, 8]] and before["attention_mask"].tolist() == [[1, 1]]

@@ -1,7 +1,5 @@
-"""Checks this machine for memkit: each check is ok, or names a fix.
-
-It changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
-"""
+"""Check this machine for memkit: each check is ok, or names a fix. Changes nothing: no lock is deleted, nothing is
+built, no file remains."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Check:
 
     Attributes:
         group: its heading.
-        name: what was checked.
+        name: the checked item.
         status: see `Status`.
         found: the finding and its consequence.
         fix: the command or setting that fixes it; empty if there is nothing to fix.

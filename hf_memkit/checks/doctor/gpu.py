@@ -39,17 +39,19 @@ def checks() -> list[Check]:
 def _no_gpu(build: str, cuda: str | None) -> list[Check]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not _DRIVER.exists():
-        found = f"no GPU found; recipes run a rehearsal with a small model ({build})"
-        return [Check(_GROUP, "GPU", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
+        finding = f"no GPU found; recipes run a rehearsal with a small model ({build})"
+        return [Check(_GROUP, "GPU", "warning", finding, "nvidia-smi (in a container: docker run --gpus all)")]
     if visible is not None and visible.strip() in ("", "-1"):
-        found = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
-        return [Check(_GROUP, "GPU", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
+        finding = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
+        return [Check(_GROUP, "GPU", "warning", finding, "unset CUDA_VISIBLE_DEVICES")]
     if cuda is None:
-        found = f"{build} is a CPU build and cannot use this machine's GPU"
-        return [Check(_GROUP, "GPU", "missing", found, "pip install --force-reinstall torch", core=True)]
-    found = f"{build} needs CUDA {cuda}, and the driver {_driver_version()} cannot start it: too old, or broken"
+        finding = f"{build} is a CPU build and cannot use this machine's GPU"
+        return [Check(_GROUP, "GPU", "missing", finding, "pip install --force-reinstall torch", core=True)]
+    finding = f"{build} needs CUDA {cuda}, and the driver {_driver_version()} cannot start it: too old, or broken"
     return [
-        Check(_GROUP, "GPU", "missing", found, "nvidia-smi (then update the driver, or install an older torch)", True)
+        Check(
+            _GROUP, "GPU", "missing", finding, "nvidia-smi (then update the driver, or install an older torch)", True
+        )
     ]
 
 
@@ -60,15 +62,15 @@ def _gpu(torch: Any, index: int) -> list[Check]:
     capability = (properties.major, properties.minor)
     bf16 = properties.major >= 8
     types = "bf16, fp16" if bf16 else "fp16 with loss scaling; bf16 emulated, slower than fp32"
-    found = f"{properties.name}, {format_gib(properties.total_memory)}"
-    found += f", compute capability {capability[0]}.{capability[1]}: {types}"
+    finding = f"{properties.name}, {format_gib(properties.total_memory)}"
+    finding += f", compute capability {capability[0]}.{capability[1]}: {types}"
     name = f"GPU {index}"
     architectures = torch.cuda.get_arch_list()
     if not has_kernels(capability, architectures):
-        found += f"; torch {torch.__version__} has no kernels for it"
+        finding += f"; torch {torch.__version__} has no kernels for it"
         fix = f"install {torch_with_kernels(capability, architectures)}"
-        return [Check(_GROUP, name, "missing", found, fix, core=True)]
-    results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
+        return [Check(_GROUP, name, "missing", finding, fix, core=True)]
+    results = [Check(_GROUP, name, "ok" if bf16 else "warning", finding)]
     if "MIG" in properties.name:
         results.append(Check(_GROUP, f"MIG of GPU {index}", "ok", "a slice of a GPU; the memory above is the slice's"))
     return results
@@ -79,10 +81,10 @@ def _driver_version() -> str:
 
     try:
         pynvml.nvmlInit()
-        found = pynvml.nvmlSystemGetDriverVersion()
+        driver = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
         return f"unknown ({error})"
-    return found if isinstance(found, str) else str(found.decode())
+    return driver if isinstance(driver, str) else str(driver.decode())
 
 
 def _environment() -> list[Check]:
@@ -97,13 +99,13 @@ def _environment() -> list[Check]:
         mistakes = [f"{option}: {why}" for option, why, _ in problems_of(value)]
         older = next((older for older in _ALLOCATOR[1:] if older in os.environ and older != name), None)
         if name == VARIABLE and older is not None:
-            found = f"{value} has no effect: torch reads {older} first"
-            results.append(Check(_GROUP, name, "warning", found, f"unset {older}"))
+            finding = f"{value} has no effect: torch reads {older} first"
+            results.append(Check(_GROUP, name, "warning", finding, f"unset {older}"))
         elif mistakes:
             results.append(Check(_GROUP, name, "warning", f"{value}: {'; '.join(mistakes)}", f"unset {name}"))
         elif "expandable_segments:True" in value:
             results.append(Check(_GROUP, name, "ok", value))
         else:
-            found = f"{value} keeps memkit from setting expandable_segments:True, which reduces fragmentation"
-            results.append(Check(_GROUP, name, "warning", found, f"unset {name}"))
+            finding = f"{value} keeps memkit from setting expandable_segments:True, which reduces fragmentation"
+            results.append(Check(_GROUP, name, "warning", finding, f"unset {name}"))
     return results

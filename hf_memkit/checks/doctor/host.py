@@ -30,28 +30,30 @@ _DOCKER_SHARED_BYTES: Final = 64 * MIB
 def checks(nvme_path: str | None) -> list[Check]:
     """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; problems of offloading to `nvme_path` (or the
     current folder), and the speed of `nvme_path`; the Hub."""
-    # Without them, which the software checks report, nothing is computed, and nothing comes from the hub.
+    # The software checks report missing packages.
     bf16 = [_bf16()] if importlib.util.find_spec("torch") is not None else []
     hub = [_hub()] if importlib.util.find_spec("huggingface_hub") is not None else []
     return [*bf16, _ram(), _locked(), _shared(), *_disk(nvme_path), *hub]
 
 
 def _bf16() -> Check:
-    """Measured. A slow bf16 needs no fix: rehearsals then multiply in fp32."""
+    """Measured. Slow bf16 needs no fix: rehearsals then multiply in fp32."""
     slowdown = bf16_slowdown()
     if slowdown < SLOW_BF16:
         return Check("CPU", "bf16", "ok", f"matrix products take {slowdown:.1f} times as long as in fp32")
-    found = f"matrix products take {slowdown:.0f} times as long as in fp32: rehearsals store bf16 and multiply in fp32"
-    return Check("CPU", "bf16", "ok", found)
+    finding = (
+        f"matrix products take {slowdown:.0f} times as long as in fp32: rehearsals store bf16 and multiply in fp32"
+    )
+    return Check("CPU", "bf16", "ok", finding)
 
 
 def _ram() -> Check:
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     limit = this_machine().ram_bytes
-    found = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
+    finding = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
-        found = f"{format_gib(limit)} (the container's limit) of {found}"
-    return Check(_RAM, "RAM", "ok", found)
+        finding = f"{format_gib(limit)} (the container's limit) of {finding}"
+    return Check(_RAM, "RAM", "ok", finding)
 
 
 def _locked() -> Check:
@@ -61,8 +63,8 @@ def _locked() -> Check:
     if can_lock(this_machine().ram_bytes):
         by = "" if limit == resource.RLIM_INFINITY else "; this process may exceed it (CAP_IPC_LOCK)"
         return Check(_RAM, "memlock", "ok", f"{shown}{by}")
-    found = f"{shown}: DeepSpeed aborts if its NVMe buffers are larger (offload to RAM is not affected)"
-    return Check(_RAM, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
+    finding = f"{shown}: DeepSpeed aborts if its NVMe buffers are larger (offload to RAM is not affected)"
+    return Check(_RAM, "memlock", "warning", finding, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
 
 
 def _shared() -> Check:
@@ -71,31 +73,31 @@ def _shared() -> Check:
     size = shutil.disk_usage(_SHARED).total
     if size > _DOCKER_SHARED_BYTES:
         return Check(_RAM, "/dev/shm", "ok", format_gib(size))
-    found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail if they need more"
-    return Check(_RAM, "/dev/shm", "warning", found, _MORE_SHARED)
+    finding = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail if they need more"
+    return Check(_RAM, "/dev/shm", "warning", finding, _MORE_SHARED)
 
 
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
-    found = preflight(nvme_path or folder, needed_bytes=0)
-    results = _problems(found)
+    result = preflight(nvme_path or folder, needed_bytes=0)
+    results = _problems(result)
     if not results:
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         kind = file_system(folder) or "unknown file system"
         good = f"{folder} ({kind}): O_DIRECT works, {format_gib(free)} free"
         results = [Check(_DISK, "folder", "ok", good)]
-    results += [Check(_DISK, "folder", "warning", note) for note in found.notes]
+    results += [Check(_DISK, "folder", "warning", note) for note in result.notes]
     if nvme_path is None:
         return [*results, Check(_DISK, "speed", "ok", "not measured; to measure it: memkit doctor --nvme-path DIR")]
-    return results if found.unusable else [*results, _speed(nvme_path)]
+    return results if result.unusable else [*results, _speed(nvme_path)]
 
 
-def _problems(found: Preflight) -> list[Check]:
-    """Each problem ends with its fix, after the last semicolon."""
+def _problems(result: Preflight) -> list[Check]:
+    """Problems with their fixes, which follow the last semicolon."""
     results = []
-    for problem in (*found.unusable, *found.shortages, *found.missing):
-        what, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
-        results.append(Check(_DISK, "folder", "missing", what, fix.removeprefix("run: ")))
+    for problem in (*result.unusable, *result.shortages, *result.missing):
+        finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
+        results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
     return results
 
 
@@ -110,8 +112,8 @@ def _speed(nvme_path: str) -> Check:
             return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
         measured = measure(with_folder, cpu=not torch.cuda.is_available())
     except MemkitError as error:
-        what, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
-        return Check(_DISK, "speed", "warning", what, fix)
+        finding, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
+        return Check(_DISK, "speed", "warning", finding, fix)
     return Check(_DISK, "speed", "ok", measured.label)
 
 
@@ -121,8 +123,8 @@ def _hub() -> Check:
         return Check("Hub", "huggingface.co", "ok", "reachable")
     without = "models and data must be local or cached"
     if off := hub_switched_off():
-        names = " ".join(each.partition("=")[0] for each in off.split(" and "))
-        found = f"switched off by {off}; {without}"
-        return Check("Hub", "huggingface.co", "warning", found, f"unset {names}")
-    found = f"no answer; {without}"
-    return Check("Hub", "huggingface.co", "warning", found, "curl -sI https://huggingface.co (shows why)")
+        names = " ".join(condition.partition("=")[0] for condition in off.split(" and "))
+        finding = f"switched off by {off}; {without}"
+        return Check("Hub", "huggingface.co", "warning", finding, f"unset {names}")
+    finding = f"no answer; {without}"
+    return Check("Hub", "huggingface.co", "warning", finding, "curl -sI https://huggingface.co (shows why)")

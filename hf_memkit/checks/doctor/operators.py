@@ -36,35 +36,32 @@ def checks() -> list[Check]:
     names = [name for name in _USED_FOR if cpu or name != "deepspeed_shm_comm"]
     built = [name for name in names if (folder / name / f"{name}.so").exists()]
     return [
-        _tools(cpu=cpu, needed=len(built) < len(names)),
-        *(_operator(name, folder, name in built, cpu=cpu) for name in names),
-        *map(_lock, ops.stale_locks(ops.extension_roots())),
+        _tools_check(cpu=cpu, needed=len(built) < len(names)),
+        *(_operator_check(name, folder, name in built, cpu=cpu) for name in names),
+        *map(_stale_lock_check, ops.stale_locks(ops.extension_roots())),
     ]
 
 
-def _tools(*, cpu: bool, needed: bool) -> Check:
+def _tools_check(*, cpu: bool, needed: bool) -> Check:
     packages = ops.missing_tools(("async_io",), cpu=cpu)
     ninja = shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()
-    what = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
+    tools = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
     fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
     fixes += [] if ninja else ["pip install ninja"]
     if not fixes:
-        return Check(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
+        compiler = os.environ.get("CXX", "g++")
+        version = subprocess.run([compiler, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True).stdout
+        return Check(_GROUP, "to build them", "ok", f"{tools} ({compiler} {version.strip()})")
     absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
     # On a GPU torch compiles the 8-bit optimizer's step with the same compiler.
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
     if needed or core:
         return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
-    found = f"not installed: {absent}; all operators are already built"
-    return Check(_GROUP, "to build them", "warning", found, "; ".join(fixes))
+    finding = f"not installed: {absent}; all operators are already built"
+    return Check(_GROUP, "to build them", "warning", finding, "; ".join(fixes))
 
 
-def _compiler() -> str:
-    command = [os.environ.get("CXX", "g++"), "-dumpfullversion", "-dumpversion"]
-    return f"{command[0]} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
-
-
-def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
+def _operator_check(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
     use = _USED_FOR[name]
     if built:
         return Check(_GROUP, name, "ok", f"built; for {use}")
@@ -75,6 +72,6 @@ def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
     return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it builds it in {folder}; for {use}")
 
 
-def _lock(lock: Path) -> Check:
-    found = f"{lock}: left by a killed build; no process holds it, and the next build waits for ever"
-    return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")
+def _stale_lock_check(lock: Path) -> Check:
+    finding = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
+    return Check(_GROUP, "stale build lock", "warning", finding, f"rm {lock}")

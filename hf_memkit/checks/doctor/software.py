@@ -21,7 +21,7 @@ from hf_memkit.common import boot
 
 _GROUP: Final = "Software"
 _FURTHER: Final = {"deepspeed": "presets with ZeRO", "peft": "adapters", "datasets": "recipes"}
-"""Beside the libraries that every training needs (`OLDEST`): what needs them."""
+"""Optional library → its purpose, beyond the libraries of every training (`OLDEST`)."""
 _MODULES: Final = {"liger-kernel": "liger_kernel"}
 _NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
 
@@ -39,22 +39,32 @@ def checks() -> list[Check]:
 
 
 def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirement]]:
-    """(versions of Python; name → requirement of what trains; requirements of memkit itself): from the metadata of the
-    environment that memkit is installed in, or from the checkout."""
-    found = next(iter(distributions(name="hf-memkit", path=[*boot.places(), *sys.path])), None)
-    if found is not None:
-        requirements = [Requirement(text) for text in found.requires or ()]
-        python = found.metadata["Requires-Python"]
+    """Versions of Python; name → requirement of training libraries; requirements of memkit: from the metadata of
+    memkit's environment, or from the checkout."""
+    distribution = next(iter(distributions(name="hf-memkit", path=[*boot.places(), *sys.path])), None)
+    if distribution is not None:
+        requirements = [Requirement(text) for text in distribution.requires or ()]
+        python = distribution.metadata["Requires-Python"]
         # A requirement of an extra has a marker that is false without that extra.
-        own = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+        own = [
+            requirement
+            for requirement in requirements
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        ]
         trains = [
-            each for each in requirements if each.marker is not None and each.marker.evaluate({"extra": "train"})
+            requirement
+            for requirement in requirements
+            if requirement.marker is not None and requirement.marker.evaluate({"extra": "train"})
         ]
     else:
         project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
         trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
-    return SpecifierSet(python), {each.name: each for each in trains}, [] if boot.places() else own
+    return (
+        SpecifierSet(python),
+        {requirement.name: requirement for requirement in trains},
+        [] if boot.places() else own,
+    )
 
 
 def _python(supported: SpecifierSet) -> Check:
@@ -67,7 +77,7 @@ def _python(supported: SpecifierSet) -> Check:
 
 
 def _package(requirement: Requirement, needed_by: str = "") -> Check:
-    """`needed_by`: what needs it, where not everything does."""
+    """`needed_by`: its purpose, if optional."""
     name, wanted = requirement.name, str(requirement.specifier)
     fix = f'pip install "{name}{wanted}"'
     try:
@@ -88,8 +98,8 @@ def _others(requirements: list[Requirement]) -> Check:
     if not bad:
         return Check(_GROUP, "memkit's own", "ok", f"all {len(requirements)} in supported versions")
     packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
-    found = "; ".join(f"{check.name} {check.found}" for check in bad)
-    return Check(_GROUP, "memkit's own", "missing", found, f"pip install {packages}", core=True)
+    finding = "; ".join(f"{check.name} {check.found}" for check in bad)
+    return Check(_GROUP, "memkit's own", "missing", finding, f"pip install {packages}", core=True)
 
 
 def _gpu_extra() -> Check:
@@ -97,13 +107,13 @@ def _gpu_extra() -> Check:
     absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
     if not absent:
         return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
-    found = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
-    return Check(_GROUP, "for a GPU", "warning", found, f"pip install {' '.join(absent)}")
+    finding = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
+    return Check(_GROUP, "for a GPU", "warning", finding, f"pip install {' '.join(absent)}")
 
 
 def _launchers() -> list[Check]:
-    """torchrun, deepspeed and accelerate are installed beside the interpreter; a shell needs that folder in PATH."""
-    beside = Path(sys.executable).parent
+    """torchrun, deepspeed and accelerate are installed next to the interpreter; a shell needs that folder in PATH."""
+    scripts_folder = Path(sys.executable).parent
     names = ("torchrun", "deepspeed", "accelerate")
     absent = [name for name in names if shutil.which(name) is None]
     numactl = (
@@ -113,7 +123,7 @@ def _launchers() -> list[Check]:
     )
     if not absent:
         return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
-    installed = all((beside / name).exists() for name in absent)
+    installed = all((scripts_folder / name).exists() for name in absent)
     packages = ["torch" if name == "torchrun" else name for name in absent]
-    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(packages)}"
+    fix = f"export PATH={scripts_folder}:$PATH" if installed else f"pip install {' '.join(packages)}"
     return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

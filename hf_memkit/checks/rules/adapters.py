@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.catalog.adapter_layers import adapted
+from hf_memkit.catalog.adapter_layers import adapted_layers
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -39,7 +39,7 @@ def adapter_target_missing(subject: Subject) -> Iterator[Found]:
     if subject.model is None or not subject.model.linears:
         return
     for name in _names(subject.adapter.get("target_modules")):
-        if name not in EMBEDDINGS and not adapted(subject.model, {"target_modules": [name]}):
+        if name not in EMBEDDINGS and not adapted_layers(subject.model, {"target_modules": [name]}):
             yield Found("adapter.target_modules", name)
 
 
@@ -58,8 +58,8 @@ def adapter_copies_module(subject: Subject) -> Iterator[Found]:
     if subject.model is None:
         yield Found(key, names)
     elif copied := copied_parameters(subject.model, {"modules_to_save": names}):
-        each = 2 if subject.half_weights else 4
-        size = format_size(4 * each * copied)  # the copy has the weights' own dtype, and so have both its moments
+        weight_bytes = 2 if subject.half_weights else 4
+        size = format_size(4 * weight_bytes * copied)  # the copy and its moments have the weights' dtype
         tied = "; the copy is no longer tied to the word embedding" if subject.model.tied else ""
         why = f"PEFT keeps the frozen original and trains a copy of {copied / 1e6:.1f} M parameters: {size} of weights"
         yield Found(key, names, why=f"{why}, gradients and AdamW states by formula{tied}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.catalog.argument_values import misspelt, unknown
+from hf_memkit.catalog.argument_values import is_unknown, misspelt
 from hf_memkit.catalog.former_arguments import ever_fields, former_arguments, trl_in_use
 from hf_memkit.catalog.library_versions import accelerate_keys
 from hf_memkit.checks.rule import Found, any_job
@@ -25,7 +25,7 @@ _OF_TRAINER: Final[Mapping[str, str]] = {
     source=_PARSER,
 )
 def misspelt_argument(subject: Subject) -> Iterator[Found]:
-    """A hint if the field is TRL's and nothing shows that the file is: scripts have arguments of their own."""
+    """A hint if the field is TRL's and the file may not be: scripts have their own arguments."""
     names = {str(name): value for name, value in subject.own_names.items()}
     for name, value in names.items():
         if near := misspelt(name):
@@ -68,10 +68,10 @@ def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
     source=_PARSER,
 )
 def unknown_argument(subject: Subject) -> Iterator[Found]:
-    """One problem a file: scripts have arguments of their own."""
+    """One problem a file: scripts have their own arguments."""
     former = former_arguments(subject.own_names)
     others = [str(name) for name in subject.own_names if name not in former]
-    strange = [name for name in others if unknown(name) and not misspelt(name)]
+    strange = [name for name in others if is_unknown(name) and not misspelt(name)]
     if "accelerate_config" in others or trl_in_use(set(others)):
         # `trl sft --config FILE` hands these on to `accelerate launch` (trl 1.16.0: cli/commands/training.py 52-64).
         strange = [name for name in strange if name not in accelerate_keys()]

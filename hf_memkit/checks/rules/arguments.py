@@ -20,8 +20,8 @@ from hf_memkit.checks.subject import Subject
 def config_not_found(subject: Subject) -> Iterator[Found]:
     value = subject.argument("deepspeed")
     if isinstance(value, str) and value and not value.lstrip().startswith("{"):
-        beside = Path(subject.arguments_file).parent / value
-        if not Path(value).exists() and not beside.exists():
+        relative_to_file = Path(subject.arguments_file).parent / value
+        if not Path(value).exists() and not relative_to_file.exists():
             yield Found("deepspeed", value, argument=True)
 
 

@@ -42,7 +42,7 @@ def batch_missing(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="without this key accelerate uses 1, whatever Trainer's gradient_accumulation_steps is",
+    why="without this key accelerate uses 1, and Trainer's gradient_accumulation_steps has no effect",
     fix='add "gradient_accumulation_steps": "auto"',
     source="accelerate 1.15.0: utils/dataclasses.py 1274",
 )

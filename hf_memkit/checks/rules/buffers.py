@@ -30,14 +30,14 @@ def _bucket_bytes(subject: Subject) -> int:
 
 @deepspeed.hint(
     why="the default of 5e8 elements takes 1 GB of GPU memory in 16 bits, 2 GB with overlap_comm at stages 1 and 2, "
-    "whatever the model's size",
+    "for any size of the model",
     fix='write a number, such as "reduce_bucket_size": 50000000',
     source="deepspeed 0.19.8: runtime/zero/config.py 113, stage_1_and_2.py 966, stage3.py 782",
 )
 def bucket_default(subject: Subject) -> Iterator[Found]:
     taken = _bucket_bytes(subject)
     if not subject.has(_BUCKET) and taken:
-        why = f"the default of 5e8 elements takes {format_size(taken)} of GPU memory, whatever the model's size"
+        why = f"the default of 5e8 elements takes {format_size(taken)} of GPU memory, for any size of the model"
         large = subject.gpu is not None and taken > BUCKET_SHARE * subject.gpu.usable_bytes
         yield Found(_BUCKET, why=why, severity="warning" if large else None)
 

@@ -1,9 +1,10 @@
-"""GPU, RAM, page-locked memory and disk against what the config needs by formula."""
+"""GPU, RAM, page-locked memory and disk against the config's needs by formula."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hf_memkit.catalog import fit
 from hf_memkit.catalog.adapter_layers import adapter_tensors
 from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
@@ -40,7 +41,7 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
     if ledger is None or gpu is None:
         return
     needed = ledger.total_bytes("device")
-    if needed > gpu.usable_bytes:
+    if fit.too_small(gpu, needed):
         rows = [row for row in ledger.rows if row.place == "device"]
         why = f"DeepSpeed alone needs {format_size(needed)}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
         yield Found(f"{_ZERO}.stage", why=f"{why} (largest: {_largest(rows)})")

@@ -26,8 +26,8 @@ _PARTS: Final = ("checkpoint_segments", "checkpoint_selective", "checkpoint_offl
 
 
 def _options(subject: Subject) -> Mapping[str, Any]:
-    found = subject.argument(_OPTIONS)
-    return found if isinstance(found, Mapping) else {}
+    options = subject.argument(_OPTIONS)
+    return options if isinstance(options, Mapping) else {}
 
 
 def _part(subject: Subject) -> str:
@@ -121,12 +121,9 @@ def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Found]:
 def checkpointing_masks_differ(subject: Subject) -> Iterator[Found]:
     off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
     config = subject.model.config if off and subject.model is not None else {}
-    if any(_is_dropout(name) and value for name, value in config.items()):
+    rates = {name: value for name, value in config.items() if name.endswith(("pdrop", "dropout", "layerdrop"))}
+    if any(value and not name.startswith("summary") for name, value in rates.items()):
         yield Found(_OPTIONS, argument=True)
-
-
-def _is_dropout(name: str) -> bool:
-    return name.endswith(("pdrop", "dropout", "layerdrop")) and not name.startswith("summary")
 
 
 @any_job.error(

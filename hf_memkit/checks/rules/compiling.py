@@ -30,7 +30,7 @@ def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why='the backend "no" compiles nothing, whatever torch_compile is',
+    why='the backend "no" compiles nothing, even with torch_compile',
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
     techniques=("compile",),

@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: what it does to gradients, silently."""
+"""torchao's CPUOffloadOptimizer: its silent changes of gradients."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.catalog import fit
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -81,7 +82,7 @@ def _names(subject: Subject) -> list[str]:
 
 
 @any_job.warning(
-    why="predict() must return the logits of the whole test set and keeps them, whatever batch_eval_metrics is",
+    why="predict() must return the logits of the whole test set and keeps them, even with batch_eval_metrics",
     fix="call evaluate() on the test set, or give Trainer a preprocess_logits_for_metrics that shrinks the logits",
     source='transformers 5.23.0: trainer.py 2968, 2978, 2983 (description == "Prediction")',
     techniques=("streamed-metrics",),
@@ -147,7 +148,7 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
     size = cache_bytes(
         model.config, batch=int(batch), beams=int(beams), tokens=tokens, layers=model.layers, width=model.width
     )
-    if size > gpu.usable_bytes:
+    if fit.too_small(gpu, size):
         key, value = ("generation_num_beams", beams) if beams != 1 else ("generation_max_length", tokens)
         cache = f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values"
         why = f"{cache}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
@@ -155,12 +156,12 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
 
 
 def cache_bytes(
-    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, each: int = 2
+    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int, number_bytes: int = 2
 ) -> int:
-    """Bytes of the keys and values that generation keeps at its last token, with `each` a number: each beam has its
-    own cache (transformers 5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`), and reordering
+    """Bytes of the keys and values that generation keeps at its last token, `number_bytes` each. Each beam has its own
+    cache (transformers 5.23.0: generation/utils.py, `expand_size=generation_config.num_beams`), and reordering
     beams copies one layer's share on top. Without head counts in `config` all of `width` is kept."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     head_width = int(config.get("head_dim") or width // heads)
     kept = int(config.get("num_key_value_heads") or heads)  # grouped-query models have fewer
-    return 2 * each * batch * beams * tokens * layers * kept * head_width
+    return 2 * number_bytes * batch * beams * tokens * layers * kept * head_width

@@ -1,4 +1,4 @@
-"""The YAML of `accelerate launch`: what it refuses, what it does not read, and what stands in two places."""
+"""The YAML of `accelerate launch`: values that it refuses, keys that it does not read, and settings in two places."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
     known = accelerate_keys() | _CONVERTED
     for key, value in (subject.launcher or {}).items() if accelerate_keys() else ():
         if key not in known:
-            meant = did_you_mean(str(key), known)
-            yield Found(str(key), value, fix=f"delete the key{meant}" if meant else "", launcher=True)
+            proposal = did_you_mean(str(key), known)
+            yield Found(str(key), value, fix=f"delete the key{proposal}" if proposal else "", launcher=True)
 
 
 @any_job.error(
@@ -53,8 +53,8 @@ def accelerate_wrong_value(subject: Subject) -> Iterator[Found]:
     kind, precision = content.get("distributed_type", "NO"), content.get("mixed_precision")
     kinds, precisions = accelerate_values("DistributedType"), accelerate_values("PrecisionType")
     if kinds and kind is not False and kind not in kinds:  # YAML takes a bare NO for false, which accelerate accepts
-        meant = did_you_mean(str(kind).upper(), kinds)
-        yield Found("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{meant}", launcher=True)
+        proposal = did_you_mean(str(kind).upper(), kinds)
+        yield Found("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{proposal}", launcher=True)
     if precision is False:
         why = "YAML takes a bare no for false, at which the launcher fails"
         yield Found("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
@@ -77,8 +77,8 @@ def accelerate_json_missing(subject: Subject) -> Iterator[Found]:
     named = _engine_section(subject).get(_JSON)
     if own_engine(subject.launcher or {}) != "DEEPSPEED" or named in (None, "none") or not subject.launcher_file:
         return
-    beside = Path(subject.launcher_file).parent
-    if not any((place / str(named)).is_file() for place in (Path(), beside)):
+    folder = Path(subject.launcher_file).parent
+    if not any((place / str(named)).is_file() for place in (Path(), folder)):
         yield Found(f"{SECTION}.{_JSON}", named, launcher=True)
 
 
@@ -93,8 +93,8 @@ def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
         if key in known:
             continue
         if not key.endswith("_nvme_path"):
-            meant = did_you_mean(str(key), known)
-            fix = "" if not meant else f"delete the key{meant}"
+            proposal = did_you_mean(str(key), known)
+            fix = "" if not proposal else f"delete the key{proposal}"
             yield Found(f"{SECTION}.{key}", value, fix=fix, launcher=True)
 
 

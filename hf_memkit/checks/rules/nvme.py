@@ -51,7 +51,7 @@ def nvme_path_unusable(subject: Subject) -> Iterator[Found]:
         if folder.exists() and not folder.is_dir():
             yield Found(f"{part}.nvme_path", path, why="it is a file, not a folder")
         elif not folder.exists():
-            why = "the folder does not exist: DeepSpeed would create it on whatever disk is mounted there"
+            why = "the folder does not exist: DeepSpeed would create it on the disk that is mounted there"
             fix = "create the folder on the disk you mean"
             yield Found(f"{part}.nvme_path", path, why=why, fix=fix, severity="warning")
         elif not os.access(folder, os.W_OK | os.X_OK):

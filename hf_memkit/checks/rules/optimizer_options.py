@@ -35,7 +35,7 @@ def optimizer_row(subject: Subject) -> Optimizer:
 
 
 def options(subject: Subject) -> dict[str, str]:
-    """`optim_args` as Trainer reads it, without what it cannot read."""
+    """The readable options in `optim_args`, as Trainer reads them."""
     text = subject.argument("optim_args")
     parts = text.replace(" ", "").split(",") if isinstance(text, str) else []
     return {key: value for key, _, value in (part.partition("=") for part in parts if part.count("=") == 1)}
@@ -170,8 +170,8 @@ def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
 )
 def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
     rate = subject.argument("learning_rate")
-    meant = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
-    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not meant:
+    intended = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
+    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not intended:
         yield Found("optim", "sgd", argument=True)
 
 

@@ -30,8 +30,8 @@ def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "
     source="deepspeed 0.19.8: runtime/config.py 511",
 )
 def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
-    said = all(subject.at(f"{name}.enabled") == "auto" and subject.on(name) for name in ("fp16", "bf16"))
-    if subject.enabled("fp16") and subject.enabled("bf16") and not said:  # by two-precisions, of the arguments
+    both_auto = all(subject.at(f"{name}.enabled") == "auto" and subject.on(name) for name in ("fp16", "bf16"))
+    if subject.enabled("fp16") and subject.enabled("bf16") and not both_auto:  # by two-precisions, of the arguments
         yield _switched_on(subject, "fp16", "set fp16: false")
 
 

@@ -94,7 +94,7 @@ def best_model_strategies(subject: Subject) -> Iterator[Found]:
 def best_model_steps(subject: Subject) -> Iterator[Found]:
     both = {_strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")}
     saves, evaluates = _steps(subject, "save_steps"), _steps(subject, "eval_steps")
-    numbers = all(isinstance(each, int | float) and each > 0 for each in (saves, evaluates))
+    numbers = all(isinstance(steps, int | float) and steps > 0 for steps in (saves, evaluates))
     if not subject.on("load_best_model_at_end") or both != {"steps"} or not numbers:
         return
     mixed = (saves < 1) != (evaluates < 1)

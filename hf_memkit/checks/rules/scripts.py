@@ -1,4 +1,4 @@
-"""What an argument file shows about its script, besides the fields of TrainingArguments."""
+"""Facts about a script in its argument file, besides the fields of TrainingArguments."""
 
 from __future__ import annotations
 

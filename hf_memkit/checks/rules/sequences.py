@@ -15,18 +15,14 @@ _STRATEGIES: Final = ("random", "sequential", *_BY_LENGTH)
 _LENGTH: Final = "length"  # transformers 5.23.0: training_args.py, the default of length_column_name
 
 
-def _evaluates(subject: Subject) -> bool:
-    strategy = str(subject.argument("eval_strategy", "no")).lower()
-    return strategy not in ("no", "none", "false") or subject.on("do_eval")
-
-
 @any_job.warning(
     why="Trainer drops the last partial batch of evaluation and prediction too: the metrics cover fewer samples",
     fix="delete it: accumulation and the loss are correct with a partial batch",
     source="transformers 5.23.0: trainer.py 1042, for every DataLoader",
 )
 def drop_last_in_evaluation(subject: Subject) -> Iterator[Found]:
-    evaluated = _evaluates(subject) or subject.on("do_predict")
+    strategy = str(subject.argument("eval_strategy", "no")).lower()
+    evaluated = strategy not in ("no", "none", "false") or subject.on("do_eval") or subject.on("do_predict")
     if subject.on("dataloader_drop_last") and evaluated:
         yield Found("dataloader_drop_last", True, argument=True)
 
@@ -162,7 +158,7 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:
-    # Other tasks have examples of their own lengths.
+    # Examples of other tasks differ in length.
     blocks = subject.has_setting("data.text_column") and not subject.has_setting("data.task")
     for part in ("pad_batches", "packed_batches", "check_length_grouping"):
         key = f"trainer_parts.{part}"

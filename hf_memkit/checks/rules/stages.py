@@ -20,13 +20,13 @@ _STAGE_1_2_ONLY = (
     "allgather_bucket_size", "allgather_partitions", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
     "parameter_alignment", "ignore_unused_parameters",
 )  # fmt: skip
-_NOTHING_ASKED = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "use_multi_rank_bucket_allreduce": True,
+_WITHOUT_EFFECT = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "use_multi_rank_bucket_allreduce": True,
                   "ignore_unused_parameters": True}  # fmt: skip
 
 
-def _asks(name: str, value: object) -> bool:
-    """Whether a value has an effect: a switch that is off has none, nor has a default."""
-    return value not in (False, None, "auto") and value != _NOTHING_ASKED.get(name, ...)
+def _has_effect(name: str, value: object) -> bool:
+    """Whether a value has an effect: switches that are off have none, and defaults."""
+    return value not in (False, None, "auto") and value != _WITHOUT_EFFECT.get(name, ...)
 
 
 @deepspeed.warning(
@@ -39,7 +39,7 @@ def wrong_stage(subject: Subject) -> Iterator[Found]:
     names = {1: _STAGE_3_ONLY, 2: _STAGE_3_ONLY, 3: _STAGE_1_2_ONLY}.get(stage, (*_STAGE_3_ONLY, *_STAGE_1_2_ONLY))
     for name in names:
         path = f"{_ZERO}.{name}"
-        if subject.has(path) and _asks(name, subject.at(path)):
+        if subject.has(path) and _has_effect(name, subject.at(path)):
             where = "stage 3 reads" if name in _STAGE_3_ONLY else "stages 1 and 2 read"
             yield Found(path, why=f"no effect at stage {stage}: only {where} it")
 
@@ -139,16 +139,11 @@ def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
 )
 def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
     path = f"{_ZERO}.zero_quantized_gradients"
-    sent = _communicated(subject)
+    dtype = subject.at("communication_data_type")  # deepspeed 0.19.8: runtime/engine.py 1719
+    sent = dtype.lower() if isinstance(dtype, str) and dtype != "auto" else subject.computes_in
     if subject.at(path) is True and subject.zero.stage == 3 and sent not in (None, "fp16"):
         why = f"gradients are sent in {sent}, but between machines DeepSpeed's kernel reads them as fp16"
         yield Found(path, True, why=f"{why}: they are silently wrong")
-
-
-def _communicated(subject: Subject) -> str | None:
-    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if unknown."""
-    asked = subject.at("communication_data_type")
-    return asked.lower() if isinstance(asked, str) and asked != "auto" else subject.computes_in
 
 
 @deepspeed.error(

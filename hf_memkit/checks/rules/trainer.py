@@ -92,7 +92,7 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
 
 
 def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
-    """Either side can change: "auto" takes the argument's value, which may not be what the config was written for."""
+    """Either side can change: "auto" uses the argument's value, which the config may not have been written for."""
     arguments = value if isinstance(value, list) and len(value) == len(names) else [value]
     both = zip(names[:1] if key.endswith(".enabled") else names, arguments, strict=False)
     own = ", ".join(f"{name}: {str(one).lower() if isinstance(one, bool) else one}" for name, one in both)
@@ -160,7 +160,7 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
             continue
         own = names[:1] if key.endswith(".enabled") else names
         values = value if isinstance(value, list) and len(value) == len(own) else [value]
-        equal = ", ".join(f"{name}={each}" for name, each in zip(own, values, strict=False))
+        equal = ", ".join(f"{name}={value}" for name, value in zip(own, values, strict=False))
         number = "number of steps" if key == _TOTAL else "product of batch sizes"
         equal = f"it has {equal}" if equal else f"its {number} equals {value}"
         why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"

@@ -79,16 +79,16 @@ def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> 
     """A batch, the product of `factors` on each process, that is no whole groups. With an unknown number of processes
     it depends on that."""
     numbers = [_number(subject, name) for name in factors]
-    each = math.prod(number or 0 for number in numbers)
-    least = group // math.gcd(group, each)
+    micro_batch = math.prod(number or 0 for number in numbers)
+    multiple = group // math.gcd(group, micro_batch)
     # TRL's command line hands num_processes on to `accelerate launch`.
     processes = subject.processes or _number(subject, "num_processes")
-    if not each or (processes or 1) % least == 0:
+    if not micro_batch or (processes or 1) % multiple == 0:
         return
-    batch = f"{' × '.join(factors)} = {each} on each process"
+    batch = f"{' × '.join(factors)} = {micro_batch} on each process"
     if processes is None:
-        why = f"TRL refuses groups of {group} with {batch}, unless the number of processes is a multiple of {least}"
-        fix = f"start a multiple of {least} processes, or make the product a multiple of {group}"
+        why = f"TRL refuses groups of {group} with {batch}, unless the number of processes is a multiple of {multiple}"
+        fix = f"start a multiple of {multiple} processes, or make the product a multiple of {group}"
         yield Found(key, why=why, fix=fix, argument=True, severity="hint")
     else:
         why = f"TRL refuses groups of {group} with {batch} and {processes} processes"

@@ -50,10 +50,10 @@ def _overwritten(path: str) -> bool:
 
 
 def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
-    """Every known key with its value and what it may hold; "auto" has its own rule.
+    """Every known key with its value and its allowed values; "auto" has its own rule.
 
-    Left out: values that nothing uses under Trainer. DeepSpeed reads `activation_checkpointing` without a check, and
-    no one uses what it read (0.19.8: runtime/activation_checkpointing/config.py 72-98).
+    Without values that are unused under Trainer. DeepSpeed reads `activation_checkpointing` without a check, and
+    nothing uses it (0.19.8: runtime/activation_checkpointing/config.py 72-98).
     """
     for path, value in walk(subject.config or {}):
         unused = _overwritten(path) or path.startswith("activation_checkpointing.")
@@ -73,7 +73,7 @@ def auto_not_filled(subject: Subject) -> Iterator[Found]:
         if path.endswith(".stage3_gather_16bit_weights_on_model_save") and subject.zero.stage == 3:
             continue  # no-weights-saved says what follows from it
         taken = _ACCELERATE_FILLS.get(path)
-        why = f"Trainer does not fill in this key; accelerate uses {taken}, whatever the job is" if taken else ""
+        why = f"Trainer does not fill in this key; accelerate uses {taken} for every job" if taken else ""
         yield Found(path, value, why=why, severity="warning" if taken else None)
 
 

@@ -1,4 +1,4 @@
-"""ZenFlow: what it needs, and what it changes."""
+"""ZenFlow: its requirements, and its effects."""
 
 from __future__ import annotations
 

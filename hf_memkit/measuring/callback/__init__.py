@@ -1,1 +1,1 @@
-"""The callback for a user's script: turns Trainer's events into records, dashboard numbers, OOM notes, a summary."""
+"""The callback for a user's script: records, dashboard numbers, OOM notes and a summary from Trainer's events."""

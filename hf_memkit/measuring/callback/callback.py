@@ -1,4 +1,4 @@
-"""The callback that measures memory in an existing Trainer. In: Trainer's events. Out: records, log keys, a report.
+"""The callback that measures memory in an existing Trainer: records, log keys and a report from Trainer's events.
 
 ```python
 trainer = Trainer(…, callbacks=[MemoryReportCallback()])   # records, report, console, trainer_state.json
@@ -94,7 +94,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._barrier = ErrorBarrier()
         self._training: Training | None = None
         self._trainer: weakref.ref[Any] | None = None
-        self._told_of_dashboards = False
+        self._warned_about_dashboards = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -134,63 +134,63 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             self._barrier.call("close", self._training.close)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.close()  # auto_find_batch_size begins again without an end; so does a training after one that raised
-        before, self._training, self._barrier = self._training, None, ErrorBarrier()
-        if self._trainer is not None and self._gives_way(self._trainer()):
+        self.close()  # auto_find_batch_size, or a training after one that raised, starts without an end
+        previous, self._training, self._barrier = self._training, None, ErrorBarrier()
+        if self._trainer is not None and self._is_replaced(self._trainer()):
             return
-        self._barrier.call("on_train_begin", self._begin, args, state, kwargs, before)
+        self._barrier.call("on_train_begin", self._begin, args, state, kwargs, previous)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_step_begin", RunRecorder.step_begin)
+        self._record_event("on_step_begin", RunRecorder.step_begin)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_substep_end", RunRecorder.substep_end)
+        self._record_event("on_substep_end", RunRecorder.substep_end)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
+        self._record_event("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
+        self._record_event("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_step_end", RunRecorder.step_end, state)
+        self._record_event("on_step_end", RunRecorder.step_end, state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if self._training is not None:
-            self._tell("on_log", self._training.log, state, logs)
+            self._record_event("on_log", self._training.log, state, logs)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_prediction_step", RunRecorder.prediction_step)
+        self._record_event("on_prediction_step", RunRecorder.prediction_step)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        self._tell("on_evaluate", RunRecorder.evaluate, state, metrics)
+        self._record_event("on_evaluate", RunRecorder.evaluate, state, metrics)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_save", RunRecorder.save, state)
+        self._record_event("on_save", RunRecorder.save, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is not None:
             self._barrier.call("on_train_end", self._training.finish)
         self.close()
 
-    def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], before: Training | None) -> None:
+    def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], previous: Training | None) -> None:
         self._training = Training(self._options, self._barrier, args, state)
-        self._barrier.call("dashboards", self._say_what_logs_reach, args, state)
+        self._barrier.call("dashboards", self._warn_about_dashboards, args, state)
         trainer = self._trainer() if self._trainer is not None else None
         engine = trainer.model_wrapped if trainer is not None else None
-        self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, before=before)
+        self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, previous=previous)
 
-    def _gives_way(self, trainer: Any) -> bool:
-        """Whether the Trainer was given another one after this: two would take the counters from one another."""
+    def _is_replaced(self, trainer: Any) -> bool:
+        """Whether the Trainer has a later callback of this kind: two would reset each other's counters."""
         callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
         return any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks)
 
-    def _say_what_logs_reach(self, args: Any, state: Any) -> None:
-        """Once: a callback that a user gives a Trainer is told after its integrations."""
+    def _warn_about_dashboards(self, args: Any, state: Any) -> None:
+        """Warn once that a callback passed to a Trainer runs after its integrations."""
         attached = self._trainer is not None
-        if attached or self._told_of_dashboards or self._options.log == "none" or not args.report_to:
+        if attached or self._warned_about_dashboards or self._options.log == "none" or not args.report_to:
             return
-        self._told_of_dashboards = True
+        self._warned_about_dashboards = True
         if state.is_world_process_zero:
             _logger.warning(
                 "memkit: memory numbers do not reach %s, which runs before this callback; the console, "
@@ -199,14 +199,14 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
                 " and ".join(args.report_to),
             )
 
-    def _tell(
+    def _record_event(
         self,
         event: str,
         method: Callable[Concatenate[RunRecorder, P], object],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Has the recorder do its part, unless the training has ended or another callback has taken over."""
+        """Call the recorder, unless the training has ended or another callback records it."""
         training = self._training
         if training is not None and not training.silent:
             self._barrier.call(event, method, training.recorder, *args, **kwargs)
@@ -229,8 +229,8 @@ def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:
         SettingError: an option has an unknown value.
     """
     callbacks = trainer.callback_handler.callbacks
-    there = [other for other in callbacks if isinstance(other, MemoryReportCallback)]
-    callback = there[-1] if there and not kwargs else MemoryReportCallback(**kwargs)
+    existing = [other for other in callbacks if isinstance(other, MemoryReportCallback)]
+    callback = existing[-1] if existing and not kwargs else MemoryReportCallback(**kwargs)
     callback._trainer = weakref.ref(trainer)
     callbacks[:] = [callback, *(other for other in callbacks if not isinstance(other, MemoryReportCallback))]
     return callback

@@ -1,4 +1,5 @@
-"""Records the exception that ends a training, while its frames and tensors still live. Out: `oom`, `end`, advice."""
+"""Record the exception that ends a training, while its frames and tensors still exist: `oom` and `end` records,
+advice."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, Final, cast
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.callback.oom_note import OomNote, frames, out_of_memory, say_what_was_recorded
+from hf_memkit.measuring.callback.oom_note import OomNote, frames, note_from_record, out_of_memory
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records
@@ -20,7 +21,7 @@ from hf_memkit.measuring.record_types import ModulesRecord, RunRecord, Status
 
 _LONGEST_ERROR: Final = 4000
 
-# Trainer sends no event when an evaluation or a save begins; its methods stand in the traceback.
+# Trainer has no event for the start of an evaluation or a save; its methods are in the traceback.
 _PHASE_OF_METHOD: Final[dict[str, Phase]] = {
     "evaluate": "evaluate",
     "evaluation_loop": "evaluate",
@@ -38,18 +39,26 @@ def record_exception(
     snapshot: bool,
     ctrl_c: bool,
 ) -> OomNote | None:
-    """Writes the `end` record, and before it an `oom` record if memory ran out; returns the note on that, else None.
+    """Write the `end` record, and before it an `oom` record if memory ran out.
 
-    `global_step`: finished optimizer steps. `snapshot`: write the allocator's state too. `ctrl_c`: Ctrl-C was pressed,
-    so that any error but out-of-memory is its consequence.
+    Args:
+        error: the exception.
+        recorder: recorder of the training.
+        barrier: catches errors of measuring.
+        global_step: finished optimizer steps.
+        snapshot: write the allocator's state too.
+        ctrl_c: Ctrl-C was pressed, so that any error but out-of-memory follows from it.
+
+    Returns:
+        The note on an out-of-memory error, else None.
     """
     advice = None
-    found = barrier.call("out of memory?", out_of_memory, error)
-    if found is not None:
-        oom, message = found
+    match = barrier.call("out of memory?", out_of_memory, error)
+    if match is not None:
+        oom, message = match
         record: dict[str, Any] = {"error_type": type(oom).__name__, "error": str(oom)[:_LONGEST_ERROR]}
         record |= barrier.call("oom record", recorder.oom_fields) or {}
-        record |= barrier.call("oom message", _what_it_says, message) or {}
+        record |= barrier.call("oom message", _message_sizes, message) or {}
         record["phase"] = barrier.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
         record |= barrier.call("evaluation", _evaluation, error) or {}
         record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
@@ -57,13 +66,13 @@ def record_exception(
             record |= barrier.call("snapshot", _snapshot, recorder.writer.path) or {}
         advice = barrier.call("advice", _advise, record, recorder, message)
         recorder.writer.write("oom", record)
-    stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and found is None)
+    stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and match is None)
     status: Status = "interrupted" if stopped else "failed"
     barrier.call("end", recorder.end, status, error)
     return advice
 
 
-def _what_it_says(message: OomMessage | None) -> dict[str, float]:
+def _message_sizes(message: OomMessage | None) -> dict[str, float]:
     sizes = {name: getattr(message, f"{name}_bytes", None) for name in ("requested", "free", "capacity", "process")}
     return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
@@ -79,7 +88,7 @@ def _phase(error: BaseException) -> Phase | None:
 
 
 def _evaluation(error: BaseException) -> dict[str, bool]:
-    """Whether the evaluation that failed kept predictions (transformers 5.23: trainer.py, `evaluation_loop`)."""
+    """Whether the failed evaluation kept predictions (transformers 5.23: trainer.py, `evaluation_loop`)."""
     for frame in frames(error):
         only_loss = frame.f_locals.get("prediction_loss_only")
         if frame.f_code.co_name == "evaluation_loop" and isinstance(only_loss, bool):
@@ -94,7 +103,7 @@ def _snapshot(records: Path) -> dict[str, str]:
 
 
 def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
-    """The advice; `record` gets its `cause` and `changes`."""
+    """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
     run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
@@ -102,11 +111,11 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     samples = record.get("samples")
     view, verdict = RunView(run, record), None
     if message is not None:
-        judged = judge(
+        oom_verdict = judge(
             message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.version("torch")
         )
-        verdict = for_job(judged, view)
+        verdict = for_job(oom_verdict, view)
         record["cause"] = verdict.cause
     changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
     record["changes"] = [change.to_json() for change in changes]
-    return say_what_was_recorded(record, run, verdict, changes, path)
+    return note_from_record(record, run, verdict, changes, path)

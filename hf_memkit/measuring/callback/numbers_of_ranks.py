@@ -1,9 +1,6 @@
-"""What all ranks measured, known on rank 0. In: each rank's latest numbers. Out: those of the ranks heard so far.
-
-No collective and no wait: the training thread puts its numbers into a variable. Once a second another thread writes
-them to the store that the process group was made with, and on rank 0 reads what the others wrote. A rank that has died
-is one whose numbers stay what they were.
-"""
+"""Collect the latest numbers of all ranks on rank 0. Without collectives or waiting: the training thread stores its
+numbers in a variable. Once a second another thread writes them to the process group's store, and on rank 0 reads those
+of the others. The numbers of a dead rank no longer change."""
 
 from __future__ import annotations
 
@@ -21,17 +18,17 @@ from hf_memkit.measuring.memory.error_barrier import describe
 
 _INTERVAL_S: Final = 1.0
 _TIMEOUT: Final = timedelta(seconds=5)
-"""For an answer of the store. Only this thread waits for it, on a connection of its own."""
+"""For an answer of the store. Only this thread waits for it, on its own connection."""
 _LEAVE_S: Final = 0.5
-"""How long the end of a training waits for the thread. One that a store keeps longer is left behind: it holds nothing
-but its connection, and dies with the process."""
+"""Maximum wait for the thread at the end of a training. A thread blocked by the store longer is abandoned: it has
+nothing but its connection, and ends with the process."""
 
 _trainings = itertools.count()
 
 
 @dataclass(frozen=True)
-class Heard:
-    """The numbers that a rank published after `step`, first seen on rank 0 `age_s` seconds ago."""
+class RankSample:
+    """Numbers that a rank published after `step`, first seen on rank 0 `age_s` seconds ago."""
 
     step: int
     numbers: dict[str, float]
@@ -40,7 +37,7 @@ class Heard:
 
 @dataclass
 class _Shared:
-    """What the two threads exchange. Each attribute is written by one of them, and always replaced as a whole."""
+    """Data shared by the two threads. Each attribute is written by one of them, and always replaced as a whole."""
 
     mine: tuple[int, dict[str, float]] | None = None
     others: dict[int, tuple[int, dict[str, float], float]] = field(default_factory=dict)
@@ -49,8 +46,7 @@ class _Shared:
 
 
 class RankNumbers:
-    """This rank's part in telling rank 0. `name`: a place in `store`, the same on all ranks, another for each
-    training."""
+    """This rank's part of the exchange. `name`: key in `store`, the same on all ranks, another for each training."""
 
     def __init__(self, store: Any, rank: int, world_size: int, name: str) -> None:
         self.rank = rank
@@ -62,50 +58,50 @@ class RankNumbers:
             daemon=True,
         )
         self._thread.start()
-        # Also when nobody calls `close`: a thread inside the store when the interpreter shuts down could abort it.
+        # Also without `close`: a thread inside the store at interpreter shutdown could abort it.
         self._leave = weakref.finalize(self, _leave, self._shared, self._thread)
 
     def publish(self, step: int, numbers: Mapping[str, float]) -> None:
-        """This rank's numbers from now on."""
+        """Set this rank's numbers."""
         self._shared.mine = (step, dict(numbers))
 
-    def heard(self) -> dict[int, Heard]:
+    def latest(self) -> dict[int, RankSample]:
         """On rank 0 the numbers of each rank that has published any; elsewhere this rank's own."""
         now_s = time.monotonic()
         others, mine = self._shared.others, self._shared.mine
-        known = {rank: Heard(step, numbers, now_s - seen_s) for rank, (step, numbers, seen_s) in others.items()}
-        return {self.rank: Heard(*mine, age_s=0.0), **known} if mine is not None else known
+        known = {rank: RankSample(step, numbers, now_s - seen_s) for rank, (step, numbers, seen_s) in others.items()}
+        return {self.rank: RankSample(*mine, age_s=0.0), **known} if mine is not None else known
 
     def close(self) -> None:
-        """Ends the thread, or leaves it behind if the store keeps it. Safe to repeat."""
+        """End the thread, or abandon it if the store blocks it. Safe to repeat."""
         self._leave()
 
 
 def join_ranks() -> RankNumbers | None:
-    """For the processes that train together; None for one alone, or where no process group holds them together."""
+    """The exchange between processes that train together; None for one process, or without a process group."""
     import torch.distributed as distributed
 
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return None
     store = distributed.distributed_c10d._get_default_store()
-    # All ranks begin the same trainings in the same order.
+    # All ranks start the same trainings in the same order.
     name = f"memkit-report/{next(_trainings)}"
     return RankNumbers(store, distributed.get_rank(), distributed.get_world_size(), name)
 
 
 def _exchange(stores: list[Any], rank: int, world_size: int, name: str, shared: _Shared) -> None:
-    """The thread. Whatever goes wrong ends it: a store that is gone does not come back."""
+    """Body of the thread. Any error ends it: a lost store does not return."""
     try:
-        own = stores.pop().clone()  # of the process group's nothing is kept: its owner may want to take it down
-        own.set_timeout(_TIMEOUT)
+        store = stores.pop().clone()  # no reference to the group's store is kept, so that it can be destroyed
+        store.set_timeout(_TIMEOUT)
         sent = None
         while not shared.stop.wait(_INTERVAL_S):
             mine = shared.mine
             if mine is not None and mine is not sent:
-                own.set(f"{name}/{rank}", json.dumps(mine))
+                store.set(f"{name}/{rank}", json.dumps(mine))
                 sent = mine
             if rank == 0:
-                shared.others = _listen(own, world_size, name, shared.others)
+                shared.others = _listen(store, world_size, name, shared.others)
     except Exception as error:
         shared.failure = describe(error)
 
@@ -113,16 +109,16 @@ def _exchange(stores: list[Any], rank: int, world_size: int, name: str, shared: 
 def _listen(
     store: Any, world_size: int, name: str, known: dict[int, tuple[int, dict[str, float], float]]
 ) -> dict[int, tuple[int, dict[str, float], float]]:
-    """`known`, with what has come since. A key that is not there is not read: that would wait for it."""
+    """`known` with new values. Missing keys are not read: that would wait for them."""
     ranks = [rank for rank in range(1, world_size) if rank in known or store.check([f"{name}/{rank}"])]
     if not ranks:
         return known
-    news = dict(known)
+    updated = dict(known)
     for rank, message in zip(ranks, store.multi_get([f"{name}/{rank}" for rank in ranks]), strict=True):
         step, numbers = json.loads(message)
         if rank not in known or known[rank][:2] != (step, numbers):
-            news[rank] = (step, numbers, time.monotonic())
-    return news
+            updated[rank] = (step, numbers, time.monotonic())
+    return updated
 
 
 def _leave(shared: _Shared, thread: threading.Thread) -> None:

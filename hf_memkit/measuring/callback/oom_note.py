@@ -1,5 +1,4 @@
-"""The note below the traceback of an out-of-memory error. In: the exception, the record of that moment. Out: a
-note."""
+"""The note below the traceback of an out-of-memory error, from the exception and its record."""
 
 from __future__ import annotations
 
@@ -26,8 +25,15 @@ _WITH_CALLBACK: Final = "For advice measured on this job, add callbacks=[MemoryR
 
 @dataclass(frozen=True)
 class OomNote:
-    """What happened (one line), why (empty if unknown), what helps (a line each), and where the records are, or how to
-    get some. `general`: what helps is generic, because the job is unknown."""
+    """A note in parts.
+
+    Attributes:
+        happened: the error in one line.
+        why: its cause; empty if unknown.
+        helps: changes that help, a line each.
+        more: where the records are, or how to get some.
+        general: whether the changes are generic, because the job is unknown.
+    """
 
     happened: str
     why: str
@@ -47,7 +53,7 @@ class OomNote:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, and those it was raised from or while handling."""
+    """`error`, its causes and contexts."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -60,10 +66,8 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames that `error`, or one of the errors behind it, has left for good.
-
-    Up to Python 3.12 a look at the variables (`f_locals`) of one that still runs keeps them alive until it returns.
-    """
+    """The finished frames of `error` and of the errors in its chain. Up to Python 3.12 reading the variables
+    (`f_locals`) of a running frame keeps them alive until it returns."""
     running: set[int] = set()
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -78,8 +82,8 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error of torch or another library in the chain of `error`, and its message if that is
-    known."""
+    """The out-of-memory error of torch or another library in the chain of `error`, with its parsed message if the form
+    is known."""
     import torch
 
     from hf_memkit.measuring.out_of_memory import parse_message
@@ -93,13 +97,13 @@ def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | Non
 
 
 def advice_from_text(error: BaseException) -> OomNote | None:
-    """A note from the text of an out-of-memory error alone; None if `error` is not one."""
+    """A note from the text of an out-of-memory error only; None for other errors."""
     from hf_memkit.measuring.out_of_memory import explain_oom, judge
 
-    found = out_of_memory(error)
-    if found is None:
+    match = out_of_memory(error)
+    if match is None:
         return None
-    oom, message = found
+    oom, message = match
     if message is None:
         return OomNote(f"out of memory: {type(oom).__name__}.", "", ())
     verdict = judge(message, own=os.getpid())
@@ -107,33 +111,35 @@ def advice_from_text(error: BaseException) -> OomNote | None:
     general = _sentences(explain_oom(traced).changes)
     return OomNote(
         f"out of memory. {_sizes(verdict.figures)}".rstrip(),
-        _why(verdict),
+        _cause(verdict),
         _settings(verdict) + general,
         _WITH_CALLBACK if general else "",
         general=True,
     )
 
 
-def say_what_was_recorded(
+def note_from_record(
     record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
 ) -> OomNote:
-    """A note for a training, from its `oom` and `run` records, the cause, the changes and the file of records."""
+    """A note for a training, from its `oom` and `run` records, the cause, the changes and the records' file."""
     figures = {**record, **verdict.figures} if verdict is not None else record
     return OomNote(
-        happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
-        why=_why(verdict) if verdict is not None else "",
+        happened=" ".join(
+            part for part in (_moment(record, run), _sizes(figures), _largest_categories(record)) if part
+        ),
+        why=_cause(verdict) if verdict is not None else "",
         helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
     )
 
 
 def add_note(error: BaseException, advice: OomNote) -> None:
-    """Adds the note, unless the exception already has one."""
+    """Add the note, unless the exception already has one."""
     if not any(str(note).startswith(_MARK) for note in getattr(error, "__notes__", ())):
         error.add_note(advice.text())
 
 
-def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+def _moment(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     words = f"out of memory {at(record['phase'], record['step'])}"
     accumulated = run.get("arguments", {}).get("gradient_accumulation_steps", 1)
     if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
@@ -158,7 +164,7 @@ def _sizes(figures: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def _filled(record: Mapping[str, Any]) -> str:
+def _largest_categories(record: Mapping[str, Any]) -> str:
     sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
     least = sum(sizes.values()) / 100
     largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
@@ -167,7 +173,7 @@ def _filled(record: Mapping[str, Any]) -> str:
     return f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
 
 
-def _why(verdict: Verdict) -> str:
+def _cause(verdict: Verdict) -> str:
     return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
 
 

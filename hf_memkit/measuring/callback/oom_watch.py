@@ -1,10 +1,10 @@
-"""Hearing of the exception that ends a training. In: an exception on its way out. Out: one call for it.
+"""Catch the exception that ends a training.
 
-Trainer sends no event when training raises. Two ways lead here: `sys.excepthook`, which Python calls when nobody has
-caught the exception, and `oom_advice()`, for notebooks, where that hook is not called, and for scripts that catch.
-Both only listen: the exception goes on as the same object with the same arguments and traceback. Of a Ctrl-C the
-signal is heard too, and goes on to its handler: a script may catch what that raises, and another rank dies of the
-connection that it cuts.
+Trainer has no event for exceptions of training. They are seen in `sys.excepthook`, which Python calls for uncaught
+exceptions, and in `oom_advice()`, for notebooks, where that hook is not called, and for scripts that catch exceptions.
+The exception continues as the same object with the same arguments and traceback. For Ctrl-C the signal is also
+recorded and passed to its handler: a script may catch the handler's exception, and another rank fails when its
+connection is lost.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _watches: weakref.WeakSet[ExceptionWatch] = weakref.WeakSet()
 
 
 class ExceptionWatch:
-    """Waits for the exception that ends one training and tells `on_exception`, a method whose object it does not keep.
-    One that has not passed through the Trainer with `callback` is not this training's: a script may have caught it."""
+    """Waits for the exception that ends one training and calls `on_exception`, a method whose object is referenced
+    weakly. An exception that has not passed through the Trainer with `callback` belongs to other code."""
 
     def __init__(self, callback: object, on_exception: Callable[[BaseException], object]) -> None:
         self._callback = weakref.ref(callback)
@@ -37,9 +37,9 @@ class ExceptionWatch:
         """Whether a SIGINT has interrupted this training."""
 
     def start(self) -> None:
-        """From now on; `stop` must follow, however training ends, or the exception itself."""
+        """Start watching. `stop` must be called when training ends without an exception."""
         _watches.add(self)
-        _take_out_dead_hooks()
+        _remove_dead_hooks()
         sys.excepthook = hook = _Hook(self, sys.excepthook)
         self._links = [hook]
         handler = signal.getsignal(signal.SIGINT)
@@ -48,22 +48,22 @@ class ExceptionWatch:
             signal.signal(signal.SIGINT, link)
 
     def stop(self) -> None:
-        """Hears nothing more, and takes its hooks away. Safe to repeat."""
+        """Stop watching, and remove the hooks. Safe to repeat."""
         _watches.discard(self)
         for link in self._links:
             link.stop()
         self._links = []
-        _take_out_dead_hooks()
+        _remove_dead_hooks()
 
-    def interrupted_in(self, frame: FrameType | None) -> None:
-        """A SIGINT has interrupted `frame`."""
+    def on_interrupt(self, frame: FrameType | None) -> None:
+        """Record that a SIGINT has interrupted `frame`."""
         callback = self._callback()
         while frame is not None and callback is not None and not self.ctrl_c:
             self.ctrl_c = _is_trainer_with(callback, frame)
             frame = frame.f_back
 
-    def hears(self, error: BaseException) -> bool:
-        """Tells of `error`, if it comes from this training; True if it did."""
+    def handle(self, error: BaseException) -> bool:
+        """Report `error` if it comes from this training; returns whether it does."""
         callback = self._callback()
         if self._process != os.getpid():  # a forked process has a copy of the hook; its end is not training's
             return False
@@ -76,12 +76,12 @@ class ExceptionWatch:
 
 
 class _Link:
-    """One in the chain of those who are called for an exception, or for a signal. Whoever took the place after it may
-    call it: it can't be taken out then, and only passes on."""
+    """A handler in the chain for exceptions or signals. A later handler may still call it, so a stopped one stays and
+    only calls the previous handler."""
 
-    def __init__(self, watch: ExceptionWatch, before: Callable[..., Any]) -> None:
+    def __init__(self, watch: ExceptionWatch, previous: Callable[..., Any]) -> None:
         self._watch: weakref.ref[ExceptionWatch] | None = weakref.ref(watch)
-        self.before = before
+        self.previous = previous
 
     @property
     def watch(self) -> ExceptionWatch | None:
@@ -93,36 +93,36 @@ class _Link:
 
 
 class _Hook(_Link):
-    """In `sys.excepthook`."""
+    """Handler in `sys.excepthook`."""
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         watch = self.watch
         if watch is not None:
-            with contextlib.suppress(BaseException):  # whatever happens here, the user's own exception is shown
-                watch.hears(error)
-        self.before(kind, error, traceback)
+            with contextlib.suppress(BaseException):  # the user's exception must be shown in any case
+                watch.handle(error)
+        self.previous(kind, error, traceback)
 
 
 class _CtrlC(_Link):
-    """Handles SIGINT."""
+    """Handler of SIGINT."""
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         try:
-            return self.before(number, frame)
-        except BaseException:  # a handler that raises nothing has asked for a stop, and interrupted nothing
+            return self.previous(number, frame)
+        except BaseException:  # a handler that does not raise requests a stop without interrupting
             if (watch := self.watch) is not None:
                 with contextlib.suppress(Exception):
-                    watch.interrupted_in(frame)
+                    watch.on_interrupt(frame)
             raise
 
 
-def _take_out_dead_hooks() -> None:
-    """From the front of the chains; of many trainings that raised, a hook each would be left there."""
+def _remove_dead_hooks() -> None:
+    """Remove stopped handlers from the front of the chains: otherwise each training that raised would leave one."""
     while isinstance(hook := sys.excepthook, _Hook) and hook.watch is None:
-        sys.excepthook = hook.before
+        sys.excepthook = hook.previous
     if threading.current_thread() is threading.main_thread():
         while isinstance(handler := signal.getsignal(signal.SIGINT), _CtrlC) and handler.watch is None:
-            signal.signal(signal.SIGINT, handler.before)
+            signal.signal(signal.SIGINT, handler.previous)
 
 
 @contextlib.contextmanager
@@ -144,15 +144,15 @@ def oom_advice() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(BaseException):  # as little as anything else may it take the error's place
-            _tell(error)
+        with contextlib.suppress(BaseException):  # nothing may replace the error
+            _report(error)
         raise
 
 
-def _tell(error: BaseException) -> None:
-    """To the training that `error` comes from; an out-of-memory error of no training is explained by its text."""
-    heard = [watch.hears(error) for watch in list(_watches)]
-    advice = advice_from_text(error) if not any(heard) else None
+def _report(error: BaseException) -> None:
+    """Report `error` to its training; explain an out-of-memory error outside trainings by its text."""
+    latest = [watch.handle(error) for watch in list(_watches)]
+    advice = advice_from_text(error) if not any(latest) else None
     if advice is not None:
         add_note(error, advice)
 

@@ -1,8 +1,6 @@
-"""The memory limit that a container or a batch system sets. In: /proc and /sys. Out: bytes, or None without a limit.
-
-Linux's Documentation/admin-guide/cgroup-v2.rst (`memory.max`, `memory.current`, `memory.stat`, `memory.events`) and
-cgroup-v1/memory.rst (`memory.limit_in_bytes`, `memory.usage_in_bytes`, `memory.oom_control`).
-"""
+"""Memory limit of a container or a batch system, from /proc and /sys. Linux's Documentation/admin-guide/cgroup-v2.rst
+(`memory.max`, `memory.current`, `memory.stat`, `memory.events`) and cgroup-v1/memory.rst (`memory.limit_in_bytes`,
+`memory.usage_in_bytes`, `memory.oom_control`)."""
 
 from __future__ import annotations
 
@@ -15,12 +13,12 @@ _NO_LIMIT = 1 << 60  # version 1 writes a huge number where version 2 writes "ma
 
 
 def limit_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """The lowest limit of this process's groups."""
+    """The lowest limit of this process's groups; None without a limit."""
     return min((limit for _, limit in _limited(root, membership)), default=None)
 
 
 def available_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """What may still be taken before a limit is reached; file pages that the kernel can drop do not count as used."""
+    """Bytes left before a limit is reached, or None; file pages that the kernel can drop do not count as used."""
     left = []
     for folder, limit in _limited(root, membership):
         used = _number(folder / "memory.current")
@@ -34,7 +32,7 @@ def available_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int |
 
 
 def oom_kills(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
-    """How many processes the kernel has killed in this process's group for want of memory."""
+    """Number of processes in this process's group that the kernel has killed because memory ran out."""
     for folder in _groups(root, membership):
         for name in ("memory.events", "memory.oom_control"):
             count = _fields(folder / name).get("oom_kill")

@@ -1,4 +1,4 @@
-"""The wall between measuring and training. In: any call. Out: its result, or None and a counted error."""
+"""Keeps errors of measuring out of training."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _logger = logging.getLogger(__name__)
 
 
 class ErrorBarrier:
-    """Calls functions so that no Exception leaves them; KeyboardInterrupt and SystemExit are the user's, and pass.
-    `count` and the first `messages` go into the end record."""
+    """Calls functions and catches their Exceptions; KeyboardInterrupt and SystemExit pass. `count` and the first
+    `messages` go into the end record."""
 
     def __init__(self) -> None:
         self.count = 0
         self.messages: list[str] = []
 
     def call(self, name: str, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What `function` returns, or None if it raised."""
+        """The result of `function`, or None if it raised."""
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -32,19 +32,19 @@ class ErrorBarrier:
             return None
 
     def note(self, name: str, error: Exception) -> None:
-        """Counts an error that was caught."""
+        """Count a caught error."""
         self.count += 1
         if len(self.messages) < _KEPT_MESSAGES:
             self.messages.append(f"{name}: {describe(error)}")
         if self.count == 1:
-            # The logger and not `warnings`: under `python -W error` a warning would raise into training. A handler or
-            # filter of the user's may still.
+            # The logger, not `warnings`: under `python -W error` a warning would raise into training. The user's
+            # handlers and filters may raise too.
             with contextlib.suppress(Exception):
                 _logger.warning("memkit could not measure (%s); training goes on", self.messages[0])
 
 
 def describe(error: BaseException) -> str:
-    """`"ValueError: text"`, in one line, even if the error cannot print itself."""
+    """`"ValueError: text"` in one line, even if the error cannot print itself."""
     try:
         text = str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""What a run is: the fields of a `run` record. In: Trainer's arguments, model, optimizer. Out: plain data."""
+"""Fields of a `run` record: plain data about Trainer's arguments, model, optimizer and machine."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ _LONGEST_LIST = 20
 
 
 def versions() -> dict[str, str]:
-    """memkit, python and the packages that are installed; none of them is imported for it."""
-    found = {"hf_memkit": __version__, "python": platform.python_version()}
+    """Versions of memkit, python and installed packages, without importing them."""
+    installed = {"hf_memkit": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            installed[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def process_facts(args: Any) -> RunRecord:
-    """`rank`, `world_size` and `host`: by which a report tells whether the process still lives."""
+    """`rank`, `world_size` and `host`, with which a report checks whether the process is alive."""
     process = psutil.Process()
     host: HostFacts = {
         "hostname": socket.gethostname(),
@@ -98,7 +98,7 @@ def process_facts(args: Any) -> RunRecord:
 
 
 def hardware(device: torch.device | None) -> HardwareFacts:
-    """The machine, and the GPU that is trained on if there is one."""
+    """The machine, and the training's GPU if any."""
     facts: HardwareFacts = {}
     if (cores := os.cpu_count()) is not None:
         facts["cpu_count"] = cores
@@ -117,23 +117,23 @@ def hardware(device: torch.device | None) -> HardwareFacts:
     module = torch.get_device_module(device)
     facts["device_name"] = module.get_device_name(device)
     facts["device_count"] = module.device_count()
-    # Below 1 somebody (a test on a bigger GPU, say) has capped the allocator: it fails before the GPU is full.
-    # An allocator without a cap may name a larger number, and one of the user's own may know of no cap at all.
+    # Below 1 the allocator is capped (in a test on a bigger GPU, for example), and fails before the GPU is full.
+    # An allocator without a cap may return a larger number, and a custom one may lack the method.
     with contextlib.suppress(AttributeError, RuntimeError):
         facts["allocator_cap_fraction"] = min(1.0, module.get_per_process_memory_fraction(device))
     return facts
 
 
-def arguments_that_matter(args: Any) -> dict[str, Any]:
-    """The training arguments that decide memory, under the names of today's transformers."""
+def memory_arguments(args: Any) -> dict[str, Any]:
+    """The training arguments that affect memory, under current names."""
     facts: dict[str, Any] = {}
     for name in _ARGUMENTS:
         value = getattr(args, name, None)
         if value is not None:
             facts[name] = _plain(value)
     # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
-    both = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
-    facts["activation_checkpointing"] = any(both)
+    values = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
+    facts["activation_checkpointing"] = any(values)
     return {**facts, **_deepspeed_facts(args)}
 
 
@@ -145,15 +145,15 @@ def is_deepspeed(args: Any, optimizer: Any = None) -> bool:
 
 
 def swap_folders(args: Any) -> tuple[Path, ...]:
-    """Where ZeRO-Infinity keeps its files, each folder once; empty without it."""
+    """ZeRO-Infinity's folders, each once; empty without it."""
     zero = _zero(args) or {}
     paths = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
-    found = [str(part["nvme_path"]) for part in paths if part.get("device") == "nvme" and part.get("nvme_path")]
-    return tuple(Path(path) for path in dict.fromkeys(found))
+    folders = [str(part["nvme_path"]) for part in paths if part.get("device") == "nvme" and part.get("nvme_path")]
+    return tuple(Path(path) for path in dict.fromkeys(folders))
 
 
 def model_facts(model: nn.Module) -> RunRecord:
-    """Class, size and what decides activations; a parameter that ZeRO-3 has partitioned counts whole."""
+    """Class, size and settings that affect activations; a parameter partitioned by ZeRO-3 counts whole."""
     dtypes: dict[str, int] = {}
     trainable = 0
     for parameter in model.parameters():
@@ -198,7 +198,7 @@ def _zero(args: Any) -> Mapping[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """Enums as their values, lists of them as lists; anything else that JSON does not know as its text."""
+    """Enums as their values, sequences as lists; other objects as text."""
     value = getattr(value, "value", value)
     if isinstance(value, list | tuple | set):
         return [_plain(item) for item in list(value)[:_LONGEST_LIST]]

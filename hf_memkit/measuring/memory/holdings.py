@@ -1,5 +1,5 @@
-"""What a model, its optimizer and DeepSpeed's engine hold, found by walking. Out: bytes by category and place. No walk
-reaches activations, the reducer's buckets of torch's DistributedDataParallel, and workspaces of libraries."""
+"""Bytes held by a model, its optimizer and DeepSpeed's engine, by category and place, found by walking over their
+tensors. Activations, buckets of torch's DistributedDataParallel, and workspaces of libraries are out of reach."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _REPEATED_LOOKS = 100
 
 
 def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = None) -> Holdings:
-    """Bytes by category and place; what holds nothing is absent.
+    """Bytes by category and place; empty ones are absent.
 
     Each storage counts once, in the first of these that reaches it: DeepSpeed's engine (each of its terms has a
     category), weights and buffers of the model, gradients, optimizer; so tied weights count once. A tensor subclass
     (torchao's OptimState8bit, DTensor) counts by its inner tensors, a quantized weight of bitsandbytes with its
-    scales. A parameter that ZeRO-3 has gathered is in `buffers`, its partition in `weights`. `device` is the one whose
-    allocator is measured (default: any that is neither CPU nor meta).
+    scales. A parameter that ZeRO-3 has gathered is in `buffers`, its partition in `weights`. `device`: the one whose
+    allocator is measured (default: any except CPU and meta).
     """
     count = StorageCount(device)
     inner = innermost(optimizer)
@@ -48,15 +48,17 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     for parameter in parameters:
         gathered = hasattr(parameter, "ds_tensor") and not getattr(parameter, "ds_persist", False)
         count.add("buffers" if gathered else "weights", parameter)
-        for tensor in carried_by(parameter):
+        for tensor in attached_tensors(parameter):
             count.add("weights", tensor)
     for buffer in model.buffers():
         count.add("weights", buffer)
-    own = [parameter for group in getattr(inner, "param_groups", None) or () for parameter in group.get("params", ())]
-    for parameter in (*parameters, *own):
+    optimized = [
+        parameter for group in getattr(inner, "param_groups", None) or () for parameter in group.get("params", ())
+    ]
+    for parameter in (*parameters, *optimized):
         count.add("gradients", parameter.grad if parameter.is_leaf else None)
-    for parameter in own:
-        count.add("optimizer", parameter)  # fp32 copies; those that are the weights have been counted
+    for parameter in optimized:
+        count.add("optimizer", parameter)  # fp32 copies; weights have been counted
     for state in states_of(inner):
         for tensor in tensors_in(state):
             count.add("optimizer", tensor)
@@ -64,15 +66,13 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
 
 
 class Inventory:
-    """Walks again only when something may have changed.
-
-    Sizes of weights and optimizer states stay: they are walked afresh when the number of states changes, after
-    `_REPEATED_LOOKS` looks, and always under DeepSpeed, which moves its tensors. Gradients are counted at every look.
-    """
+    """Repeats the walk only when sizes may have changed. Sizes of weights and optimizer states are constant: they are
+    walked again when the number of states changes, after `_REPEATED_LOOKS` looks, and always under DeepSpeed, which
+    moves its tensors. Gradients are counted at every look."""
 
     def __init__(self, model: nn.Module, device: torch.device | None, swap_folders: tuple[Path, ...] = ()) -> None:
         self._gradients: list[tuple[nn.Parameter, int]] = []
-        # A training that raised is told no end: what is kept of its model goes when the model goes.
+        # A training that raised has no end event: the references to its gradients are freed with its model.
         kept = self._gradients
         self._model = weakref.ref(model, lambda _: kept.clear())
         self._device = device
@@ -81,10 +81,10 @@ class Inventory:
         self._counts: tuple[int, int] | None = None
         self._looks = 0
         self.moving = False
-        """Whether DeepSpeed runs the optimizer and moves its tensors about."""
+        """Whether DeepSpeed runs the optimizer and moves its tensors."""
 
     def look(self, optimizer: Any, *, fresh: bool = False) -> Holdings:
-        """What is held now."""
+        """Current holdings."""
         inner = innermost(optimizer)
         groups = getattr(inner, "param_groups", None) or ()
         counts = (len(getattr(inner, "state", None) or ()), sum(len(group.get("params", ())) for group in groups))
@@ -95,37 +95,35 @@ class Inventory:
             if model is None:
                 return {}
             self._walked, self._counts, self._looks = walk(model, optimizer, self._device), counts, 0
-            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in model.parameters() if self._is_here(p)]
+            kind = "cpu" if self._device is None else self._device.type
+            trained = [p for p in model.parameters() if p.requires_grad and p.device.type == kind]
+            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in trained]
             return dict(self._walked)
-        found = {key: size for key, size in self._walked.items() if key != ("gradients", self._own_place)}
+        rest = {key: size for key, size in self._walked.items() if key != ("gradients", self._own_place)}
         gradients = self.gradient_bytes()
-        return {**found, ("gradients", self._own_place): gradients} if gradients else found
+        return {**rest, ("gradients", self._own_place): gradients} if gradients else rest
 
     def gradient_bytes(self) -> int:
         """Bytes of the parameters' gradients on the device, without a walk."""
         return sum([size for parameter, size in self._gradients if parameter.grad is not None])
 
     def swapped(self, rank: int) -> Holdings:
-        """What this process has in ZeRO-Infinity's files."""
-        found: Holdings = {}
+        """Bytes of this process in ZeRO-Infinity's files."""
+        holdings: Holdings = {}
         for folder in self._swap_folders:
             for term, size in swapped_bytes(folder, rank).items():
                 if size:
                     key = (term.category, "disk")
-                    found[key] = found.get(key, 0) + size
-        return found
+                    holdings[key] = holdings.get(key, 0) + size
+        return holdings
 
     @property
     def _own_place(self) -> str:
         return "host" if self._device is None else "device"
 
-    def _is_here(self, parameter: nn.Parameter) -> bool:
-        kind = "cpu" if self._device is None else self._device.type
-        return parameter.requires_grad and parameter.device.type == kind
-
 
 def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
-    """`{place: {category_gib}}`, as a record has it; another accelerator's bytes are left out."""
+    """`{place: {category_gib}}`, as in a record, without other accelerators."""
     held: dict[str, dict[str, float]] = {}
     for (category, place), size in holdings.items():
         if place != "elsewhere":
@@ -133,8 +131,8 @@ def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
     return cast(dict[Place, CategorySizes], held)
 
 
-def carried_by(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
-    """Tensors that a weight carries along: its partition (ZeRO-3), its scales (bitsandbytes in 4 and 8 bits)."""
+def attached_tensors(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+    """Tensors attached to a weight: its partition (ZeRO-3), its scales (bitsandbytes in 4 and 8 bits)."""
     for name in ("ds_tensor", "CB", "SCB"):
         tensor = getattr(parameter, name, None)
         if isinstance(tensor, torch.Tensor):
@@ -153,10 +151,13 @@ class StorageCount:
         self._device = device
         self._seen: set[int] = set()
 
-    def of(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
-        """What these parameters and buffers hold and nobody before them has held."""
+    def count_module(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
+        """Holdings of these parameters and buffers without storages counted before."""
         self.holdings = {}
-        for tensor in (*(part for one in parameters for part in (one, *carried_by(one))), *buffers):
+        for tensor in (
+            *(part for parameter in parameters for part in (parameter, *attached_tensors(parameter))),
+            *buffers,
+        ):
             self.add("weights", tensor)
         return self.holdings
 

@@ -1,5 +1,5 @@
-"""Hooks on a model that can do it no harm: they never raise nor change what passes through, are inert in a copied or
-pickled model, and stay out of compiled graphs. In: functions to call. Out: one removable set of hooks a model."""
+"""Hooks on a model that cannot harm it: they never raise, never change values, do nothing in a copied or pickled
+model, and stay out of compiled graphs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
 
 
 class InertHook:
-    """What a copy of a hook is: a model copied or saved during training must not report to that training."""
+    """Copy of a hook: a copied or saved model must not report to the training."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class ModelHook:
-    """A guarded call that returns None, so that torch leaves inputs, outputs and gradients as they are."""
+    """Calls a function behind the barrier and returns None, so that torch leaves inputs, outputs and gradients
+    unchanged."""
 
     def __init__(self, name: str, function: Callable[..., object], barrier: ErrorBarrier) -> None:
         self._name = name
@@ -32,7 +33,7 @@ class ModelHook:
         self._barrier = barrier
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        try:  # as ErrorBarrier.call does, without its second call: this runs once a layer
+        try:  # as in ErrorBarrier.call, but faster: this runs once a layer
             self._function(*args, **kwargs)
         except Exception as error:
             self._barrier.note(self._name, error)
@@ -42,11 +43,8 @@ class ModelHook:
 
 
 class HookSet:
-    """The hooks of one owner on one model.
-
-    A model has one owner at a time. A training that raised leaves its hooks behind, because Trainer sends no event
-    then: the next owner removes them, and the one before finds `removed` true and keeps quiet.
-    """
+    """The hooks of one owner on one model. A model has one owner at a time. A training that raised leaves its hooks
+    behind, because Trainer has no event for that: the next owner removes them, and the previous one sees `removed`."""
 
     _owner: ClassVar[WeakKeyDictionary[nn.Module, HookSet]] = WeakKeyDictionary()
 
@@ -61,33 +59,33 @@ class HookSet:
         HookSet._owner[model] = self
 
     def before_forward(self, module: nn.Module, function: Callable[..., object]) -> RemovableHandle:
-        """`function(module, args, kwargs)` before each forward of `module`, until `drop` of what this returns."""
+        """Call `function(module, args, kwargs)` before each forward of `module`, until `drop` of the result."""
         hook = self._hook("forward pre-hook", function)
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
         return self._handles[-1]
 
     def after_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
-        """`function(module, args, output)` after each forward of `module`."""
+        """Call `function(module, args, output)` after each forward of `module`."""
         self._handles.append(module.register_forward_hook(self._hook("forward hook", function)))
 
     def on_gradient(self, tensor: torch.Tensor, function: Callable[..., object]) -> None:
-        """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor, so that a
-        parameter, which outlives the training, gets none."""
+        """Call `function(gradient)` when the gradient of `tensor` has been computed. The hook disappears with the
+        tensor; parameters, which outlive the training, get none."""
         if not isinstance(tensor, nn.Parameter):
             tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
 
     def before_step(self, optimizer: Any, function: Callable[..., object]) -> None:
-        """`function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
+        """Call `function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
         self._handles.append(optimizer.register_step_pre_hook(self._hook("step pre-hook", function)))
 
     def drop(self, handles: list[RemovableHandle]) -> None:
-        """Takes these hooks off the model."""
+        """Remove these hooks."""
         for handle in handles:
             handle.remove()
         self._handles = [handle for handle in self._handles if handle not in handles]
 
     def remove(self) -> None:
-        """Takes every hook off the model."""
+        """Remove every hook."""
         self.removed = True
         for handle in self._handles:
             handle.remove()
@@ -100,7 +98,8 @@ class HookSet:
 
 @cache
 def _hidden_from_dynamo() -> type[ModelHook]:
-    """A ModelHook that dynamo runs as ordinary Python; on demand, because `torch.compiler.disable` imports dynamo."""
+    """A ModelHook that dynamo runs as ordinary Python; created on demand, because `torch.compiler.disable` imports
+    dynamo."""
 
     class HiddenHook(ModelHook):
         @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -111,17 +110,17 @@ def _hidden_from_dynamo() -> type[ModelHook]:
 
 
 def output_embedding(model: nn.Module) -> nn.Module | None:
-    """The module that makes logits of hidden states, if the model says which it is."""
+    """The module that computes logits from hidden states, if the model names it."""
     find = getattr(model, "get_output_embeddings", None)
     try:
         head = find() if callable(find) else None
-    except Exception:  # models of the user's own may inherit the method and lack what it asks for
+    except Exception:  # custom models may inherit the method and lack its attributes
         return None
     return head if isinstance(head, nn.Module) else None
 
 
 def is_compiled(args: Any, model: nn.Module) -> bool:
-    """Whether dynamo sees the forward of the model or of a part of it."""
+    """Whether dynamo compiles the forward of the model or of a part of it."""
     return (
         bool(getattr(args, "torch_compile", False))
         or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
@@ -130,8 +129,8 @@ def is_compiled(args: Any, model: nn.Module) -> bool:
 
 
 def needs_whole_graph(model: nn.Module) -> bool:
-    """Whether a graph must be whole, by accelerate's settings or `model.compile(fullgraph=True)`: it has no place for
-    a hook. The context of `torch.compile` stands in the closure of its wrapper (torch 2.13:
+    """Whether the graph must be whole, by accelerate's settings or `model.compile(fullgraph=True)`, so that hooks are
+    impossible. The context of `torch.compile` is in the closure of its wrapper (torch 2.13:
     torch/_dynamo/eval_frame.py, `_TorchDynamoContext`)."""
     if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
         return True
@@ -140,9 +139,9 @@ def needs_whole_graph(model: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """By `module.compile()`, or by `torch.compile` of it or of its forward, which stands in the instance then; so does
-    a forward that dynamo is told to leave alone."""
-    by_itself = getattr(module, "_compiled_call_impl", None) is not None
+    """Whether `module.compile()` was called, or `torch.compile` on it or on its forward, which is then an attribute of
+    the instance; so is a forward excluded from dynamo."""
+    compiled = getattr(module, "_compiled_call_impl", None) is not None
     forward = vars(module).get("forward")
-    left_alone = getattr(forward, "_torchdynamo_disable", False) is True
-    return by_itself or (hasattr(forward, "_torchdynamo_orig_callable") and not left_alone)
+    disabled = getattr(forward, "_torchdynamo_disable", False) is True
+    return compiled or (hasattr(forward, "_torchdynamo_orig_callable") and not disabled)

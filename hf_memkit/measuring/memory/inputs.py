@@ -1,7 +1,5 @@
-"""How much goes through the model. In: the arguments of its forwards. Out: samples, tokens and the longest sequence.
-
-Only `.shape` is read, which never waits for the device.
-"""
+"""Samples, tokens and the longest sequence, from the arguments of the model's forwards. Only `.shape` is read, which
+never waits for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ _OTHER = ("pixel_values", "input_features", "input_values")
 
 
 class InputCounter:
-    """Adds up the training forwards of one accumulation window. Who counts its micro-batches sets `micro_batches`."""
+    """Counts the training forwards of one accumulation window. The caller counts micro-batches in `micro_batches`."""
 
     def __init__(self) -> None:
         self.micro_batches = 0
@@ -29,7 +27,7 @@ class InputCounter:
         self._shapes: dict[str, torch.Size] = {}
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """One forward; returns its tokens, or samples where there are no tokens."""
+        """Count one forward; returns its tokens, or samples if it has no tokens."""
         self._shapes = {name: value.shape for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
         self._last = (0, 0, 0)
         name, tensor = _main_input(args, kwargs)
@@ -45,20 +43,20 @@ class InputCounter:
         return tokens or samples
 
     def fields(self) -> StepRecord:
-        """`samples`, `tokens`, `longest_sequence`, `micro_batches`: those that were seen."""
-        found = _known(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
-        return cast(StepRecord, found)
+        """`samples`, `tokens`, `longest_sequence`, `micro_batches`, without zeros."""
+        counts = _nonzero(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
+        return cast(StepRecord, counts)
 
     def last(self) -> OomRecord:
-        """The same of the last forward, which micro-batch it belongs to (from 1), and its `inputs` as shapes."""
-        found: dict[str, Any] = _known(*self._last, micro_batch=self.micro_batches)
+        """The same for the last forward, with its micro-batch (from 1), and its `inputs` as shapes."""
+        counts: dict[str, Any] = _nonzero(*self._last, micro_batch=self.micro_batches)
         shapes = {name: list(shape) for name, shape in self._shapes.items()}
-        return cast(OomRecord, {**found, "inputs": shapes} if shapes else found)
+        return cast(OomRecord, {**counts, "inputs": shapes} if shapes else counts)
 
 
-def _known(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:
-    found = {"samples": samples, "tokens": tokens, "longest_sequence": longest, **counts}
-    return {name: value for name, value in found.items() if value}
+def _nonzero(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:
+    all_counts = {"samples": samples, "tokens": tokens, "longest_sequence": longest, **counts}
+    return {name: value for name, value in all_counts.items() if value}
 
 
 def _main_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, torch.Tensor | None]:

@@ -1,4 +1,4 @@
-"""The table of a model's modules, as torchinfo's users expect it. In: a model. Out: rows of the `modules` record."""
+"""Table of a model's modules for the `modules` record, similar to torchinfo's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MOST_ROWS = 300
 
 
 def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
-    """A row for each module with tensors of its own, in the model's order; equal layers are one (`h.0…47`, `repeats`).
-    Of more than 300 rows, the deepest modules are added to those that they are part of."""
+    """A row for each module that owns tensors, in the model's order; equal layers are one row (`h.0…47`,
+    `repeats`). With more than 300 rows, the deepest modules are added to their parents."""
     rows = _own_rows(model, device)
     depth = max((row["name"].count(".") for row in rows), default=0)
     folded = _fold_layers(rows)
@@ -38,7 +38,7 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
         if not own and not buffers:
             continue
         sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
-        places = _by_place(count.of(own, buffers))
+        places = _by_place(count.count_module(own, buffers))
         rows.append(
             {
                 "name": name,
@@ -60,10 +60,10 @@ def _by_place(holdings: Holdings) -> dict[str, int]:
 
 
 def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
-    """Rows of layers that are equal but for their number become one row each."""
+    """Merge rows of layers that differ in their number only."""
     layers = [(prefix, number, list(own)) for (prefix, number), own in itertools.groupby(rows, _layer)]
     folded: list[ModuleFigures] = []
-    for _, group in itertools.groupby(layers, lambda one: _shape(*one) if one[1] else object()):
+    for _, group in itertools.groupby(layers, lambda entry: _shape(*entry) if entry[1] else object()):
         equal = list(group)
         prefix, first, layer = equal[0]
         for row in layer:
@@ -75,18 +75,18 @@ def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
 
 
 def _layer(row: ModuleFigures) -> tuple[str, str]:
-    """The layer of a row: what stands before its number, and the number; empty for none."""
+    """The layer of a row: the name before its number, and the number; empty for none."""
     match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
     return (match[1], match[2]) if match else ("", "")
 
 
 def _shape(prefix: str, number: str, layer: list[ModuleFigures]) -> tuple[object, ...]:
-    """What makes two layers equal: everything but the number in the names."""
+    """Content of a layer for comparison, without the number in names."""
     return prefix, [{**row, "name": row["name"][len(prefix) + len(number) :]} for row in layer]
 
 
 def _merge_below(rows: list[ModuleFigures], depth: int, modules: dict[str, nn.Module]) -> list[ModuleFigures]:
-    """Rows deeper than `depth` added to their ancestor at that depth."""
+    """Add rows deeper than `depth` to their ancestor at that depth."""
     merged: dict[str, ModuleFigures] = {}
     for row in rows:
         name = ".".join(row["name"].split(".")[: depth + 1])

@@ -1,4 +1,4 @@
-"""An optimizer under its wrappers. In: what Trainer calls the optimizer. Out: its classes, states and parameters."""
+"""Classes, states and parameters of an optimizer inside its wrappers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def state_summary(optimizer: Any) -> dict[str, dict[str, int]]:
 
 
 def optimizer_chain(optimizer: Any) -> list[str]:
-    """Class names from the outer wrapper to the optimizer itself."""
+    """Class names from the outer wrapper to the optimizer."""
     return [type(layer).__name__ for layer in optimizer_layers(optimizer)]
 
 
 def innermost(optimizer: Any) -> Any:
-    """The optimizer under accelerate's and DeepSpeed's wrappers; None if there is none."""
+    """The optimizer inside accelerate's and DeepSpeed's wrappers, or None."""
     layers = list(optimizer_layers(optimizer))
     return layers[-1] if layers else None
 
 
 def optimizer_layers(optimizer: Any) -> Iterator[Any]:
-    """The wrappers, from the outer one to the optimizer itself."""
+    """The wrappers from the outer one, then the optimizer."""
     seen: set[int] = set()
     while optimizer is not None and id(optimizer) not in seen and len(seen) < _MAX_WRAPPERS:
         seen.add(id(optimizer))
@@ -46,13 +46,13 @@ def optimizer_layers(optimizer: Any) -> Iterator[Any]:
 
 
 def states_of(optimizer: Any) -> list[Any]:
-    """The state of each parameter that has one."""
+    """The states of the parameters that have one."""
     state = getattr(optimizer, "state", None)
     return list(state.values()) if isinstance(state, Mapping) else []
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors in a nest of lists and dictionaries."""
+    """The tensors in nested lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < _MAX_DEPTH and isinstance(value, Mapping | list | tuple):

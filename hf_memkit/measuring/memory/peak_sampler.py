@@ -1,9 +1,9 @@
-"""Closely watched steps: where the peak lies, and what it is made of. In: a model's hooks. Out: categories and `held`.
+"""Closely watched steps: the place of the peak and its categories, from a model's hooks.
 
-The hook before the output embedding, or after the last layer where there is none that is called, and the hook on the
-gradient of what enters it, work in every step: they cost two looks at the allocator. The boundaries between layers and
-the walk are for the steps that the schedule picks, and for the first with more tokens than any watched before, because
-that is where a job's peak and its out-of-memory errors are.
+Two hooks work in every step and cost two reads of the allocator: before the output embedding (or after the last layer,
+if there is none that is called), and on the gradient of its input. Boundaries between layers and the walk are for
+steps that the schedule selects, and for the first with more tokens than any watched before: there a job has its peak
+and its out-of-memory errors.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _WINDOWS_A_WATCH = 4
 
 
 class WatchSchedule:
-    """The first three steps, then every tenth; later, where records stand for many steps, one in four records. Not
-    while the last one watched has cost more than a thousandth of the time that went by since."""
+    """Selects the first three steps, then every tenth; later, when records contain many steps, one in four records.
+    Pauses while the last watched step has cost more than a thousandth of the time since."""
 
     def __init__(self) -> None:
         self._cost_s = 0.0
         self._last_s = 0.0
 
     def is_due(self, index: int, now_s: float) -> bool:
-        """Whether step `index` (from 0) is to be watched."""
+        """Whether to watch step `index` (from 0)."""
         if index < _FIRST:
             return True
         size = window_size(index)
@@ -48,20 +48,28 @@ class WatchSchedule:
         return index % every == 0 and self._cost_s <= _SHARE * (now_s - self._last_s)
 
     def watched(self, cost_s: float, now_s: float) -> None:
-        """A step was watched, and that took `cost_s` seconds of it."""
+        """Record that watching a step took `cost_s` seconds."""
         self._cost_s, self._last_s = cost_s, now_s
 
 
 class PeakSampler:
-    """Watches one training. `sample(phase)` looks at the allocator and lets its peak start again; `backward_runs()`
-    says that a gradient has arrived, in case nobody has noticed where backward began."""
+    """Watches one training.
+
+    Args:
+        model: the model.
+        device: device whose allocator is measured.
+        sample: reads the allocator for a phase and resets its peak.
+        on_backward: called at the first gradient, in case the beginning of backward was missed.
+        rank: this process.
+        swap_folders: folders of ZeRO-Infinity.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         device: torch.device | None,
         sample: Callable[[Phase], Mark],
-        backward_runs: Callable[[], object],
+        on_backward: Callable[[], object],
         *,
         rank: int = 0,
         swap_folders: tuple[Path, ...] = (),
@@ -70,7 +78,7 @@ class PeakSampler:
         self.timeline = Timeline(self.inventory.gradient_bytes)
         self._rank = rank
         self._sample = sample
-        self._backward_runs = backward_runs
+        self._backward_runs = on_backward
         self._schedule = WatchSchedule()
         self._hooks: HookSet | None = None
         self._head_runs = False
@@ -82,7 +90,7 @@ class PeakSampler:
         self._walked = False
 
     def attach(self, model: nn.Module, last_layer: nn.Module | None, hooks: HookSet) -> None:
-        """Hooks the output embedding and the last layer. `hooks.remove()` undoes it."""
+        """Hook the output embedding and the last layer. `hooks.remove()` undoes it."""
         self._hooks = hooks
         head = output_embedding(model)
         if head is not None:
@@ -92,19 +100,19 @@ class PeakSampler:
         self.timeline.splits = head is not None or last_layer is not None
 
     def begin(self, optimizer: Any, *, phases: bool) -> None:
-        """Training begins. Without `phases` the peak counter is not ours, and a step's peak cannot be placed."""
+        """Start of training. Without `phases` the peak counter is not reset, so the peak of a step has no place."""
         self.timeline.splits &= phases
         self._holdings = self.inventory.look(optimizer, fresh=True)
         self.begin_step(0)
 
     def begin_step(self, index: int) -> None:
-        """Step `index` (from 0) begins, at the boundary that was sampled last."""
+        """Start of step `index` (from 0), at the last sampled boundary."""
         self._cost_s = 0.0
         self._walked = False
         self.timeline.begin_step(watched=self._schedule.is_due(index, time.monotonic()))
 
     def boundary(self, phase: Phase, mark: Mark) -> None:
-        """Another phase begins at `mark`."""
+        """Start of another phase at `mark`."""
         part: Part | None = None
         if phase == "data" or phase == "forward" or phase == "optimizer":
             part = phase
@@ -113,9 +121,9 @@ class PeakSampler:
         self.timeline.mark(mark, part)
 
     def forward(self, size: int) -> None:
-        """A training forward begins, with `size` tokens or samples."""
+        """Start of a training forward with `size` tokens or samples."""
         timeline = self.timeline
-        if timeline.part == "loss":  # a second one in the same phase: nobody has sampled a boundary
+        if timeline.part == "loss":  # a second forward in the same phase, without a boundary
             timeline.mark(self._sample("forward"), "forward")
         if size > self._largest:
             if not timeline.watched:
@@ -124,28 +132,28 @@ class PeakSampler:
         timeline.forward_begins()
 
     def layer(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A layer begins, in forward."""
+        """Start of a layer in forward."""
         timeline = self.timeline
         if timeline.part == "loss":
-            timeline.body_goes_on()
+            timeline.resume_body()
         if not timeline.watched or self._hooks is None:
             return
         started = time.perf_counter()
         timeline.mark(self._sample("forward"))
         hidden = _hidden_states(args, kwargs)
         if hidden is not None:
-            self._hooks.on_gradient(hidden, self._left_by_backward)
+            self._hooks.on_gradient(hidden, self._on_layer_gradient)
         self._cost_s += time.perf_counter() - started
 
     def after_optimizer_step(self, optimizer: Any) -> None:
-        """Everything lives: the walk of a watched step."""
+        """Walk of a watched step, when all tensors exist."""
         if not self.timeline.watched:
             return
         started = time.perf_counter()
         self.timeline.mark(self._sample("optimizer"))
         self._states_before = self._holdings.get(("optimizer", "device"), 0)
         self._holdings = self.inventory.look(optimizer)
-        self._engine_gradients = self._beside_parameters(self._holdings)
+        self._engine_gradients = self._count_engine_gradients(self._holdings)
         self._walked = True
         self._cost_s += time.perf_counter() - started
 
@@ -157,24 +165,26 @@ class PeakSampler:
         fields: StepRecord = {"held": held_json(self._holdings | self.inventory.swapped(self._rank))}
         best = self.timeline.best
         if peak_gib is not None and best is not None and best.peak == round(peak_gib * GIB):
-            found = categories_of(
+            categories = categories_of(
                 best, self._holdings, states_before=self._states_before, engine_gradients=self._engine_gradients
             )
-            fields["categories"] = categories_gib(found, peak_gib)
+            fields["categories"] = categories_gib(categories, peak_gib)
         now = time.perf_counter()
         self._schedule.watched(self._cost_s + now - started, time.monotonic())
         return fields
 
     def at(self, optimizer: Any, mark: Mark) -> OomRecord:
-        """`categories` (adding up to what is allocated) and `held` at this moment, from a fresh walk."""
-        before = self._holdings.get(("optimizer", "device"), 0)
+        """`categories` (adding up to the allocated bytes) and `held` at this moment, from a fresh walk."""
+        states_before = self._holdings.get(("optimizer", "device"), 0)
         holdings = self.inventory.look(optimizer, fresh=True)
         fields: OomRecord = {"held": held_json(holdings | self.inventory.swapped(self._rank))}
         segment = self.timeline.at(mark)
         if segment is not None:
-            beside = self._beside_parameters(holdings)
-            found = categories_of(segment, holdings, states_before=before, engine_gradients=beside)
-            fields["categories"] = categories_gib(found, round(segment.peak / GIB, 10))
+            engine_gradients = self._count_engine_gradients(holdings)
+            categories = categories_of(
+                segment, holdings, states_before=states_before, engine_gradients=engine_gradients
+            )
+            fields["categories"] = categories_gib(categories, round(segment.peak / GIB, 10))
         return fields
 
     def _before_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -194,32 +204,32 @@ class PeakSampler:
         self.timeline.mark(self._sample("forward"))
         self.timeline.body_ends()
         if hidden is not None and hidden.requires_grad and self._hooks is not None:
-            self._hooks.on_gradient(hidden, self._loss_is_over if counts else self._at_last_layer)
+            self._hooks.on_gradient(hidden, self._on_loss_gradient if counts else self._at_last_layer)
 
     def _at_last_layer(self, gradient: torch.Tensor) -> None:
-        if not self._head_runs:  # else it has been told where the head's input was
-            self._loss_is_over(gradient)
+        if not self._head_runs:  # else the head's input marks the end of the loss
+            self._on_loss_gradient(gradient)
 
-    def _loss_is_over(self, gradient: torch.Tensor) -> None:
+    def _on_loss_gradient(self, gradient: torch.Tensor) -> None:
         self._backward_runs()
-        if self.timeline.loss_is_over() and self.timeline.part == "loss":
+        if self.timeline.end_loss() and self.timeline.part == "loss":
             self.timeline.mark(self._sample("backward"), "backward", passing=gradient.nbytes)
 
-    def _left_by_backward(self, gradient: torch.Tensor) -> None:
+    def _on_layer_gradient(self, gradient: torch.Tensor) -> None:
         if self.timeline.part != "backward":
             return
         started = time.perf_counter()
         self.timeline.mark(self._sample("backward"), passing=gradient.nbytes)
         self._cost_s += time.perf_counter() - started
 
-    def _beside_parameters(self, holdings: Holdings) -> int:
-        """Gradients that DeepSpeed keeps in tensors of its own."""
+    def _count_engine_gradients(self, holdings: Holdings) -> int:
+        """Bytes of gradients in DeepSpeed's own tensors."""
         if not self.inventory.moving:
             return 0
         return max(0, holdings.get(("gradients", "device"), 0) - self.inventory.gradient_bytes())
 
 
 def _hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """The tensor whose gradient shows that backward has left a module; None if backward does not come here."""
+    """The tensor whose gradient shows that backward has left a module; None if backward does not reach it."""
     candidates = (*args[:1], kwargs.get("hidden_states"), *kwargs.values())
     return next((value for value in candidates if isinstance(value, torch.Tensor) and value.requires_grad), None)

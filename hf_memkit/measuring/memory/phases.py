@@ -1,4 +1,4 @@
-"""Which phase training is in. In: callback events and hooks on the root module. Out: one call a boundary.
+"""The current phase of training, from callback events and hooks on the root module.
 
 The boundaries of one optimizer step with two micro-batches:
 
@@ -8,14 +8,14 @@ The boundaries of one optimizer step with two micro-batches:
                 hook                                   _step
 ```
 
-* Recomputation of checkpointed layers happens inside backward and counts as backward: only the root module is hooked.
+* Recomputation of checkpointed layers counts as backward: only the root module is hooked.
 * Gradient clipping runs before `on_pre_optimizer_step` and counts as backward.
-* Trainer sends nothing when an evaluation or a save begins. The first forward of an evaluation, or the first event of
-  either, names after the fact what has happened since the last boundary (`_rename`). Generation and other passes
-  without gradients in the middle of a step belong to the phase that they happen in.
+* Trainer has no event for the start of an evaluation or a save. The first forward of an evaluation, or the first event
+  of either, renames the time since the last boundary (`_rename`). Generation and other forwards without gradients
+  inside a step belong to the phase in which they run.
 * DeepSpeed steps its optimizer inside `accelerator.backward`, before `on_pre_optimizer_step`. With `merge_optimizer`
-  that event is no boundary; the recorder hooks the optimizer inside the engine instead, where that is one of torch's.
-* Optimizers that step inside backward (LOMO, layer-wise GaLore) do so in phase backward as well.
+  that event is no boundary; the recorder hooks the engine's optimizer instead, if it is one of torch's.
+* Optimizers that step inside backward (LOMO, layer-wise GaLore) count as backward.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ from hf_memkit.measuring.memory.hooks import HookSet
 
 
 class PhaseTracker:
-    """Follows the phases of one training.
+    """Tracks the phases of one training.
 
-    `on_boundary(ended)` is called at each change of phase, `on_forward(args, kwargs)` before each training forward.
-    `merge_optimizer` may be set until training begins; `in_step` says whether an optimizer step is under way.
+    Args:
+        on_boundary: called with the ended phase at each change.
+        on_forward: called with the arguments before each training forward.
+
+    Attributes:
+        merge_optimizer: may be set until training begins.
+        in_step: whether an optimizer step is running.
     """
 
     def __init__(
@@ -50,13 +55,13 @@ class PhaseTracker:
         self.in_step = False
 
     def attach(self, model: nn.Module, hooks: HookSet) -> None:
-        """Hooks the root module. `hooks.remove()` undoes it."""
+        """Hook the root module. `hooks.remove()` undoes it."""
         self._hooks = hooks
         hooks.before_forward(model, self._before_forward)
         hooks.after_forward(model, self._after_forward)
 
     def move_to(self, phase: Phase) -> None:
-        """Ends the current phase, unless it is the same one."""
+        """End the current phase, unless it is `phase`."""
         if phase != self.phase:
             ended, self.phase = self.phase, phase
             self._on_boundary(ended)
@@ -76,7 +81,7 @@ class PhaseTracker:
             self.move_to("optimizer")
 
     def engine_step(self, *_: object) -> None:
-        """DeepSpeed's own optimizer begins, in the middle of what Trainer takes for backward."""
+        """Start of DeepSpeed's optimizer, during Trainer's backward."""
         if self.phase == "backward":
             self.move_to("optimizer")
 
@@ -96,7 +101,7 @@ class PhaseTracker:
         self.move_to("data")
 
     def _rename(self, phase: Phase) -> None:
-        """What has happened since the last boundary was `phase`."""
+        """Assign the time since the last boundary to `phase`."""
         self.phase = phase
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -111,30 +116,27 @@ class PhaseTracker:
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not _is_training(module) or self._hooks is None:
             return
-        tensors = _backward_starts_at(output)
+        tensors = _first_gradients(output)
         if not tensors:
             self.move_to("backward")
         for tensor in tensors:
-            self._hooks.on_gradient(tensor, self.backward_runs)
+            self._hooks.on_gradient(tensor, self.on_backward)
 
-    def backward_runs(self, *_: object) -> None:
-        """A gradient has arrived somewhere. Only out of forward: of several tensors the first one counts."""
+    def on_backward(self, *_: object) -> None:
+        """A gradient was computed. Only the first of several counts, and only in forward."""
         if self.phase == "forward":
             self.move_to("backward")
 
 
 def _is_training(module: nn.Module) -> bool:
-    """Not an evaluation inside training, nor a generation or a reference pass without gradients."""
+    """False for an evaluation inside training, and for generation or a reference model without gradients."""
     return module.training and torch.is_grad_enabled()
 
 
-def _backward_starts_at(output: Any) -> list[torch.Tensor]:
-    """The tensors at which a backward pass first shows; none if the loss is not in `output`.
-
-    With a loss there, the other tensors are watched too: a `compute_loss` may take those and leave the loss, as one of
-    the user's own does with logits and TRL 1.16's with `log_probs`. Without one, whatever comes after forward (a loss
-    computed outside, and its backward) belongs to backward.
-    """
+def _first_gradients(output: Any) -> list[torch.Tensor]:
+    """The tensors at which backward can begin; none if `output` has no loss. With a loss the other tensors are watched
+    too: a `compute_loss` may use them instead, as custom ones do with logits and TRL 1.16's with `log_probs`. Without
+    one, everything after forward (a loss computed outside, and its backward) counts as backward."""
     if not isinstance(output, Mapping):
         return []
     if not _has_gradient(output.get("loss")):

@@ -1,7 +1,5 @@
-"""The layers of a model as they run. In: a model and the phase. Out: a call a layer in forward, a count in backward.
-
-A setting that says "activation checkpointing" proves nothing; a layer that runs a second time does.
-"""
+"""Counts recomputed layers, and calls a function at each layer in forward. The setting for activation checkpointing
+proves nothing; a layer that runs a second time does."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from hf_memkit.measuring.memory.phases import PhaseTracker
 
 
 class RecomputeCounter:
-    """Counts the forwards of checkpointable layers that happen during backward.
+    """Counts the forwards of checkpointable layers during backward.
 
-    The hook sits on the first child of each layer, not on the layer: transformers 5.23 checkpoints a layer's `forward`
-    and 5.17 its `__call__`, so that a hook on the layer fires in one version only. A child's fires in both.
-    `on_layer(args, kwargs)` is called with that child's arguments when a layer begins in forward.
+    The hook is on the first child of each layer: transformers 5.23 checkpoints a layer's `forward` and 5.17 its
+    `__call__`, so a hook on the layer fires in one version only; a child's fires in both. `on_layer(args, kwargs)` is
+    called with that child's arguments when a layer begins in forward.
 
-    A module with a hook is called by torch's slower way. So the hooks are there in the steps that are watched closely,
-    the first ones among them, and stay only where a layer has been seen to be computed again.
+    torch calls modules with hooks in a slower way. So the hooks exist in closely watched steps, which include the
+    first ones, and remain only if recomputation was seen.
     """
 
     def __init__(self, tracker: PhaseTracker) -> None:
@@ -35,11 +33,11 @@ class RecomputeCounter:
         self._taken = 0
         self._tracker = tracker
         self._hooks: HookSet | None = None
-        self._children: list[weakref.ref[nn.Module]] = []  # after a caught exception nobody tells us to let go
+        self._children: list[weakref.ref[nn.Module]] = []  # weak: after a caught exception, `close` is never called
         self._handles: list[RemovableHandle] = []
 
     def attach(self, model: nn.Module, hooks: HookSet) -> nn.Module | None:
-        """Finds the checkpointable layers and hooks them; returns the last one. `hooks.remove()` undoes it."""
+        """Find the checkpointable layers and hook them; returns the last one. `hooks.remove()` undoes it."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -51,7 +49,7 @@ class RecomputeCounter:
         return layers[-1] if layers else None
 
     def follow(self, *, watched: bool) -> None:
-        """The step that begins is watched closely, or not."""
+        """Set or remove the hooks for the next step."""
         if self._hooks is None or self._hooks.removed:
             return
         if (watched or self.total) and not self._handles:
@@ -62,25 +60,25 @@ class RecomputeCounter:
             self._handles = []
 
     def close(self) -> None:
-        """No hook is set from now on."""
+        """Set no further hooks."""
         self._hooks, self._handles = None, []
 
     def take(self) -> int:
-        """The layers recomputed since the last `take`."""
+        """Number of layers recomputed since the last `take`."""
         new, self._taken = self.total - self._taken, self.total
         return new
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         phase = self._tracker.phase
         if phase == "backward":
-            # A pass without gradients (a reference model's, between two forwards) recomputes nothing.
+            # A forward without gradients (of a reference model, between two others) recomputes nothing.
             self.total += torch.is_grad_enabled()
         elif self.on_layer is not None and phase == "forward":
             self.on_layer(args, kwargs)
 
 
 def _first_child(module: nn.Module) -> nn.Module | None:
-    """The first child with a forward of its own; a list of modules is never called."""
+    """The first child that is called itself; a list of modules never is."""
     for child in module.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             inner = _first_child(child)

@@ -1,4 +1,4 @@
-"""One training, from its `run` record to its `end` record. In: callback events. Out: records in a file."""
+"""Records of one training, from `run` to `end`, made from callback events."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hf_memkit.measuring.memory.readers.base import MemoryReader, ReaderGroup
 from hf_memkit.measuring.memory.readers.host import SwapReader
 from hf_memkit.measuring.memory.recompute import RecomputeCounter
 from hf_memkit.measuring.memory.records import RecordWriter
-from hf_memkit.measuring.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, raise_to
+from hf_memkit.measuring.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, update_maxima
 from hf_memkit.measuring.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
 
 _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "peak_reserved_gib",
             "host_rss_gib": "peak_host_rss_gib"}  # fmt: skip
-"""What the `end` record has the highest of, and under which name."""
+"""Field → its name in the `end` record, which has the maximum."""
 
 
 class RunRecorder:
@@ -48,10 +48,10 @@ class RunRecorder:
     ) -> None:
         self.writer = RecordWriter(folder / f"memory-rank{args.process_index}.jsonl")
         swap_folders = barrier.call("swap folders", facts.swap_folders, args) or ()
-        found = list(readers_for_this_machine(args.device) if readers is None else readers)
+        all_readers = list(readers_for_this_machine(args.device) if readers is None else readers)
         if swap_folders and readers is None:
-            found.append(SwapReader(swap_folders, args.process_index))
-        self.readers = ReaderGroup(found)
+            all_readers.append(SwapReader(swap_folders, args.process_index))
+        self.readers = ReaderGroup(all_readers)
         self.tracker = PhaseTracker(self._on_boundary, self._on_forward)
         self.recompute = RecomputeCounter(self.tracker)
         self.hooks: HookSet | None = None
@@ -75,7 +75,7 @@ class RunRecorder:
 
     @property
     def superseded(self) -> bool:
-        """Another recorder owns the model now: two callbacks in one Trainer, of which only the last may record."""
+        """Another recorder owns the model: of two callbacks in one Trainer only the last may record."""
         return self.hooks is not None and self.hooks.removed
 
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ class RunRecorder:
             model,
             device,
             self._window.sample,
-            self.tracker.backward_runs,
+            self.tracker.on_backward,
             rank=self._args.process_index,
             swap_folders=self._swap_folders,
         )
@@ -98,7 +98,7 @@ class RunRecorder:
         fields |= self._barrier.call("process", facts.process_facts, self._args) or {}
         fields["versions"] = self._barrier.call("versions", facts.versions)
         fields["hardware"] = {**(self._barrier.call("hardware", facts.hardware, device) or {}), **self._capacity}
-        fields["arguments"] = self._barrier.call("arguments", facts.arguments_that_matter, self._args)
+        fields["arguments"] = self._barrier.call("arguments", facts.memory_arguments, self._args)
         fields |= self._barrier.call("model facts", facts.model_facts, model) or {}
         if classes := self._barrier.call("optimizer facts", optimizer_chain, optimizer):
             fields["optimizer_classes"] = classes
@@ -151,7 +151,7 @@ class RunRecorder:
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
-        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call with a step."""
+        """Numbers for a dashboard, without the prefix `memory/`: the maxima since the last call with a step."""
         self._restart_clock()
         return self._log.take()
 
@@ -160,11 +160,10 @@ class RunRecorder:
 
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
-        # numpy's numbers become Python's
         numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real)}
         plain = {
             name: value if isinstance(value, int) else float(value) for name, value in numbers.items()
-        }  # of numpy
+        }  # numpy's numbers become Python's
         self._between_steps("evaluate", {"step": state.global_step, "metrics": plain})
 
     def save(self, state: Any) -> None:
@@ -173,7 +172,7 @@ class RunRecorder:
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
     def oom_fields(self) -> OomRecord:
-        """What an `oom` record takes while the exception is being handled. Never raises; writes what is pending."""
+        """Fields of an `oom` record, while the exception is handled; writes pending records. Never raises."""
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase
@@ -190,7 +189,7 @@ class RunRecorder:
         return fields
 
     def end(self, status: Status, error: BaseException | None = None) -> None:
-        """Writes the `end` record, once: `finished`, `interrupted` or `failed`. Later calls do nothing."""
+        """Write the `end` record, once: `finished`, `interrupted` or `failed`. Later calls do nothing."""
         if self._ended:
             return
         self._ended = True
@@ -215,11 +214,11 @@ class RunRecorder:
         self._write("end", fields)
 
     def close(self) -> None:
-        """Takes the hooks off the model, and writes what is pending. Safe to repeat."""
+        """Remove the hooks, and write pending records. Safe to repeat."""
         if self.hooks is not None and not self.hooks.removed:
             self.hooks.remove()
             self._flush()
-            self._window.sample(self.tracker.phase)  # so that the next training does not begin with our peak
+            self._window.sample(self.tracker.phase)  # so that the next training does not start with this peak
         self._sampler = None
         self.recompute.close()
         self.writer.close()
@@ -253,18 +252,18 @@ class RunRecorder:
             self._inputs.micro_batches = self._sampler.timeline.micro_batch
 
     def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> Measured:
-        """The counters now and the peaks over `phases`; also raises the highest of the run."""
-        # To ten decimals, a tenth of a byte: a line gets shorter by a third.
+        """Current counters and the peaks over `phases`; also updates the maxima of the run."""
+        # Ten decimals, a tenth of a byte, make lines a third shorter.
         numbers: dict[str, Any] = {name: round(value, 10) for name, value in self.readers.read(fresh=fresh).items()}
         numbers |= self._window.fields(phases)
         if not self._sees_forward and phases is STEP_PHASES:
-            numbers.pop("phases", None)  # what forward and backward took stands under `data`
+            numbers.pop("phases", None)  # forward and backward would count as `data`
         numbers |= self._capacity
-        raise_to(self._highest, {highest: numbers[name] for name, highest in _HIGHEST.items() if name in numbers})
+        update_maxima(self._highest, {highest: numbers[name] for name, highest in _HIGHEST.items() if name in numbers})
         return cast(Measured, numbers)
 
     def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:
-        """An evaluation or a save has ended."""
+        """Record an evaluation or a save that has ended."""
         self._flush()
         self._write(kind, {**fields, **self._memory((kind,))})
         self._window.clear()
@@ -275,7 +274,7 @@ class RunRecorder:
             self.writer.write("step", record)
 
     def _restart_clock(self) -> None:
-        """A step's time counts from here: it includes waiting for its data, and no log, evaluation or save."""
+        """Start the time of a step: it includes waiting for data, but no log, evaluation or save."""
         self._clock_s = time.perf_counter()
 
     def _write(self, kind: str, fields: Mapping[str, Any]) -> None:

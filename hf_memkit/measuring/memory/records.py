@@ -1,5 +1,5 @@
-"""Records on disk, one JSON object a line (`hf_memkit.measuring.record_types`). In: plain values. Out:
-`memory-rank{R}.jsonl`, and back. Standard library only: a report reads records where torch is not installed."""
+"""Records on disk, one JSON object a line (`hf_memkit.measuring.record_types`), in `memory-rank{R}.jsonl`. Standard
+library only: a report reads records where torch is not installed."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ SCHEMA: Final = 1
 Step = TypeVar("Step")
 
 _SPARE: Final = 2048
-"""Bytes of blanks at the end of a `run` record's line. JSON does not mind them, and what is written over them needs no
-room on the disk."""
+"""Bytes of blanks at the end of a `run` record's line, which JSON allows. Overwriting them needs no room on the
+disk."""
 _KEPT: Final = ("status", "step", "steps", "error_type", "error", "lost_records", "write_error")
-"""What is written there of a record that does not fit."""
+"""Fields kept of a record that does not fit there."""
 
 _logger = logging.getLogger(__name__)
 
 
 class RecordWriter:
-    """Appends records to one file. A write that fails is counted in `lost`, never raised.
+    """Appends records to one file. A failed write is counted in `lost`, never raised.
 
     The file stays open between writes, each of which is one `write` call of one whole line, so that a kill leaves
-    whole lines and at most one torn tail. Every write looks whether the file is still there: one that was deleted,
-    alone or with its folder, is made anew. A line that a full disk cut short is ended by the next write.
+    whole lines and at most one incomplete last line. Every write checks that the file exists: a deleted one is created
+    again. A line that a full disk cut short is ended by the next write.
 
-    Where the disk has no room, the blanks of the `run` record become a line that says so (`lost`), and at last the
-    `end`. What else does not fit is lost.
+    On a full disk the blanks of the `run` record become a `lost` record, and at last the `end`. Other records are
+    lost.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,20 +43,20 @@ class RecordWriter:
         self.lost = 0
         self.last_error: str | None = None
         self.owed: Mapping[str, Any] | None = None
-        """The `end` record, if it could be written nowhere."""
+        """The `end` record, if it could not be written."""
         self._descriptor: int | None = None
         self._torn = False
         self._failing = False
         self._spare: tuple[int, int] | None = None
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Writes one record; True if it reached the file."""
+        """Write one record; returns whether it reached the file."""
         if kind == "end" and self.lost:
             fields = {**fields, "lost_records": self.lost, "write_error": self.last_error}
         try:
             line = _line(_record(kind, fields))
             self._append(line[:-1] + b" " * _SPARE + b"\n" if kind == "run" else line)
-        except Exception as error:  # a disk, a permission, a value with a broken __str__: none may stop a training
+        except Exception as error:  # disk, permissions, a value with a broken __str__: no error may stop a training
             self.lost += 1
             strerror = error.strerror if isinstance(error, OSError) else None
             self.last_error = strerror or f"{type(error).__name__}: {error}"
@@ -76,12 +76,12 @@ class RecordWriter:
         return True
 
     def close(self) -> None:
-        """Closes the file. A later write opens it again."""
+        """Close the file. A later write opens it again."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
-    def __del__(self) -> None:  # after a training that raised, nobody calls `close`
+    def __del__(self) -> None:  # `close` is not called after a training that raised
         try:
             self.close()
         except Exception:
@@ -90,7 +90,7 @@ class RecordWriter:
     def _append(self, line: bytes) -> None:
         descriptor = self._opened()
         left = b"\n" + line if self._torn else line
-        while left:  # once, but on a full disk, which takes a part and then says what is wrong
+        while left:  # once, except on a full disk, which writes a part before it fails
             written = os.write(descriptor, left)
             if not written:
                 raise OSError("nothing was written")
@@ -98,25 +98,25 @@ class RecordWriter:
             left = left[written:]
 
     def _write_over_blanks(self, kind: str, fields: Mapping[str, Any]) -> bool:
-        """True if it could be written there."""
+        """Write a record over the blanks; returns whether that succeeded."""
         if self._spare is None:
             return False
         inode, at = self._spare
         few = {name: text[:200] if isinstance(text := fields[name], str) else text for name in _KEPT if name in fields}
         try:
-            made = (b"\n" + _line(_record(kind, each))[:-1] for each in (fields, few))
-            line = next(line for line in made if len(line) <= _SPARE)
+            lines = (b"\n" + _line(_record(kind, values))[:-1] for values in (fields, few))
+            line = next(line for line in lines if len(line) <= _SPARE)
             with self.path.open("r+b", buffering=0) as file:  # O_APPEND would write at the end
                 if os.fstat(file.fileno()).st_ino != inode:
                     return False
                 file.seek(at)
                 return file.write(line.ljust(_SPARE)) == _SPARE
-        except Exception:  # StopIteration too: the error's text may be in another script, six bytes a letter
+        except Exception:  # also StopIteration: an error in another alphabet takes six bytes a letter
             return False
 
     def _opened(self) -> int:
         if self._descriptor is not None:
-            # A file whose last name is gone is nobody's any more. (A forked process shares the file: both append.)
+            # A deleted file has no links. (A forked process shares the file: both append.)
             if os.fstat(self._descriptor).st_nlink:
                 return self._descriptor
             self.close()
@@ -145,46 +145,45 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 
 
 def steps(records: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
-    """The last record of each step that was not given up, in order of steps."""
+    """The last record of each step of the training as it was resumed, in order of steps."""
     last: dict[int, StepRecord] = {}
     for record in records:
         if record.get("kind") == "run" and isinstance(record.get("start_step"), int):
-            last = not_given_up(last, record["start_step"])
+            last = kept_steps(last, record["start_step"])
         elif record.get("kind") == "step" and isinstance(record.get("step"), int):
             last[record["step"]] = cast(StepRecord, dict(record))
     return [last[step] for step in sorted(last)]
 
 
-def not_given_up(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
-    """Those of the steps recorded before that a start at `start_step` goes on from: later ones are trained again after
-    a resume, and a start at 0 is another training in the same folder."""
+def kept_steps(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
+    """The earlier steps that a start at `start_step` continues: later ones are trained again after a resume, and a
+    start at 0 is another training in the same folder."""
     return {step: record for step, record in steps.items() if step <= start_step}
 
 
-def merged(
+def merge_steps(
     first: Mapping[str, Any], second: Mapping[str, Any], *, highest: Iterable[str] = (), lowest: Iterable[str] = ()
 ) -> StepRecord:
-    """One `step` record for two: peaks and the longest sequence are maxima, times and sizes means, counters the last,
-    but for those of which the `highest` or `lowest` is asked; `categories` and `held` are those of the higher peak.
-    """
+    """One `step` record for two. Peaks and the longest sequence are maxima, times and sizes means, counters the last
+    value, except for names in `highest` or `lowest`; `categories` and `held` are those of the higher peak."""
     weights = max(1, first.get("steps", 1)), max(1, second.get("steps", 1))
-    found = {**first, **second}
+    fields = {**first, **second}
     for name in first.keys() & second.keys():
         a, b = first[name], second[name]
         if name.startswith("peak_") or name == "longest_sequence" or name in highest:
-            found[name] = max(a, b)
+            fields[name] = max(a, b)
         elif name in lowest:
-            found[name] = min(a, b)
+            fields[name] = min(a, b)
         elif name in MEAN_OF_STEPS:
-            found[name] = (a * weights[0] + b * weights[1]) / sum(weights)
+            fields[name] = (a * weights[0] + b * weights[1]) / sum(weights)
         elif name == "phases":
-            found[name] = {phase: _higher(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
+            fields[name] = {phase: _maxima(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
     if first.get("peak_allocated_gib", 0.0) > second.get("peak_allocated_gib", 0.0):
-        found |= {name: first[name] for name in ("categories", "held") if name in first}
-    return cast(StepRecord, {**found, "steps": sum(weights)})
+        fields |= {name: first[name] for name in ("categories", "held") if name in first}
+    return cast(StepRecord, {**fields, "steps": sum(weights)})
 
 
-def _higher(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     return {name: max(first.get(name, value), second.get(name, value)) for name, value in {**first, **second}.items()}
 
 
@@ -198,13 +197,13 @@ _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 def _line(record: Mapping[str, Any]) -> bytes:
     try:
         text = _encode(record)
-    except (TypeError, ValueError):  # not plain, or not finite: rare, and much slower to clean than to write
+    except (TypeError, ValueError):  # not plain, or not finite: rare, and cleaning is much slower than writing
         text = _encode(_plain(record))
     return text.encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: a float that is not finite becomes null, anything unknown its text."""
+    """`value` as JSON: floats that are not finite become null, unknown objects their text."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if isinstance(value, float):

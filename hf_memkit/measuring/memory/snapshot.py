@@ -1,4 +1,4 @@
-"""The allocator's own picture of itself. In: torch's CUDA allocator. Out: a file of plain JSON; nothing is pickled."""
+"""Snapshot of torch's CUDA allocator as plain JSON, without pickles."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ _BLOCK = ("address", "size", "requested_size", "state")
 
 
 def record_history() -> None:
-    """From now on each block knows the lines that made it, for a look at the stack each (torch/cuda/memory.py)."""
+    """Record the source lines of each allocation from now on, with one stack walk each (torch/cuda/memory.py)."""
     torch.cuda.memory._record_memory_history("state", context="alloc", stacks="python")
 
 
 def stop_history() -> None:
-    """Nothing more is recorded. Does nothing where nothing was."""
+    """Stop recording, if recording."""
     torch.cuda.memory._record_memory_history(None)
 
 
 def write_snapshot(path: str | Path) -> int:
-    """Writes the allocator's segments, and returns how many there are: `{"segments": [{…, "blocks": [{…, "frames":
-    ["file:line function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
-    segments = [_segment(segment) for segment in torch.cuda.memory._snapshot()["segments"]]
+    """Write the allocator's segments; returns their number. `{"segments": [{…, "blocks": [{…, "frames": ["file:line
+    function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
+    segments = [
+        {name: segment[name] for name in _SEGMENT if name in segment}
+        | {"blocks": list(map(_block, segment["blocks"]))}
+        for segment in torch.cuda.memory._snapshot()["segments"]
+    ]
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))
     return len(segments)
 
 
-def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: segment[name] for name in _SEGMENT if name in segment}
-    return {**found, "blocks": [_block(block) for block in segment["blocks"]]}
-
-
 def _block(block: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: block[name] for name in _BLOCK if name in block}
+    fields = {name: block[name] for name in _BLOCK if name in block}
     frames = [f"{f['filename']}:{f['line']} {f['name']}" for f in block.get("frames", ())[:_MOST_FRAMES]]
-    return {**found, "frames": frames} if frames else found
+    return {**fields, "frames": frames} if frames else fields

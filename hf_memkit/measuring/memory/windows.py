@@ -1,4 +1,4 @@
-"""Peaks by phase, steps of one record, numbers of one log. In: marks of the allocator, and step records."""
+"""Peaks by phase, steps of one record, and numbers of one log, from marks of the allocator and step records."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, Final, cast
 from hf_memkit.common.terms import Phase
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.memory.readers.base import Mark, ReaderGroup
-from hf_memkit.measuring.memory.records import merged
+from hf_memkit.measuring.memory.records import merge_steps
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 
 STEP_PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
-"""The phases that belong to an optimizer step; load, evaluate and save lie between steps."""
+"""Phases of an optimizer step; load, evaluate and save lie between steps."""
 
 SINGLE_STEPS: Final = 5000
-"""So many steps of a training have a record each."""
+"""Number of steps of a training with a record each."""
 
 _PEAKS = ("peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib")
 _FEW = (*_PEAKS, "host_rss_gib")
@@ -25,16 +25,16 @@ _EVERYTHING = (
 )  # fmt: skip
 
 
-def raise_to(highest: dict[str, float], numbers: Mapping[str, float]) -> None:
-    """Puts into `highest` what is higher than what is there."""
+def update_maxima(highest: dict[str, float], numbers: Mapping[str, float]) -> None:
+    """Raise the values of `highest` to those of `numbers`."""
     for name, value in numbers.items():
         if value > highest.get(name, -1.0):
             highest[name] = value
 
 
 class PeakWindow:
-    """The peaks of the phases since the last `clear`. With `reset`, every sample resets the device's counter; without,
-    it is only read, and a peak is the highest value since whoever reset it last, mostly since the process began."""
+    """Peaks of the phases since the last `clear`. With `reset`, every sample resets the device's counter. Without, it
+    is only read, and a peak is the highest value since the last reset elsewhere, mostly since the process began."""
 
     def __init__(self, readers: ReaderGroup, *, reset: bool) -> None:
         self._readers = readers
@@ -42,17 +42,17 @@ class PeakWindow:
         self._peaks: dict[Phase, tuple[int, int | None]] = {}
 
     def sample(self, phase: Phase) -> Mark:
-        """What lies between the last sample and now belongs to `phase`; returns the allocator as it is."""
+        """Assign the time since the last sample to `phase`; returns the allocator's current values."""
         mark = self._readers.mark()
         if not self._reset:
             return Mark(mark.allocated, None, None)
         self._readers.reset_peak()
         allocated, reserved = mark.peak_allocated, mark.peak_reserved
         if allocated is not None:
-            before = self._peaks.get(phase)
-            if before is not None:
-                allocated = max(allocated, before[0])
-                reserved = before[1] if reserved is None or before[1] is None else max(reserved, before[1])
+            earlier = self._peaks.get(phase)
+            if earlier is not None:
+                allocated = max(allocated, earlier[0])
+                reserved = earlier[1] if reserved is None or earlier[1] is None else max(reserved, earlier[1])
             self._peaks[phase] = (allocated, reserved)
         return mark
 
@@ -75,15 +75,15 @@ class PeakWindow:
 
 
 def _gib(allocated: int, reserved: int | None) -> dict[str, float]:
-    found = {"peak_allocated_gib": round(allocated / GIB, 10)}
+    sizes = {"peak_allocated_gib": round(allocated / GIB, 10)}
     if reserved is not None:
-        found["peak_reserved_gib"] = round(reserved / GIB, 10)
-    return found
+        sizes["peak_reserved_gib"] = round(reserved / GIB, 10)
+    return sizes
 
 
 def window_size(index: int) -> int:
-    """How many steps the record stands for that step `index` (from 0) goes into: 1 for the first 5 000, 2 for the next
-    5 000, 4 for the next 10 000 and so on, so that each doubling of a run adds 2 500 records."""
+    """Number of steps in the record of step `index` (from 0): 1 for the first 5 000, 2 for the next 5 000, 4 for the
+    next 10 000 and so on, so that each doubling of a run adds 2 500 records."""
     size = 1
     while index >= SINGLE_STEPS * size:
         size *= 2
@@ -91,24 +91,24 @@ def window_size(index: int) -> int:
 
 
 class StepWindow:
-    """Steps that go into one record; a watched one has its own, because its categories add up to its peak."""
+    """Steps of one record; a watched step has its own, because its categories add up to its peak."""
 
     def __init__(self) -> None:
         self._pending: StepRecord | None = None
 
     def add(self, index: int, fields: StepRecord) -> list[StepRecord]:
-        """Step `index` (from 0) of this training, whose `fields` it keeps; returns what is to be written now."""
+        """Add step `index` (from 0) of this training; keeps `fields`, and returns the records to write now."""
         size = window_size(index)
         fields["steps"] = 1
         if size == 1:
             return [fields]
         if "held" in fields or "categories" in fields:
             return [*self.flush(), fields]
-        self._pending = fields if self._pending is None else merged(self._pending, fields)
+        self._pending = fields if self._pending is None else merge_steps(self._pending, fields)
         return self.flush() if self._pending["steps"] >= size else []
 
     def flush(self) -> list[StepRecord]:
-        """What has not been written yet."""
+        """The record that has not been written yet."""
         pending, self._pending = self._pending, None
         if pending is None:
             return []
@@ -117,7 +117,8 @@ class StepWindow:
 
 
 class LogNumbers:
-    """Gathers steps between two logs, by the names of records; with `everything` counters, phases and categories."""
+    """Numbers of the steps between two logs, under their names in records; with `everything` also counters, phases and
+    categories."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
@@ -129,23 +130,23 @@ class LogNumbers:
         self._taken = True
 
     def step(self, record: StepRecord) -> None:
-        """A step's record."""
+        """Add a step's record."""
         fields: Mapping[str, Any] = record
         if self._taken:
             self._taken = False
             self._highest, self._categories = {}, {}
-        raise_to(self._highest, {name: fields[name] for name in self._names if name in fields})
+        update_maxima(self._highest, {name: fields[name] for name in self._names if name in fields})
         if self._everything:
             for phase, peaks in fields.get("phases", {}).items():
-                raise_to(self._highest, {f"{phase}_{name}": value for name, value in peaks.items()})
+                update_maxima(self._highest, {f"{phase}_{name}": value for name, value in peaks.items()})
             self._categories = fields.get("categories", self._categories)
         self._capacity_gib = fields.get("capacity_gib")
         if "device_used_gib" in fields and "reserved_gib" in fields:
             self._others_gib = max(0.0, fields["device_used_gib"] - fields["reserved_gib"])
 
     def take(self) -> dict[str, float]:
-        """The highest values of the steps since the last `take`; if there was none, the same as then. `headroom_gib`:
-        capacity less the reserved peak and what others use, where NVML has told that at any time."""
+        """The highest values of the steps since the last `take`; without a step, the same as before. `headroom_gib`:
+        capacity less the reserved peak and the memory of others, if NVML has reported it."""
         self._taken = True
         highest = self._highest
         numbers = {name: highest[name] for name in _PEAKS if name in highest}

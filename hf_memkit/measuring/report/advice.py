@@ -49,7 +49,7 @@ def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
         if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
             recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
             return recorded or _suggested(rank, rank.ooms[-1])
-    if summary.near:
+    if summary.tight:
         rank = run.of(summary.rank)
         moment = _highest_step(rank)
         return _suggested(rank, moment) if moment else ()

@@ -22,8 +22,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, Final, Literal
 
+from hf_memkit.catalog.fit import was_tight
 from hf_memkit.common.terms import CATEGORIES
-from hf_memkit.measuring.report.summary import NEAR
 
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 """Memory problems over the steps of a training."""
@@ -236,7 +236,7 @@ _SHORTER: Final = (
 def _longer_batches(steps: Records, usable: float | None) -> Finding | None:
     """Larger inputs that raised the peak, often or to nearly the whole GPU."""
     known = [
-        (record["step"], record["peak_allocated_gib"], size)
+        (record["step"], record["peak_allocated_gib"], size, record.get("peak_reserved_gib", 0.0))
         for record in steps
         if "peak_allocated_gib" in record and (size := _padded_tokens(record))
     ]
@@ -246,12 +246,13 @@ def _longer_batches(steps: Records, usable: float | None) -> Finding | None:
     first, later = known[:count], known[count:]
     before, usual = (max(row[i] for row in first) for i in (1, 2))
     over = [row for row in later if row[1] > before + _HIGHER * usable]
-    if not over or median(size for *_, size in over) <= usual:
+    if not over or median(row[2] for row in over) <= usual:
         return None
-    peak_step, peak, _ = max(over, key=lambda row: row[1])
-    if len(over) < _LASTING * len(known) and peak < max(NEAR * usable, before + _APART * usable):
+    peak_step, peak, *_ = max(over, key=lambda row: row[1])
+    is_full = any(was_tight(reserved, usable, retries=0) for *_, reserved in over)
+    if len(over) < _LASTING * len(known) and not (is_full and peak >= before + _APART * usable):
         return None
-    size = max(size for *_, size in over)
+    size = max(row[2] for row in over)
     why = (
         f"larger inputs raised the peak from {before:.2f} GiB to {peak:.2f} GiB of {usable:.2f} GiB available; "
         f"padded tokens of a micro-batch: up to {size:,.0f}, before {usual:,.0f}"

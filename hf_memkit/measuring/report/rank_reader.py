@@ -1,8 +1,6 @@
 """One records file, read as it grows. In: the file. Out: what the last training in it recorded, and the earlier ones.
-
 A file may be of any size and hold anything: it is read in blocks, a line that does not parse is counted, and of more
-step records than any chart shows, neighbours are merged.
-"""
+step records than any chart shows, neighbours are merged."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.measuring.memory.records import SCHEMA, merged, not_given_up
+from hf_memkit.measuring.memory.records import SCHEMA, kept_steps, merge_steps
 from hf_memkit.measuring.record_types import (
     EndRecord,
     EvaluateRecord,
@@ -55,9 +53,9 @@ class RankReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._forget()
+        self._reset_micro_batch()
 
-    def _forget(self) -> None:
+    def _reset_micro_batch(self) -> None:
         self.attempts: list[Attempt] = []
         self.steps: dict[int, StepRecord] = {}
         self.evaluations: list[EvaluateRecord] = []
@@ -69,14 +67,12 @@ class RankReader:
         self._seen = (0, 0)
 
     def read(self) -> bool:
-        """True if there was something new. OSError where the file cannot be read.
-
-        A file that became shorter is another one; one that was changed and got no line at its end may have one in
-        place of blanks, as on a full disk. Both are read from the start.
-        """
+        """True if there was something new. OSError where the file cannot be read. A file that became shorter is
+        another one; one that was changed and got no line at its end may have one in place of blanks, as on a full
+        disk. Both are read from the start."""
         status = self.path.stat()
         if status.st_size < self._offset:
-            self._forget()
+            self._reset_micro_batch()
         if (seen := (status.st_size, status.st_mtime_ns)) == self._seen:
             return False
         self._seen, before, known = seen, self._offset, self.attempts
@@ -84,7 +80,7 @@ class RankReader:
         if self._offset > before:
             self._seen = (0, 0)  # a line in place of blanks may have come too: the next look reads from the start
             return True
-        self._forget()
+        self._reset_micro_batch()
         self._take_new()
         self._seen = seen
         return self.attempts != known
@@ -151,7 +147,7 @@ class RankReader:
         """Steps after the one that a start goes on from belong to a training that was given up."""
         if start_step is None:
             return
-        self.steps = not_given_up(self.steps, start_step)
+        self.steps = kept_steps(self.steps, start_step)
         self.evaluations = [r for r in self.evaluations if r.get("step", 0) <= start_step and start_step]
         self.saves = [r for r in self.saves if r.get("step", 0) <= start_step and start_step]
         if start_step == 0:
@@ -168,7 +164,7 @@ class RankReader:
 def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """Each two neighbours as one record, of which the host's figures are the worst."""
     pairs = [
-        merged(
+        merge_steps(
             *steps[i : i + 2], highest=("host_rss_gib", "pinned_gib", "disk_swap_gib"), lowest=("host_available_gib",)
         )
         for i in range(0, len(steps) - 1, 2)

@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from hf_memkit.catalog.fit import was_tight
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.record_types import OomRecord, StepRecord
 from hf_memkit.measuring.report.load import RankRun, Run
-
-NEAR: Final = 0.9
-"""Share of the GPU. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
 
 Compared = tuple[str, str, float | None]
 """(what, predicted GiB or a range `low–high`, measured GiB or None)."""
@@ -73,10 +71,12 @@ class Summary:
     predicted: tuple[Compared, ...]
 
     @property
-    def near(self) -> bool:
-        """Whether the peak, or the reserved memory, is above `NEAR` of the GPU."""
-        highest = max(self.peak.gib if self.peak else 0.0, (self.reserved_gib or 0.0) + (self.others_gib or 0.0))
-        return self.capacity_gib is not None and highest > NEAR * self.capacity_gib
+    def tight(self) -> bool:
+        """Whether the GPU was so full that the allocator frees its cache and tries again."""
+        if self.capacity_gib is None:
+            return False
+        reserved = self.capacity_gib - self.headroom_gib if self.headroom_gib is not None else 0.0
+        return was_tight(max(reserved, self.peak.gib if self.peak else 0.0), self.capacity_gib, self.retries)
 
     def to_json(self) -> dict[str, Any]:
         predicted = [{"what": what, "predicted_gib": p, "measured_gib": m} for what, p, m in self.predicted]

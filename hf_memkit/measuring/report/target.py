@@ -19,7 +19,7 @@ from hf_memkit.measuring.report.sanitize import number, text
 
 _VERDICTS: Final = {
     "fits": "is predicted to fit on",
-    "tight": "is predicted to fit only just on",
+    "tight": "is predicted to be tight on",
     "does not fit": "is predicted not to fit on",
 }
 

@@ -54,11 +54,11 @@ def course(run: Run, summary: Summary) -> str:
 
 
 def state(run: Run, summary: Summary) -> Literal["bad", "near", "good"]:
-    """Whether it failed (`"bad"`), or came close to the GPU's memory (`"near"`)."""
+    """Whether it failed (`"bad"`), or was tight (`"near"`)."""
     if run.ending.kind in ("out of memory", "failed", "killed"):
         return "bad"
     target = target_of(run)
-    return "near" if summary.near or (target is not None and target.verdict != "fits") else "good"
+    return "near" if summary.tight or (target is not None and target.verdict != "fits") else "good"
 
 
 def highest(summary: Summary) -> tuple[str, ...]:
@@ -90,9 +90,9 @@ def verdict(run: Run, summary: Summary) -> str:
         return f"Peak {peak.gib:.2f} GiB{where}."
     of_what = "the allocator's cap" if summary.capped else "the GPU"
     line = f"Peak {peak.gib:.1f} of {summary.capacity_gib:.1f} GiB: {summary.percent:.0f} % of {of_what}{where}."
-    if summary.near and summary.headroom_gib is not None:
+    if summary.tight and summary.headroom_gib is not None:
         left = summary.headroom_gib
-        line += f" Only {left:.1f} GiB left." if left >= 0.05 else " Nothing left."
+        line += f" Tight: {left:.1f} GiB left." if left >= 0.05 else " Tight: nothing left."
     return line
 
 
@@ -218,7 +218,7 @@ def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
 
 
 def _to_spare(summary: Summary) -> str:
-    if summary.peak is None or summary.headroom_gib is None:
+    if summary.peak is None or summary.headroom_gib is None or summary.tight:
         return ""
     return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
 

@@ -1,1 +1,1 @@
-"""PyTorch's caching allocator, modelled: a trace replayed, and the smallest GPU on which it goes through."""
+"""Model of PyTorch's caching allocator: replays a trace and finds the smallest GPU on which it completes."""

@@ -1,7 +1,7 @@
-"""PyTorch's caching allocator, replayed: which blocks it hands out, what it asks of the device, what it gives back.
+"""Simulates PyTorch's caching allocator: which blocks it hands out, and what it takes from and returns to the device.
 
-Each rule is that of pytorch: c10/cuda/CUDACachingAllocator.cpp, whose function is named beside it. CUDA graphs,
-private pools and memory shared between processes are left out. A freed block can be used again at once by its stream.
+Each rule follows pytorch: c10/cuda/CUDACachingAllocator.cpp; docstrings name its functions in parentheses. CUDA
+graphs, private pools and memory shared between processes are not modelled. A stream can reuse a freed block at once.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from bisect import bisect_left
 
 from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.prediction.allocator.blocks import Block, DeviceMemory, ExpandableSegment, Pool
-from hf_memkit.prediction.allocator.settings import LARGEST_SMALL, LEAST_BLOCK, SMALL_SEGMENT, AllocatorSettings
+from hf_memkit.prediction.allocator.settings import MAX_SMALL_BLOCK, MIN_BLOCK, SMALL_SEGMENT, AllocatorSettings
 
 
 class OutOfDeviceMemory(Exception):
-    """No free block served, nothing more could be given back, and the device had not enough."""
+    """No free block is large enough, nothing more can be released, and the device has too little memory."""
 
 
 class CachingAllocator:
     """The state of the allocator of one device.
 
     Args:
-        settings: the options it works by.
-        device: where its memory comes from; None: a GPU without limit.
-        allowed_bytes: what torch lets this process take (`set_per_process_memory_fraction`); None: no limit. It is
-            asked before pages are counted: an expandable segment can pass it by less than a page.
-        order: what decides between free blocks of equal size; it differs between versions of torch.
+        settings: its options.
+        device: source of its memory. Default: a GPU without limit.
+        allowed_bytes: limit of torch for this process (`set_per_process_memory_fraction`). Default: no limit. It is
+            checked before pages are rounded up: an expandable segment can exceed it by less than a page.
+        order: how free blocks of equal size are ordered; it differs between versions of torch.
 
     Attributes:
-        allocated, requested, reserved: bytes of blocks in use, of what was asked for in them, and of what the device
-            has given; peak_allocated, peak_requested, peak_reserved: the highest since `reset_peaks`.
-        retries: how often everything cached had to go back before the device could give (`num_alloc_retries`).
+        allocated, requested, reserved: bytes of blocks in use, bytes requested for them, and bytes taken from the
+            device; peak_allocated, peak_requested, peak_reserved: their maximum since `reset_peaks`.
+        retries: how often all cached memory was released to satisfy a request (`num_alloc_retries`).
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class CachingAllocator:
         self._collects = allowed_bytes is not None and self.settings.garbage_collection_threshold > 0
         self._order = order
         self._ranks = 0
-        self._sizes: dict[int, int] = {}  # sizes recur, and rounding takes a while
+        self._sizes: dict[int, int] = {}  # rounded sizes, because the same sizes recur
 
     def malloc(self, size_bytes: int, stream: int = 0, *, search: bool = True) -> Block:
-        """The block for a request of `size_bytes`, at least 1; with `search=False` one of new memory in any case.
+        """Returns a block for a request of `size_bytes`, at least 1; with `search=False` always from new memory.
 
         Raises:
-            OutOfDeviceMemory: there is none, and what is cached and whole has been given back.
+            OutOfDeviceMemory: no memory is left, although all whole cached segments were released.
         """
         size = self._sizes.get(size_bytes)
         if size is None:
             size = self._sizes[size_bytes] = self.settings.rounded(size_bytes)
-        pool = self.small if size <= LARGEST_SMALL else self.large
+        pool = self.small if size <= MAX_SMALL_BLOCK else self.large
         block = self._free_block(pool, size, stream) if search else None
         if block is None:
             block = self._new_block(pool, size, stream)
@@ -72,7 +72,7 @@ class CachingAllocator:
             remaining = Block(pool, stream, block.address + size, rest, block.rank, block.expandable)
             remaining.put_between(block, block.next)
             block.size = size
-            block.rank = self._part_of(block)  # torch makes a new block of the part that it hands out
+            block.rank = self._part_of(block)  # torch makes a new block of the part that it returns
             pool.add(remaining)
         block.allocated = True
         block.requested = size_bytes
@@ -85,7 +85,7 @@ class CachingAllocator:
         return block
 
     def free(self, block: Block) -> None:
-        """Puts a block back among the free ones, merged with free neighbours (`free_block`)."""
+        """Returns a block to its pool and merges it with free neighbours (`free_block`)."""
         block.allocated = False
         self.allocated -= block.size
         self.requested -= block.requested
@@ -93,11 +93,11 @@ class CachingAllocator:
         block.pool.add(block)
 
     def reset_peaks(self) -> None:
-        """The peaks begin again from what is held now."""
+        """Restarts the peaks from the current values."""
         self.peak_allocated, self.peak_requested, self.peak_reserved = self.allocated, self.requested, self.reserved
 
     def release_cached(self) -> None:
-        """Gives back every free block that is a whole segment, and every whole free page (`release_cached_blocks`)."""
+        """Releases every free block that is a whole segment, and every whole free page (`release_cached_blocks`)."""
         for pool in (self.large, self.small):
             free = [entry[-1] for entry in pool.free]
             for block in free:
@@ -108,12 +108,12 @@ class CachingAllocator:
                     self.unmap_pages(block)
 
     def release_block(self, block: Block) -> None:
-        """Gives back a free block that is a whole segment."""
+        """Releases a free block that is a whole segment."""
         block.pool.remove(block)
-        self._given_back(block.size)
+        self._remove_reserved(block.size)
 
     def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """The smallest free block that serves (`get_free_block`)."""
+        """Takes the smallest free block that is large enough out of its pool (`get_free_block`)."""
         if self._collects:
             pool.searches += 1
         free = pool.free
@@ -122,7 +122,7 @@ class CachingAllocator:
             return None
         block = free[index][-1]
         if block.expandable is not None:
-            # A block at the edge of what has memory counts with what it can grow to.
+            # A block at the edge of the mapped part counts with the size that it can grow to.
             while index + 1 < len(free) and free[index + 1][0] == stream:
                 following = free[index + 1][-1]
                 if _growable(following) >= _growable(block):
@@ -138,7 +138,7 @@ class CachingAllocator:
         return block
 
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block:
-        """A block of new memory, given back first what has to be (`malloc` after `get_free_block` failed)."""
+        """A block of new memory, after releasing cached memory if needed (`malloc` after `get_free_block` failed)."""
         if self._collects:
             self._collect()
         block = self._grow(pool, size, stream)
@@ -153,22 +153,22 @@ class CachingAllocator:
         return block
 
     def _grow(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """New memory of the device (`alloc_block`); None: it has not enough, or torch does not allow it."""
-        asked = self.settings.segment_bytes(size)
-        if self.allowed_bytes is not None and self.reserved + asked > self.allowed_bytes:
+        """A block of new memory (`alloc_block`); None if the device or torch's limit has too little left."""
+        wanted = self.settings.segment_bytes(size)
+        if self.allowed_bytes is not None and self.reserved + wanted > self.allowed_bytes:
             return None
         if self.settings.expandable_segments:
             return self._expand(pool, size, stream)
-        address = self.device.segment(asked)
+        address = self.device.segment(wanted)
         if address is None:
             return None
-        self._given(asked)
-        return Block(pool, stream, address, asked, self._next_rank())
+        self._add_reserved(wanted)
+        return Block(pool, stream, address, wanted, self._next_rank())
 
     def _collect(self) -> None:
-        """Above the threshold: gives back whole free segments of the large pool, until the process is below it
-        (`garbage_collect_cached_blocks`): all blocks of at least the average age, counted in searches since they
-        became free, then again of those left."""
+        """Releases whole free segments of the large pool until reserved memory is below the threshold. As
+        `garbage_collect_cached_blocks`: releases all blocks of at least the average age, counted in searches since
+        they became free, then repeats with the remaining blocks."""
         if self.allowed_bytes is None:
             return
         threshold = int(self.settings.garbage_collection_threshold * self.allowed_bytes)
@@ -189,8 +189,8 @@ class CachingAllocator:
             whole = [(age, block) for age, block in whole if age < average]
 
     def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
-        """Gives back one large free block that is enough for `size`, or several, largest first; False: they are not
-        enough. Only with `max_split_size_mb` (`release_available_cached_blocks`)."""
+        """Releases one large free block of at least `size`, or several, largest first; False if they are too small.
+        Only with `max_split_size_mb` (`release_available_cached_blocks`)."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
@@ -208,12 +208,12 @@ class CachingAllocator:
                 self.release_block(block)
         return released >= wanted
 
-    # Expandable segments: ranges of addresses of which single pages get memory, and give it back.
+    # Expandable segments: address ranges whose pages get and lose memory individually.
 
     def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """A block at the lowest address where free and unmapped blocks in a row are enough, mapped
+        """A block at the lowest address where adjacent free and unmapped blocks are large enough, mapped
         (`try_allocate_expandable_block`)."""
-        block = self._room(pool, size, stream)
+        block = self._free_range(pool, size, stream)
         if not block.mapped and not self.map_pages(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -221,12 +221,12 @@ class CachingAllocator:
             assert following is not None
             if not self.map_pages(following, min(size - block.size, following.size)):
                 return None
-            block = following  # it has taken the blocks before it
+            block = following  # mapping merged the preceding blocks into it
         pool.remove(block)
         return block
 
-    def _room(self, pool: Pool, size: int, stream: int) -> Block:
-        """Where such a row begins; a new segment where there is none (`find_expandable_block`)."""
+    def _free_range(self, pool: Pool, size: int, stream: int) -> Block:
+        """First block of such a range, in a new segment if none exists (`find_expandable_block`)."""
         for place in range(bisect_left(pool.unmapped, (stream,)), len(pool.unmapped)):
             owner, _, block = pool.unmapped[place]
             if owner != stream:
@@ -249,7 +249,7 @@ class CachingAllocator:
         return block
 
     def map_pages(self, block: Block, size: int) -> bool:
-        """Puts memory behind the first pages of an unmapped block, enough for `size`; False: the device has not."""
+        """Maps the first pages of an unmapped block, enough for `size`; False if the device has too little memory."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
         mapped = -(-size // segment.page_bytes) * segment.page_bytes
@@ -267,11 +267,11 @@ class CachingAllocator:
             block.size = mapped
         self._merge(block)
         pool.add(block)
-        self._given(mapped)
+        self._add_reserved(mapped)
         return True
 
     def unmap_pages(self, block: Block) -> tuple[int, int]:
-        """Gives back the whole pages in a free block of an expandable segment: their first address and size."""
+        """Unmaps the whole pages in a free block of an expandable segment; returns their first address and size."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
         page = segment.page_bytes
@@ -292,28 +292,28 @@ class CachingAllocator:
         block.address, block.size, block.mapped = start, end - start, False
         self._merge(block)
         if block.is_split:
-            pool.add_unmapped(block)  # else the segment is gone, and its addresses with it
-        self._given_back(end - start)
+            pool.add_unmapped(block)  # else the segment and its addresses are gone
+        self._remove_reserved(end - start)
         return start, end - start
 
     def _splits(self, pool: Pool, size: int, rest: int) -> bool:
-        """Whether what is left of a block becomes a block of its own (`should_split`)."""
+        """Whether the rest of a block becomes a separate block (`should_split`)."""
         if pool.is_small or self.settings.expandable_segments:
-            return rest >= LEAST_BLOCK
+            return rest >= MIN_BLOCK
         limit = self.settings.max_split_bytes
-        return (limit is None or size < limit) and rest > LARGEST_SMALL
+        return (limit is None or size < limit) and rest > MAX_SMALL_BLOCK
 
     def _merge(self, block: Block) -> None:
-        """Takes in the neighbours that are free and mapped as it is (`try_merge_blocks`)."""
+        """Merges with neighbours that are free and mapped alike (`try_merge_blocks`)."""
         before = block.previous
         if before is not None and not before.allocated and before.mapped == block.mapped:
-            _take_out(before)
+            _remove_free(before)
             block.address = before.address
             block.size += before.size
             block.put_between(before.previous, block.next)
         after = block.next
         if after is not None and not after.allocated and after.mapped == block.mapped:
-            _take_out(after)
+            _remove_free(after)
             block.size += after.size
             block.put_between(block.previous, after.next)
 
@@ -323,26 +323,26 @@ class CachingAllocator:
         return 0 if self._order == "address" else self._ranks
 
     def _part_of(self, block: Block) -> int:
-        """The rank of a new block that is cut from this one."""
+        """The rank of a new block that is split off `block`."""
         return self._next_rank() if self._order == "block" else block.rank
 
-    def _given(self, size: int) -> None:
+    def _add_reserved(self, size: int) -> None:
         self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
-    def _given_back(self, size: int) -> None:
+    def _remove_reserved(self, size: int) -> None:
         self.reserved -= size
         self.device.give_back(size)
 
 
 def _growable(block: Block) -> int:
-    """The size of a free block with the unmapped addresses behind it."""
+    """The size of a free block plus the unmapped addresses behind it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _take_out(block: Block) -> None:
+def _remove_free(block: Block) -> None:
     if block.mapped:
         block.pool.remove(block)
     else:

@@ -1,6 +1,6 @@
-"""What the caching allocator is made of: blocks in segments, pools of free blocks, and the device that gives memory.
+"""Blocks in segments, pools of free blocks, and the device memory of the caching allocator.
 
-Names and rules are those of pytorch: c10/cuda/CUDACachingAllocator.cpp (`Block`, `BlockPool`, `ExpandableSegment`).
+Names and rules follow pytorch: c10/cuda/CUDACachingAllocator.cpp (`Block`, `BlockPool`, `ExpandableSegment`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _ADDRESS_SPACE: Final = 2**48
 
 
 def address_range(gpu_bytes: int) -> int:
-    """The size of an expandable segment's range of addresses (`ExpandableSegment`): nine eighths of the GPU."""
+    """The size of an expandable segment's address range: nine eighths of the GPU (`ExpandableSegment`)."""
     return gpu_bytes + gpu_bytes // 8
 
 
 class DeviceMemory:
-    """Where the allocator gets its memory: `cudaMalloc` and `cuMemCreate` with their opposites.
+    """The source of the allocator's memory: `cudaMalloc`, `cuMemCreate` and their counterparts.
 
     Args:
-        size_bytes: what the allocator can get; None: no limit.
-        total_bytes: what the GPU has in all, which decides how many addresses an expandable segment has; None: more
-            than can be used.
-        order: how the addresses of segments follow one another, which the driver decides and nobody documents.
+        size_bytes: memory available to the allocator. Default: no limit.
+        total_bytes: capacity of the GPU, which sets the address range of an expandable segment. Default: more than
+            can be used.
+        order: order of the addresses of new segments, which the driver chooses and nobody documents.
         seed: for `shuffled`.
 
     Attributes:
-        same_from, same_below: every size from the one up to, but without, the other (None: without end) would have
-            given the same answers so far, and an allocator that goes by them has done the same.
+        same_from, same_below: a device with any size in [same_from, same_below) would have granted and refused the
+            same requests so far (same_below None: no upper limit).
     """
 
     def __init__(
@@ -54,18 +54,16 @@ class DeviceMemory:
         self._random = random.Random(seed)
 
     def segment(self, size_bytes: int) -> int | None:
-        """The address of new memory of this size; None: there is not enough."""
+        """The address of a new segment of this size; None if the device has too little memory."""
         return self._next_address() if self._take(size_bytes) else None
 
     def reserve_addresses(self, size_bytes: int) -> tuple[int, int]:
-        """The first address and the size of a range for an expandable segment, with no memory behind it yet.
-
-        One that begins with `size_bytes`, more than the GPU has, has room for that: what a job needs that fits on no
-        such GPU is counted too."""
+        """The first address and the size of a range for an expandable segment, still without memory. The range is
+        larger than the GPU if `size_bytes` is, so that the needs of a job that does not fit are counted."""
         return self._next_address(), max(self._range, size_bytes)
 
     def map_pages(self, address: int, size_bytes: int) -> bool:
-        """Whether there was memory for these pages of such a range."""
+        """Takes memory for these pages; False if the device has too little."""
         return self._take(size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
@@ -74,7 +72,7 @@ class DeviceMemory:
             self._left += size_bytes
 
     def count_from(self, other: DeviceMemory) -> None:
-        """The next segment gets the address that it would have had on `other`."""
+        """Continues the addresses of new segments where `other` stands."""
         self._count = other._count
 
     def _take(self, size_bytes: int) -> bool:
@@ -100,7 +98,7 @@ class DeviceMemory:
 
 @dataclass(slots=True)
 class ExpandableSegment:
-    """A range of addresses that gets memory page by page."""
+    """An address range that gets memory page by page."""
 
     address: int
     size_bytes: int
@@ -109,10 +107,8 @@ class ExpandableSegment:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of a segment: in use, free (cached), or addresses without memory (`mapped` is False).
-
-    `rank` comes before the address where free blocks of equal size are put in order (`FreeOrder`).
-    """
+    """A part of a segment: in use, free (cached), or addresses without memory (`mapped` is False). `rank` precedes the
+    address in the order of free blocks of equal size (`FreeOrder`)."""
 
     pool: Pool
     stream: int
@@ -125,7 +121,7 @@ class Block:
     mapped: bool = True
     previous: Block | None = None
     next: Block | None = None
-    born: int = 0  # the pool's count of searches when it became free
+    born: int = 0  # `Pool.searches` when it became free
 
     @property
     def is_split(self) -> bool:
@@ -141,12 +137,12 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """Free blocks in the order in which the allocator looks at them: by stream, size, rank and address.
+    """Free blocks in the order in which the allocator searches them: by stream, size, rank and address.
 
     Attributes:
         free: `(stream, size, rank, address, block)`, sorted.
         unmapped: `(stream, address, block)`, sorted: addresses of expandable segments without memory.
-        searches: how often a free block was looked for, which is the clock of garbage collection.
+        searches: number of searches for a free block, the clock of garbage collection.
     """
 
     is_small: bool

@@ -1,4 +1,4 @@
-"""How small a GPU may be for a trace, and within what bounds the reserved bytes of a real run will lie."""
+"""The smallest GPU on which a trace completes, and the range of reserved bytes of a real run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import MIB
 from hf_memkit.prediction.allocator.blocks import DeviceMemory
-from hf_memkit.prediction.allocator.from_the_middle import Started
 from hf_memkit.prediction.allocator.replay import Replay, replay
+from hf_memkit.prediction.allocator.replay_prefix import ReplayPrefix
 from hf_memkit.prediction.allocator.settings import AllocatorSettings
 from hf_memkit.prediction.trace.trace import ROUND_BYTES, Trace
 
 CAP_STEP: Final = 2 * MIB
-"""Caps are multiples of this, the least that the allocator asks of the device at a time."""
+"""Caps are multiples of this, the smallest amount that the allocator takes from the device at a time."""
 
-_WALK: Final = 24
-"""Replays before bisection: mostly 3 to 10 are needed, with few sizes of many small blocks more."""
-_NEAR: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
-_SPREAD: Final = 6
-_EXTRAS_IN: Final = 50  # one operation in so many has an extra
-_STAYING: Final = 0.2  # the share of extras that stay
+_MAX_REPLAYS: Final = 24
+"""Replays before bisection: mostly 3 to 10 are needed, more with many small blocks of few sizes."""
+_NEAR_STEPS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+_FAR_CAPS: Final = 6
+_EXTRA_EVERY: Final = 50  # one operation in 50 gets an extra storage
+_STAYING_SHARE: Final = 0.2  # share of extra storages that are not freed
 _SCRATCH_DOUBLINGS: Final = 12  # of 512 bytes: up to 2 MiB
 _FREE_ORDERS: Final[tuple[FreeOrder, ...]] = ("segment", "address", "block")
 _BUFFERS: Final = CATEGORIES.index("buffers")
@@ -36,19 +36,20 @@ def smallest_cap(
     gpu_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> int:
-    """The least memory for the allocator, in bytes, from which on the trace completes, to within `CAP_STEP`; slowly at
-    that cap: a run waits for the device whenever the allocator gives back.
+    """The smallest memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`.
 
-    A cap of what it reserves without one changes nothing. Below, the allocator gives back what it has cached and tries
-    again, and more memory does not always help: with another cap it takes and splits other blocks. So the answer is
-    found from above: a replay tells down to which cap the same requests would have been granted and refused
-    (`CapRange`), the next one is of the cap below that, and so on until one fails.
+    At that cap a run is slow: it waits for the device whenever the allocator releases memory.
 
-    Where that takes more than `_WALK` replays (`max_split_size_mb` makes many small differences), or
-    `settings.memory_fraction` is below 1, bisection finds a cap that completes with the next below failing; then some
-    larger ones are tried (`_above`), and where one fails, the search goes on above that.
+    A cap of the bytes reserved without a cap changes nothing. Below it, the allocator releases cached memory and
+    retries, and more memory does not always help, because it then takes and splits other blocks. So the search goes
+    down from above: each replay also returns down to which cap the same requests would have been granted and refused
+    (`CapRange`); the next replay uses the cap below that, until one fails.
 
-    `gpu_bytes` is what the GPU has in all, as for `replay`; `without_cap` is that replay, if there is one already.
+    If that takes more than `_MAX_REPLAYS` replays (`max_split_size_mb` makes many small differences), or
+    `settings.memory_fraction` is below 1, bisection finds a cap that completes while the next lower one fails. Then
+    some larger caps are tested (`_caps_above`); if one fails, the search continues above it.
+
+    `gpu_bytes`: capacity of the GPU, as for `replay`; `without_cap`: that replay without a cap, if it exists already.
     """
     settings = settings or AllocatorSettings()
     free = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
@@ -60,22 +61,22 @@ def smallest_cap(
 
         while not holds(top):  # garbage collection changes what happens below the limit
             least, top = top + 1, top + 1 + top // 50
-        return _bisected(holds, least, top) * CAP_STEP
+        return _bisect(holds, least, top) * CAP_STEP
 
-    started = Started(trace, settings, least * CAP_STEP, gpu_bytes=gpu_bytes)
-    for _ in range(_WALK):
+    prefix = ReplayPrefix(trace, settings, least * CAP_STEP, gpu_bytes=gpu_bytes)
+    for _ in range(_MAX_REPLAYS):
         if top <= least:
             return top * CAP_STEP
-        outcome = started.outcome((top - 1) * CAP_STEP)
+        outcome = prefix.outcome((top - 1) * CAP_STEP)
         if not outcome.completes:
             return top * CAP_STEP
         top = max(least, -(-outcome.from_bytes // CAP_STEP))
-    return _bisected(lambda steps: started.outcome(steps * CAP_STEP).completes, least, top) * CAP_STEP
+    return _bisect(lambda steps: prefix.outcome(steps * CAP_STEP).completes, least, top) * CAP_STEP
 
 
-def _bisected(holds: Callable[[int], bool], least: int, top: int) -> int:
-    """A number between `least` and `top`, which holds, that holds with the one below it not, and with all above it
-    that are tried holding."""
+def _bisect(holds: Callable[[int], bool], least: int, top: int) -> int:
+    """A number in [least, top] that holds while the next lower one does not; tested larger ones hold too. `top` is
+    known to hold."""
     low, high, tried = least - 1, top, {top: True}
 
     def tries(number: int) -> bool:
@@ -90,7 +91,7 @@ def _bisected(holds: Callable[[int], bool], least: int, top: int) -> int:
                 high = middle
             else:
                 low = middle
-        failing = [number for number in _above(high, top) if not tries(number)]
+        failing = [number for number in _caps_above(high, top) if not tries(number)]
         if not failing:
             return high
         low, high = max(failing), min(number for number, good in tried.items() if good and number > max(failing))
@@ -105,22 +106,21 @@ def reserved_interval(
     smallest_cap_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> tuple[int, int]:
-    """`(low, high)`: between what will `torch.cuda.max_memory_reserved()` lie?
+    """`(low, high)`: the range in which `torch.cuda.max_memory_reserved()` will lie.
 
-    low: the smallest cap that completes (`smallest_cap_bytes`, if it is known already).
-    high: the most that any of several replays holds where memory has no end: of the trace as it is (`without_cap`, if
-    it is known already), and of `replays` traces that differ from it as a real run does. Reserved bytes hang on small
-    things: half a percent less of requested bytes has been seen to move them by 8 % (a mask that was not made, GPT-2,
-    batch 4 × 512). What differs:
+    low: the smallest cap that completes (`smallest_cap_bytes`, if known already).
+    high: the maximum of several replays with unlimited memory: of the trace itself (`without_cap`, if known already)
+    and of `replays` traces with the variation of a real run. Reserved bytes are sensitive to small changes: 0.5 % less
+    requested bytes moved them by 8 % (a mask that was not made, GPT-2, batch 4 × 512). Varied are:
 
-    * the order in which one operation makes its results and temporaries, which a kernel for the GPU decides;
-    * what a trace does not see: a few small tensors that stay (scalars, random states, counters), and scratch memory
-      of kernels, from 512 bytes to 2 MiB, gone when the operation is done;
-    * when the workspaces of libraries are made: at their first use, or before everything else;
-    * which of two free blocks of equal size serves: versions of torch differ (`FreeOrder`), and in the older ones
-      the addresses decide, which come from the driver.
+    * the order in which one operation makes its results and temporaries, which a GPU kernel decides;
+    * memory that a trace misses: a few small tensors that stay (scalars, random states, counters), and scratch memory
+      of kernels, from 512 bytes to 2 MiB, freed when the operation ends;
+    * when libraries create their workspaces: at their first use, or before everything else;
+    * which of two free blocks of equal size is used: versions of torch differ (`FreeOrder`), and in older ones it
+      depends on addresses, which the driver chooses.
 
-    The seeds are fixed. It is a range of replays, not a bound; one may hold less than the cap that was found.
+    The seeds are fixed. It is a range of replays, not a bound: a replay may reserve less than the smallest cap.
     """
     without_cap = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
     seen = [without_cap.peak_reserved_bytes]
@@ -135,20 +135,20 @@ def reserved_interval(
 
 
 def perturbed(trace: Trace, seed: int) -> Trace:
-    """Another trace of the same job, with the differences that `reserved_interval` lists. Every storage keeps its
-    number, size, category and what made it."""
+    """Another trace of the same job, varied as `reserved_interval` lists; storages keep their number, size, category
+    and operation."""
     source = random.Random(seed)
     early = _workspaces(trace) if seed % 2 else set()
     result = trace.without_events()
     result.events.extend(sorted(early))
-    begins = {0: len(result.events)}  # where a group of the old events begins in the new ones
+    begins = {0: len(result.events)}  # index of an old group → its index in the new events
     for start, end in _groups(trace):
         group = [event for event in trace.events[start:end] if event not in early]
         source.shuffle(group)
         result.events.extend(group)
-        if trace.events[start] > 0 and source.randrange(_EXTRAS_IN) == 0:
-            # What the trace did not see: a small storage that stays, or scratch memory that is freed at once.
-            stays = source.random() < _STAYING
+        if trace.events[start] > 0 and source.randrange(_EXTRA_EVERY) == 0:
+            # Memory that the trace missed: a small storage that stays, or scratch memory that is freed at once.
+            stays = source.random() < _STAYING_SHARE
             size_bytes = ROUND_BYTES if stays else int(ROUND_BYTES * 2 ** source.uniform(0, _SCRATCH_DOUBLINGS))
             number = result.add(size_bytes, CATEGORIES.index("other"))
             result.events.extend([number] if stays else [number, -number])
@@ -157,14 +157,14 @@ def perturbed(trace: Trace, seed: int) -> Trace:
     return result
 
 
-def _above(steps: int, top: int) -> list[int]:
-    """Caps to try above one that completes."""
-    spread = [steps + (top - steps) * part // (_SPREAD + 1) for part in range(1, _SPREAD + 1)]
-    return sorted({number for number in (*(steps + near for near in _NEAR), *spread) if steps < number < top})
+def _caps_above(steps: int, top: int) -> list[int]:
+    """Caps to test above one that completes."""
+    spread = [steps + (top - steps) * part // (_FAR_CAPS + 1) for part in range(1, _FAR_CAPS + 1)]
+    return sorted({number for number in (*(steps + near for near in _NEAR_STEPS), *spread) if steps < number < top})
 
 
 def _groups(trace: Trace) -> Iterator[tuple[int, int]]:
-    """`(start, end)` of each row of allocations by one operation of one module, within one phase; frees one by one."""
+    """`(start, end)` of each run of allocations by one operation of one module within a phase, or of a single free."""
     events, marks = trace.events, {end for end, _ in trace.marks}
     makers = list(zip(trace.operation_of, trace.module_of, strict=True))
     start = 0

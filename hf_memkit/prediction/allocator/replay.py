@@ -1,4 +1,4 @@
-"""A trace through the caching allocator: the peaks, phase by phase, and where it runs out."""
+"""Replays a trace through the caching allocator: peaks by phase, and the event that runs out of memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the allocator did with a trace.
+    """Result of replaying a trace.
 
     Attributes:
-        peak_allocated_bytes, peak_reserved_bytes: what `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`
-            show; peak_requested_bytes: most bytes asked for at once, before any rounding.
-        allocated_by_phase, reserved_by_phase: the same in each phase that occurred, in the order of `PHASES`; what is
-            held when a phase begins counts.
-        retries: how often everything cached had to go back first (`num_alloc_retries`); each costs time.
-        failed_at: index of the event that got no memory, where the replay ended; None: it completed.
+        peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`;
+            peak_requested_bytes: maximum of the requested bytes, without rounding.
+        allocated_by_phase, reserved_by_phase: peaks of each phase that occurred, in the order of `PHASES`; memory held
+            when a phase begins counts.
+        retries: how often all cached memory was released to satisfy a request (`num_alloc_retries`); each costs time.
+        failed_at: index of the event that got no memory, where the replay ended; None if it completed.
     """
 
     peak_allocated_bytes: int
@@ -54,14 +54,14 @@ def replay(
     """Replays a trace.
 
     Args:
-        trace: the storages. One without bytes takes no block.
-        settings: the allocator's options; None: torch's defaults.
-        cap_bytes: what the GPU has for the allocator; None: as much as it wants.
-        gpu_bytes: what the GPU has in all, which matters a little with expandable segments; None: unknown.
-        allowed_bytes: what torch lets the process take (`AllocatorSettings.memory_fraction`); None: no limit.
-        device: instead of a GPU with these.
-        releases: indexes of events before which everything cached goes back, as `torch.cuda.empty_cache()` does.
-        streams: of storage n at `[n - 1]`; None: all use one.
+        trace: the storages. Empty ones take no block.
+        settings: the allocator's options. Default: torch's defaults.
+        cap_bytes: memory of the GPU for the allocator. Default: unlimited.
+        gpu_bytes: capacity of the GPU, which matters a little with expandable segments. Default: unknown.
+        allowed_bytes: torch's limit for the process (`AllocatorSettings.memory_fraction`). Default: no limit.
+        device: replaces `cap_bytes` and `gpu_bytes`.
+        releases: indexes of events before which all cached memory is released, as by `torch.cuda.empty_cache()`.
+        streams: stream of storage n at `[n - 1]`. Default: one stream.
         order: as for `CachingAllocator`.
     """
     allocator = CachingAllocator(
@@ -106,7 +106,7 @@ def replay(
 
 
 def _spans(trace: Trace) -> Iterator[tuple[int, int, Phase]]:
-    """The trace's stretches, with what came after its last mark, which belongs to the last phase."""
+    """The trace's spans; events after the last mark belong to the last phase."""
     last = 0
     for start, end, phase in trace.spans():
         yield start, end, phase

@@ -1,6 +1,6 @@
-"""The options of PyTorch's caching allocator that change bytes, read from the text that torch reads.
+"""Options of PyTorch's caching allocator that change memory use, parsed from the text that torch reads.
 
-Each rule is that of torch 2.13.0: c10/core/AllocatorConfig.cpp (`parseArgs` and the functions beside it) and
+Each rule follows torch 2.13.0: c10/core/AllocatorConfig.cpp (`parseArgs` and the functions next to it) and
 c10/cuda/CUDAAllocatorConfig.h. A test compares them with the installed torch.
 """
 
@@ -15,36 +15,36 @@ from hf_memkit.common.units import MIB
 from hf_memkit.setup.techniques.allocator import VARIABLE, options, refused_by_torch
 
 # c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge.
-LEAST_BLOCK: Final = 512
+MIN_BLOCK: Final = 512
 """Every block is a multiple of this."""
-LARGEST_SMALL: Final = 1 * MIB
+MAX_SMALL_BLOCK: Final = 1 * MIB
 """Blocks up to this size come from the small pool."""
 SMALL_SEGMENT: Final = 2 * MIB
-"""What the small pool asks of the device at a time."""
-LEAST_OWN_SEGMENT: Final = 10 * MIB
-"""From this size on, a block gets a segment of its own size instead of a part of one of `large_segment_bytes`."""
+"""Size of a segment of the small pool."""
+MIN_OWN_SEGMENT: Final = 10 * MIB
+"""From this size on, a block gets a segment of its size instead of a part of a segment of `large_segment_bytes`."""
 SEGMENT_MULTIPLE: Final = 2 * MIB
 """Such a segment is a multiple of this."""
 
 INTERVALS: Final = 16
-"""`roundup_power2_divisions` has one value for sizes below 2 MiB, one for each power of two up to 32 GiB."""
+"""`roundup_power2_divisions` has one value for sizes below 2 MiB and one per power of two up to 32 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
-    """What the allocator works by. The defaults are torch's.
+    """Options of the allocator. The defaults are torch's.
 
     Attributes:
-        expandable_segments: segments grow by pages instead of being of fixed size.
-        max_split_bytes: blocks of at least this size are not cut, and serve nothing smaller; None: no such limit.
-        max_non_split_rounding_bytes: how much larger than the request such a block may be.
-        garbage_collection_threshold: above this share of what the process may use, cached blocks go back to the
-            device; 0: never. torch looks at it only where the process is limited to a share of the GPU.
-        roundup_divisions: for each interval of sizes, in how many steps the way to the next power of two is divided;
-            0 or 1: sizes are rounded to 512 bytes.
-        large_segment_bytes: what the large pool asks of the device for blocks below 10 MiB; with expandable segments
-            the page of that pool.
-        memory_fraction: the share of the GPU that this process may use (`per_process_memory_fraction`, or
+        expandable_segments: segments grow by pages instead of having a fixed size.
+        max_split_bytes: blocks of at least this size are not split and not used for smaller requests; None: no limit.
+        max_non_split_rounding_bytes: by how much such a block may exceed the request.
+        garbage_collection_threshold: above this share of the process's limit, cached blocks are released; 0: never.
+            torch applies it only if the process is limited to a share of the GPU.
+        roundup_divisions: for each interval of sizes, the number of steps up to the next power of two; 0 or 1: sizes
+            are rounded to 512 bytes.
+        large_segment_bytes: size of a segment of the large pool for blocks below 10 MiB; with expandable segments, the
+            page size of that pool.
+        memory_fraction: share of the GPU that this process may use (`per_process_memory_fraction`, or
             `torch.cuda.set_per_process_memory_fraction`).
     """
 
@@ -57,29 +57,29 @@ class AllocatorSettings:
     memory_fraction: float = 1.0
 
     def rounded(self, size_bytes: int) -> int:
-        """The block that a request of `size_bytes` asks for (`round_size`)."""
-        if size_bytes < LEAST_BLOCK:
-            return LEAST_BLOCK
+        """The block size for a request of `size_bytes` (`round_size`)."""
+        if size_bytes < MIN_BLOCK:
+            return MIN_BLOCK
         divisions = self.roundup_divisions[min(max(size_bytes.bit_length() - 1 - 20, 0), INTERVALS - 1)]
-        if divisions > 1 and size_bytes > LEAST_BLOCK * divisions:
+        if divisions > 1 and size_bytes > MIN_BLOCK * divisions:
             step = (1 << (size_bytes.bit_length() - 1)) // divisions
             return -(-size_bytes // step) * step
-        return -(-size_bytes // LEAST_BLOCK) * LEAST_BLOCK
+        return -(-size_bytes // MIN_BLOCK) * MIN_BLOCK
 
     def segment_bytes(self, block_bytes: int) -> int:
-        """What the device is asked for when no free block serves one of `block_bytes` (`get_allocation_size`)."""
-        if block_bytes <= LARGEST_SMALL:
+        """The size of a new segment for a block of `block_bytes` (`get_allocation_size`)."""
+        if block_bytes <= MAX_SMALL_BLOCK:
             return SMALL_SEGMENT
-        if block_bytes < LEAST_OWN_SEGMENT:
+        if block_bytes < MIN_OWN_SEGMENT:
             return self.large_segment_bytes
         return -(-block_bytes // SEGMENT_MULTIPLE) * SEGMENT_MULTIPLE
 
 
 def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
-    """The settings in the text of `PYTORCH_ALLOC_CONF`, and a note for each option in it that changes no byte here.
+    """Parses the value of `PYTORCH_ALLOC_CONF`; returns settings and a note for each option without effect here.
 
     Raises:
-        InputError: torch would refuse the text, or it asks for what is not modelled. All mistakes in one message.
+        InputError: torch would refuse the text, or an option is not modelled. Lists all problems.
     """
     chosen = options(text)
     problems = [f"{name}: {why}" for name, why, _ in refused_by_torch(text)]
@@ -117,12 +117,11 @@ def _notes(settings: AllocatorSettings, chosen: dict[str, str]) -> list[str]:
         notes.append("garbage_collection_threshold has no effect: expandable segments are never collected")
     elif settings.garbage_collection_threshold and settings.memory_fraction == 1:
         notes.append(
-            "garbage_collection_threshold has no effect: torch collects only where per_process_memory_fraction is "
-            "below 1"
+            "garbage_collection_threshold has no effect: torch collects only if per_process_memory_fraction is below 1"
         )
     if settings.max_split_bytes is not None and settings.expandable_segments:
         notes.append(
-            "max_split_size_mb costs memory beside expandable_segments: torch does not split larger free blocks for "
+            "max_split_size_mb with expandable_segments costs memory: torch does not split larger free blocks for "
             "smaller tensors. Remove it"
         )
     if settings.max_split_bytes is None and "max_non_split_rounding_mb" in chosen:
@@ -132,7 +131,7 @@ def _notes(settings: AllocatorSettings, chosen: dict[str, str]) -> list[str]:
 
 @dataclass(slots=True)
 class _Values:
-    """The options by name; whatever is wrong with one is added to `problems`, and its default is returned."""
+    """The options by name. An invalid value is added to `problems`, and its default is returned."""
 
     chosen: dict[str, str]
     problems: list[str]
@@ -162,7 +161,7 @@ class _Values:
         return default
 
     def divisions(self, name: str) -> tuple[int, ...]:
-        """`4`, the same for every size, or `[256:1,512:2,>:4]`, by intervals that begin at these MiB."""
+        """`4`, the same for all sizes, or `[256:1,512:2,>:4]`, by intervals that begin at these sizes in MiB."""
         value = self.chosen.get(name)
         nothing = (0,) * INTERVALS
         if value is None:
@@ -184,8 +183,8 @@ class _Values:
 
 
 def _by_interval(pairs: list[tuple[str, int]]) -> tuple[int, ...]:
-    """One value an interval. torch fills those below the first boundary with its value, and leaves gaps at 0; `>`
-    fills those after the boundary before it."""
+    """One value per interval, as torch does: sizes below the first boundary get its value, gaps stay 0, and `>` fills
+    everything after the previous boundary."""
     table = [0] * INTERVALS
     last, first = 0, True
     for start, count in pairs:

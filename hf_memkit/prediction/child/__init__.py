@@ -1,5 +1,5 @@
-"""What runs in the child process only: a real Trainer on fake tensors, and what has to be replaced for that.
+"""Code of the child process: runs a real Trainer on fake tensors, with the replacements that this needs.
 
-Nothing here may be imported where training happens: these modules change torch, transformers and accelerate for the
-whole process, which is then left by `os._exit`. `serve.py` is the process's entry; `script.py` runs one case.
+Never import it where training happens: these modules change torch, transformers and accelerate for the whole process,
+which then ends with `os._exit`. `serve.py` is the entry of the process; `script/script.py` runs one case.
 """

@@ -1,20 +1,20 @@
-"""How libraries of earlier versions do what memkit watches or replaces. Here only: the rest of the child process
-speaks of today's transformers and torch. Each difference is told by what the library has; the versions say when it
-came.
+"""Differences of earlier library versions; the rest of the child process uses today's transformers and torch.
 
-| what | transformers | |
+Each difference is detected from an attribute of the library; the versions are for information.
+
+| difference | versions | before and after |
 |---|---|---|
 | options of `_load_pretrained_model` | 4.57 | keyword arguments; later one object |
-| where parameters are that stay in fp32 | 4.57 | a pattern; in 5.0 the model has them; later the options |
-| what it gives | 4.57 | six things; in 5.0 one; later two |
-| `init_empty_weights` | 4.57 | moves parameters to the meta device one by one; later they are made there |
+| parameters that stay in fp32 | 4.57 | a pattern; in 5.0 an attribute of the model; later in the options |
+| its result | 4.57 | six values; in 5.0 one; later two |
+| `init_empty_weights` | 4.57 | moves parameters to the meta device one by one; later they are created there |
 | `get_quantize_ops` | 4.57 | is `create_quantized_param` |
-| the first turn of `generate` | 4.57 | a turn of the loop; later `_prefill` |
-| `next_sequence_length` | up to 5.1 | is told by `cache_position` |
-| a mask grows by more than one token | 4.57 | it grows by one |
+| the first turn of `generate` | 4.57 | part of the loop; later `_prefill` |
+| `next_sequence_length` | up to 5.1 | `cache_position` |
+| growth of a mask by more than one token | 4.57 | by one |
 | `get_max_length` of a cache's layer | up to 5.16 | is `get_max_cache_shape` |
-| copies in a fake mode | torch 2.8 | run |
-| a guard for devices that are not there (`cuda_device_guard.py`) | torch 2.8 | is made here |
+| copies within a fake mode | torch 2.8 | run |
+| a guard for missing devices (`cuda_device_guard.py`) | torch 2.8 | created by memkit |
 """
 
 from __future__ import annotations
@@ -30,38 +30,42 @@ from torch import nn
 from hf_memkit.common.when_imported import when_imported
 
 RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
-"""Whether torch runs the copy of a real tensor to another device in a mode in which all is fake (torch 2.8:
-_subclasses/fake_tensor.py, `_dispatch_impl`)."""
+"""Whether torch copies a real tensor to another device within a fake mode (torch 2.8: _subclasses/fake_tensor.py,
+`_dispatch_impl`)."""
 
-FLASH_QUESTIONS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
-"""Methods of a model that raise where flash attention cannot be used: today's, and those up to 5.1."""
+FLASH_CHECKS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
+"""Methods of a model that raise if flash attention is unavailable: today's, and those up to 5.1."""
 
 
-class HowLoaded(NamedTuple):
-    """How `from_pretrained` loads a model: device map and quantizer, if given; the dtype that a parameter keeps by its
-    name whatever the model is loaded in, such as norms in fp32; whether parameters of other sizes than the
-    checkpoint's are made anew; and what renames and converts the checkpoint's names (None: this version does it
-    elsewhere)."""
+class LoadingOptions(NamedTuple):
+    """How `from_pretrained` loads a model.
+
+    Attributes:
+        device_map, quantizer: None if not given.
+        kept_dtype: name of a parameter → dtype that it keeps in any model dtype, such as fp32 for norms.
+        ignores_sizes: parameters whose size differs from the checkpoint's are created anew.
+        mapping: renamings and conversions of the checkpoint's names; None if this version does them elsewhere.
+    """
 
     device_map: Any
     quantizer: Any
-    kept: Callable[[str], torch.dtype | None]
+    kept_dtype: Callable[[str], torch.dtype | None]
     ignores_sizes: bool
     mapping: Any
 
 
-def how_it_is_loaded(model: Any, load_config: Any, options: Mapping[str, Any]) -> HowLoaded:
-    """Of the arguments of `_load_pretrained_model` (transformers: modeling_utils.py)."""
-    if "keep_in_fp32_regex" in options:  # 4.57, where `load_config` is the model's name
+def loading_options(model: Any, load_config: Any, options: Mapping[str, Any]) -> LoadingOptions:
+    """Reads the arguments of `_load_pretrained_model` (transformers: modeling_utils.py)."""
+    if "keep_in_fp32_regex" in options:  # 4.57; `load_config` is the model's name there
         pattern = options["keep_in_fp32_regex"]
 
-        def kept(path: str) -> torch.dtype | None:
+        def kept_dtype(path: str) -> torch.dtype | None:
             return torch.float32 if pattern is not None and pattern.search(path) else None
 
         ignores = bool(options.get("ignore_mismatched_sizes"))
-        return HowLoaded(options.get("device_map"), options.get("hf_quantizer"), kept, ignores, None)
+        return LoadingOptions(options.get("device_map"), options.get("hf_quantizer"), kept_dtype, ignores, None)
     plan = load_config.dtype_plan if hasattr(load_config, "dtype_plan") else getattr(model, "dtype_plan", None)
-    return HowLoaded(
+    return LoadingOptions(
         load_config.device_map, load_config.hf_quantizer, _by_name(plan or {}),
         load_config.ignore_mismatched_sizes, load_config.weight_mapping or (),
     )  # fmt: skip
@@ -74,16 +78,16 @@ def _by_name(dtypes: Mapping[str, torch.dtype]) -> Callable[[str], torch.dtype |
 
     alternation, by_group, _ = build_glob_alternation(list(dtypes))
 
-    def kept(path: str) -> torch.dtype | None:
-        found = alternation.search(path)
-        return dtypes[by_group[found.lastgroup]] if found else None
+    def kept_dtype(path: str) -> torch.dtype | None:
+        match = alternation.search(path)
+        return dtypes[by_group[match.lastgroup]] if match else None
 
-    return kept
+    return kept_dtype
 
 
-def what_loading_gives(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any:
-    """What `_load_pretrained_model` gives where nothing is missing. For `mismatched`, (name, the checkpoint's shape,
-    the model's), transformers then raises; 4.57 does here."""
+def loading_result(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any:
+    """The result of `_load_pretrained_model` without missing weights. `mismatched`: (name, the checkpoint's shape, the
+    model's). transformers raises for them later; for 4.57 this function does."""
     from transformers import modeling_utils
 
     try:
@@ -104,25 +108,25 @@ def what_loading_gives(model: Any, mismatched: set[tuple[str, Any, Any]]) -> Any
         "missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": mismatched, "error_msgs": [],
         "conversion_errors": {}, "skipped_pp_keys": set(), "disk_offload_index": None,
     }  # fmt: skip
-    names = [each.name for each in dataclasses.fields(Info)]
-    found = Info(**{name: empty[name] for name in names})
-    return found if "disk_offload_index" in names else (found, None)
+    names = [field.name for field in dataclasses.fields(Info)]
+    info = Info(**{name: empty[name] for name in names})
+    return info if "disk_offload_index" in names else (info, None)
 
 
 def expanded_device_map(device_map: Any, names: list[str]) -> Mapping[str, Any]:
     """Parameter → its device."""
     try:
         from transformers.integrations.accelerate import expand_device_map
-    except ImportError:  # 4.57, which does not call it without a map
+    except ImportError:  # 4.57, where None is not accepted
         from transformers.modeling_utils import expand_device_map
 
         device_map = device_map or {}
-    found: Mapping[str, Any] = expand_device_map(device_map, names)
-    return found
+    expanded: Mapping[str, Any] = expand_device_map(device_map, names)
+    return expanded
 
 
 def no_init_weights() -> contextlib.AbstractContextManager[None]:
-    """Within it models are made without values."""
+    """Within it models are created without initialising values."""
     try:
         from transformers.initialization import no_init_weights
     except ImportError:  # 4.57
@@ -131,9 +135,9 @@ def no_init_weights() -> contextlib.AbstractContextManager[None]:
     return context
 
 
-def parameters_on_meta() -> None:
-    """Where models are made under accelerate's `init_empty_weights`: it copies the attributes of a parameter, which
-    those of a fake tensor are not made for (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
+def patch_init_empty_weights() -> None:
+    """Replaces accelerate's `init_empty_weights`, which copies a parameter's attributes and fails on those of fake
+    tensors (accelerate 1.11: big_modeling.py, `register_empty_parameter`)."""
     from transformers import modeling_utils
 
     def watch(module: Any) -> None:
@@ -162,7 +166,7 @@ def _empty_parameters(include_buffers: bool | None = None) -> Iterator[None]:
 
 
 def quantized_parameter(quantizer: Any, model: Any, path: str, weight: torch.Tensor) -> nn.Parameter:
-    """What the quantizer makes of a weight, where the weight is."""
+    """The parameter that the quantizer creates from a weight, on the weight's device."""
     with torch.no_grad():
         if not hasattr(quantizer, "get_quantize_ops"):  # 4.57
             quantizer.create_quantized_param(model, weight, path, weight.device)
@@ -175,7 +179,7 @@ def quantized_parameter(quantizer: Any, model: Any, path: str, weight: torch.Ten
 
 
 def flash_attention_table() -> Mapping[Any, dict[str, Any]]:
-    """What each version of flash attention needs (transformers: modeling_flash_attention_utils.py); empty to 5.1."""
+    """Version needs of flash attention (transformers: modeling_flash_attention_utils.py); empty up to 5.1."""
     from transformers import modeling_flash_attention_utils
 
     return getattr(modeling_flash_attention_utils, "FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
@@ -189,9 +193,8 @@ def hub_kernel_loader() -> str:
     return next(name for name in names if hasattr(hub_kernels, name))
 
 
-def grown_masks(model: Any, before: Mapping[str, Any], after: dict[str, Any], tokens: int) -> None:
-    """Makes the mask of what is generated longer by so many tokens, where `_update_model_kwargs_for_generation` has
-    made it longer by one, whatever it was asked for."""
+def extend_mask(model: Any, before: Mapping[str, Any], after: dict[str, Any], tokens: int) -> None:
+    """Extends the mask of generated text by `tokens`, where `_update_model_kwargs_for_generation` always adds one."""
     name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     if before.get(name) is None or after.get(name) is None:
         return
@@ -201,13 +204,13 @@ def grown_masks(model: Any, before: Mapping[str, Any], after: dict[str, Any], to
         after[name] = torch.cat([mask, mask.new_ones((*mask.shape[:-1], left))], dim=-1)
 
 
-_OF_THE_LOOP: Final = ("synced_gpus", "streamer")
+_LOOP_OPTIONS: Final = ("synced_gpus", "streamer")
 
 
-def of_one_turn(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of `_sample` that its turns get, and the others, which transformers 4.57 gives by name too."""
-    turns = {name: value for name, value in options.items() if name not in _OF_THE_LOOP}
-    return turns, {name: value for name, value in options.items() if name in _OF_THE_LOOP}
+def split_loop_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arguments of `_sample` for its turns, and the others, which transformers 4.57 also passes by name."""
+    turns = {name: value for name, value in options.items() if name not in _LOOP_OPTIONS}
+    return turns, {name: value for name, value in options.items() if name in _LOOP_OPTIONS}
 
 
 def first_turn(model: Any, input_ids: torch.Tensor, generation_config: Any, options: dict[str, Any]) -> Any:
@@ -219,15 +222,15 @@ def first_turn(model: Any, input_ids: torch.Tensor, generation_config: Any, opti
     return model(**model.prepare_inputs_for_generation(input_ids, **options), return_dict=True)
 
 
-def later_arguments(model: Any, input_ids: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
-    """The inputs of a turn that is not the first."""
-    if "cache_position" not in options:  # which says the same, up to 5.1
+def later_inputs(model: Any, input_ids: torch.Tensor, options: dict[str, Any]) -> dict[str, Any]:
+    """The model's inputs in any turn but the first."""
+    if "cache_position" not in options:  # its counterpart up to 5.1
         options = {**options, "next_sequence_length": 1 if options["use_cache"] else None}
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(input_ids, **options)
     return inputs
 
 
-def longest_cache(layer: Any) -> int:
-    """How many tokens a cache's layer has room for; 0 or less: it grows."""
-    most = getattr(layer, "get_max_length", None) or layer.get_max_cache_shape  # up to 5.16
-    return int(most())
+def max_cache_length(layer: Any) -> int:
+    """Tokens that fit into a cache's layer; 0 or less if it grows."""
+    maximum = getattr(layer, "get_max_length", None) or layer.get_max_cache_shape  # up to 5.16
+    return int(maximum())

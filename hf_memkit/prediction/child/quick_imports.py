@@ -1,5 +1,7 @@
-"""Makes the import of transformers.Trainer quicker, in the child process only: a user waits for it. What is replaced
-is put back afterwards, but for libraries that are imported late."""
+"""Speeds up the import of transformers.Trainer in the child process, because a user waits for it.
+
+All patches are removed afterwards, except libraries that are imported lazily.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from typing import Any, Final
 
 @contextlib.contextmanager
 def quick_imports() -> Iterator[None]:
-    """Within it no garbage is collected, and afterwards the collector leaves alone what there is, so that a process
-    that is forked does not copy its pages; caches have no limit, because transformers' holds 128 folders and it has
-    450 models (transformers 5.23: utils/import_utils.py, `create_import_structure_from_path`); and custom operations
-    do not remember the line that registers them, for which torch looks through all modules (torch 2.13:
-    _library/utils.py, `get_source`)."""
+    """Within it imports are faster.
+
+    - No garbage is collected. Afterwards all objects are frozen, so that a forked process does not copy their pages.
+    - Caches have no limit: transformers' holds 128 folders, and it has 450 models (transformers 5.23:
+      utils/import_utils.py, `create_import_structure_from_path`).
+    - Custom operations do not store the line that registers them, for which torch searches all modules (torch 2.13:
+      _library/utils.py, `get_source`).
+    """
     import torch._library.utils as library
 
     cache, source, collects = functools.lru_cache, library.get_source, gc.isenabled()
@@ -35,50 +40,50 @@ def quick_imports() -> Iterator[None]:
         yield
     finally:
         functools.lru_cache, library.get_source = cache, source
-        gc.freeze()  # else all of it would be looked through now
+        gc.freeze()  # without it, a collection would visit all objects now
         if collects:
             gc.enable()
 
 
-_OF_THE_LIBRARY: Final = ("__all__", "__path__", "__version__")
+_MODULE_ATTRIBUTES: Final = ("__all__", "__path__", "__version__")
 
 
-class _Late(ModuleType):
-    """Stands for a module; whoever asks for something that only the module has, has it imported."""
+class _LazyModule(ModuleType):
+    """Placeholder that imports its module when an attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in _OF_THE_LIBRARY:
-            raise AttributeError(name)  # `inspect` looks through all modules
+        if name.startswith("__") and name not in _MODULE_ATTRIBUTES:
+            raise AttributeError(name)  # `inspect` reads attributes of all modules
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def import_late(name: str) -> None:
-    """Puts off the import of a library that is installed, until something of it is asked for;
-    `importlib.util.find_spec` finds it as before."""
+def import_lazily(name: str) -> None:
+    """Imports an installed library only when one of its attributes is read; `importlib.util.find_spec` still finds
+    it."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)
     if spec is not None:
-        late = _Late(name)
-        late.__spec__, late.__file__ = spec, spec.origin
-        sys.modules[name] = late
+        module = _LazyModule(name)
+        module.__spec__, module.__file__ = spec, spec.origin
+        sys.modules[name] = module
 
 
 def is_loaded(name: str) -> bool:
     """Whether a library has been imported in full."""
-    return name in sys.modules and not isinstance(sys.modules[name], _Late)
+    return name in sys.modules and not isinstance(sys.modules[name], _LazyModule)
 
 
-_WORTH_KEEPING: Final = ("transformers.", "torch.", "torchao", "peft.")
-"""Libraries' own modules: they are the same whatever a case replaced before it imported them."""
+_PRELOADED: Final = ("transformers.", "torch.", "torchao", "peft.")
+"""Modules of libraries, which do not depend on a case's patches."""
 
 
-def load_again(names: Iterable[str]) -> None:
-    """Imports what a forked case has imported, for the cases after it, if it can be imported here."""
-    wanted = [name for name in names if name.startswith(_WORTH_KEEPING) and name not in sys.modules]
-    with contextlib.suppress(Exception):  # made once in a process, of a thousand patterns, when a model is saved
+def preload(names: Iterable[str]) -> None:
+    """Imports modules that a forked case has imported, for the next cases; ignores errors."""
+    wanted = [name for name in names if name.startswith(_PRELOADED) and name not in sys.modules]
+    with contextlib.suppress(Exception):  # built once per process, from a thousand patterns, when a model is saved
         from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
         get_checkpoint_conversion_mapping("")

@@ -1,11 +1,12 @@
-"""The child process: loads the libraries once, then forks a process for each case.
+"""Entry of the child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, a `Case`; a line goes out when the case is over, `{"why": …}`: how its process died, null if
-it did not. What it came to stands in the file that the case names. Files come through the socket whose number is the
-argument. A case may change its process as it likes, and die in it.
+Input: a line of JSON per case, a `Case`. Output: a line when the case has ended, `{"why": …}`: how its process died,
+or null. The case writes its result to the file that it names. File descriptors come through the socket whose number is
+the argument. A case may change its process in any way, and crash it.
 
-When standard input ends, because the one that asks is done or gone, a case that runs is ended, with all that it
-started, and the folders are removed that the other one made for it; so is what a script leaves when its case is over.
+When standard input closes, because the asking process is done or dead, a running case is killed with all its
+processes, and the folders that the asking process made for it are removed. A script's leftovers are removed when its
+case ends.
 
     python -m hf_memkit.prediction.child.serve SOCKET
 """
@@ -34,45 +35,45 @@ import psutil
 
 from hf_memkit.common.ended_with_parent import end_with
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.child.quick_imports import load_again
+from hf_memkit.prediction.child.quick_imports import preload
 from hf_memkit.prediction.trace.request import SETUP, Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome
 
 _MODULES: Final = "modules.json"
-"""Beside the result: what the case imported, which is imported here for the cases after it."""
+"""File next to the result with the modules that the case imported, which are preloaded for the next cases."""
 
-_TAKES_ORPHANS: Final = 36  # linux/prctl.h: PR_SET_CHILD_SUBREAPER
+_PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 def serve() -> None:
-    """Answers requests until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the one that asks ends all of this
-    ctypes.CDLL(None).prctl(_TAKES_ORPHANS, 1)
+    """Serves cases until standard input closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the asking process ends this one
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
     files = socket.socket(fileno=int(sys.argv[1]))
     files.set_inheritable(False)
-    os.dup2(2, 1)  # libraries print where they like
+    os.dup2(2, 1)  # libraries print to standard output
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
-    with _ended_with_input():
+    with _exits_with_stdin():
         shim = _load()
-    if shim is None:  # a backward pass loads much of what is loaded anyway
+    if shim is None:  # a backward pass also loads much that cases need
         from hf_memkit.prediction.child.gpu.cuda_device_guard import self_test
 
-        shim = _forked(self_test, 60)
+        shim = _run_in_fork(self_test, 60)
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
-        case = wire.read(Case, line)
-        given = socket.recv_fds(files, 1, case.files)[1] if case.files else []
-        why, modules = _supervised(case, given, answers.fileno())
-        for number in given:
+        case = wire.loads(Case, line)
+        descriptors = socket.recv_fds(files, 1, case.files)[1] if case.files else []
+        why, modules = _run_case(case, descriptors, answers.fileno())
+        for number in descriptors:
             os.close(number)
         print(json.dumps({"why": why}), file=answers, flush=True)
-        load_again(modules)  # while nobody waits
+        preload(modules)  # nobody waits now
 
 
 @contextlib.contextmanager
-def _ended_with_input() -> Iterator[None]:
-    """Loading takes seconds. Within it this process ends as soon as standard input does."""
+def _exits_with_stdin() -> Iterator[None]:
+    """Within it this process exits as soon as standard input closes: loading takes seconds."""
     loaded = os.eventfd(0)
 
     def wait() -> None:
@@ -82,79 +83,78 @@ def _ended_with_input() -> Iterator[None]:
         if loaded not in dict(poll.poll()):
             os._exit(0)
 
-    waits = threading.Thread(target=wait)
-    waits.start()
+    thread = threading.Thread(target=wait)
+    thread.start()
     try:
         yield
     finally:
         os.eventfd_write(loaded, 1)
-        waits.join()
+        thread.join()
         os.close(loaded)
 
 
 def _load() -> str | None:
-    """Imports what every case needs; returns why fake CUDA tensors cannot be used, as far as that is known."""
+    """Imports what every case needs; returns why fake CUDA tensors are unavailable, if known by now."""
     import torch
 
     from hf_memkit.prediction.child.gpu import cuda_device_guard
     from hf_memkit.prediction.child.gpu.fake_gpu import replace_compiler
-    from hf_memkit.prediction.child.quick_imports import import_late, is_loaded, quick_imports
+    from hf_memkit.prediction.child.quick_imports import import_lazily, is_loaded, quick_imports
 
     torch.set_num_threads(1)
     try:
         cuda_device_guard.install()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    replace_compiler()  # what is to be compiled already when it is imported would load the compiler
+    replace_compiler()  # functions that are compiled on import would load the compiler
     with quick_imports():
-        import_late("datasets")
+        import_lazily("datasets")
         import accelerate.utils.other
         import transformers.trainer
 
         import hf_memkit.prediction.child.script.script  # noqa: F401 - each case would import it again
-        from hf_memkit.prediction.child.tracer.fast_fakes import quick_dispatch
+        from hf_memkit.prediction.child.tracer.fast_fakes import speed_up_dispatch
         from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-    quick_dispatch(StorageTracer)
-    # Asked before they look whether a data set, or a model, is one of these libraries': it is not, as long as nobody
-    # has imported them.
+    speed_up_dispatch(StorageTracer)
+    # Checks whether a data set or a model belongs to these libraries, which is impossible before they are imported.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
     return None
 
 
-def _supervised(case: Case, files: list[int], answers: int) -> tuple[str | None, list[str]]:
-    """How the case died, and the modules that it imported, if the script was memkit's own."""
-    from hf_memkit.prediction.child.script.trainers_folder import MADE, remove_made
+def _run_case(case: Case, files: list[int], answers: int) -> tuple[str | None, list[str]]:
+    """Runs a case; returns how it died, and the modules that it imported if the script was memkit's own."""
+    from hf_memkit.prediction.child.script.output_folder import RECORD, remove_recorded
 
     result = Path(case.result)
     modules = result.with_name(_MODULES)
 
-    def over() -> None:
-        _end_what_is_left()
-        remove_made(result.with_name(MADE))
+    def clean_up() -> None:
+        _kill_descendants()
+        remove_recorded(result.with_name(RECORD))
 
-    def given_up() -> None:
-        over()
+    def abandon() -> None:
+        clean_up()
         for folder in (str(result.parent), case.script.forks if case.script is not None else None):
-            if folder is not None:  # whoever made it was killed
+            if folder is not None:  # the process that made it was killed
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def does() -> None:
-        os.close(answers)  # what the script starts may outlive this process
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
+    def run() -> None:
+        os.close(answers)  # processes that the script starts may outlive this one
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # hides the requests
         if case.script is not None:
             _script(case.script, files, result)
         else:
             _command(case, result)
 
-    why = _forked(does, None, given_up)
-    over()
+    why = _run_in_fork(run, None, abandon)
+    clean_up()
     return why, json.loads(modules.read_text()) if why is None and modules.exists() else []
 
 
 def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
-    """Runs a user's script with its own standard input and output. What fails before its first line is a result, too:
-    a library that another one does not fit, say."""
+    """Runs a user's script with its own standard input and output. An error before its first line, such as
+    incompatible libraries, is a result, too."""
     if files:
         stdin, output = files
         for number in (1, 2):
@@ -162,7 +162,7 @@ def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
         os.close(output)
         request = replace(request, stdin=stdin)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
-    faulthandler.enable(all_threads=False)  # shows the line of a SIGSEGV
+    faulthandler.enable(all_threads=False)  # prints the line of a SIGSEGV
     try:
         from hf_memkit.prediction.child.script.script import run_script
 
@@ -173,11 +173,11 @@ def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
             result.with_name(_MODULES).write_text(json.dumps(imported))
     except Exception as error:
         failed = Failed(True, type(error).__name__, str(error), "", traceback.format_exc())
-        result.write_text(wire.written(Outcome(failed=failed)))
+        result.write_text(wire.dumps(Outcome(failed=failed)))
 
 
 def _command(case: Case, result: Path) -> None:
-    """Reads the command of a launcher, whose parser says what is wrong before it ends the process."""
+    """Parses a launcher's command; the parser prints errors before it exits."""
     printed = result.with_name("printed")
     output = os.open(printed, os.O_RDWR | os.O_CREAT)
     for number in (1, 2):
@@ -188,42 +188,42 @@ def _command(case: Case, result: Path) -> None:
     try:
         from hf_memkit.prediction.child.script.read_launch import read_launch
 
-        found = read_launch(list(case.command))
+        parsed = read_launch(list(case.command))
     except Exception as error:
-        found = ReadCommand(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
-    except SystemExit as left:
+        parsed = ReadCommand(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
+    except SystemExit as exit_:
         sys.stdout.flush()
         lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
-        why = lines[-1] if lines and left.code else f"its parser ended: exit code {left.code}"
-        found = ReadCommand(error=why.rpartition("error: ")[2] if left.code else "starts no training; omit --help")
-    result.write_text(wire.written(found))
+        why = lines[-1] if lines and exit_.code else f"its parser ended: exit code {exit_.code}"
+        parsed = ReadCommand(error=why.rpartition("error: ")[2] if exit_.code else "starts no training; omit --help")
+    result.write_text(wire.dumps(parsed))
 
 
-def _forked(
-    function: Callable[[], None], limit_s: float | None, given_up: Callable[[], None] | None = None
+def _run_in_fork(
+    function: Callable[[], None], limit_s: float | None, abandon: Callable[[], None] | None = None
 ) -> str | None:
-    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit. Where
-    nobody waits any more, `given_up` is called last."""
+    """Runs `function` in a forked process; returns None, or how it died: exit code, signal, time limit. If standard
+    input closes, calls `abandon` and exits."""
     server = os.getpid()
     child = os.fork()
     if child == 0:
         end_with(server)
-        _leave(function)
+        _run_and_exit(function)
     watched = os.pidfd_open(child)
     poll = select.poll()
     poll.register(watched, select.POLLIN)
-    poll.register(0, 0)  # reports when the other end is closed
+    poll.register(0, 0)  # reports when the other end closes
     try:
-        happened = dict(poll.poll(None if limit_s is None else 1000 * limit_s))
-        if watched not in happened:
+        events = dict(poll.poll(None if limit_s is None else 1000 * limit_s))
+        if watched not in events:
             os.kill(child, signal.SIGKILL)
-        if happened.get(0, 0) & select.POLLHUP:
-            (given_up or _end_what_is_left)()
+        if events.get(0, 0) & select.POLLHUP:
+            (abandon or _kill_descendants)()
             os._exit(0)
     finally:
         os.close(watched)
     _, status = os.waitpid(child, 0)
-    if not happened:
+    if not events:
         return f"no answer within {limit_s:g} s"
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
@@ -231,27 +231,27 @@ def _forked(
     return None if code == 0 else f"exit code {code}"
 
 
-def _end_what_is_left() -> None:
-    """Ends all processes below this one: orphans of a case are this one's children."""
+def _kill_descendants() -> None:
+    """Kills all processes below this one; orphans of a case became its children."""
     until = time.monotonic() + 5
-    left = True
-    while left and time.monotonic() < until:
-        left = False
-        for each in psutil.Process().children(recursive=True):
+    running = True
+    while running and time.monotonic() < until:
+        running = False
+        for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                if each.status() != psutil.STATUS_ZOMBIE:
-                    left = True
-                    each.kill()
-        if left:
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    running = True
+                    process.kill()
+        if running:
             time.sleep(0.01)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _leave(function: Any) -> NoReturn:
-    """Runs `function` and ends the process at once. An ordinary exit runs destructors: after a case they look for a
-    GPU that does not exist, and in the server itself they have been seen to end it with SIGSEGV."""
+def _run_and_exit(function: Any) -> NoReturn:
+    """Runs `function` and ends the process at once, without destructors. After a case they look for a GPU that does
+    not exist; in the server itself they ended it with SIGSEGV."""
     code = 1
     with contextlib.suppress(BaseException):
         try:
@@ -265,4 +265,4 @@ def _leave(function: Any) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _leave(serve)
+    _run_and_exit(serve)

@@ -1,1 +1,1 @@
-"""How long a step takes, from what it computes and a GPU's rates. Without torch."""
+"""Computes the time of a step from its operations and a GPU's rates, without torch."""

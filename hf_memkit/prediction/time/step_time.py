@@ -1,17 +1,17 @@
-"""How long an optimizer step takes on a GPU, from what a trace says is computed (`work.py`).
+"""Time of an optimizer step on a GPU, computed from the operations of a trace (`work.py`).
 
 ```
 host   op op op op ──────── op op op │waits        ── op op
 GPU       ███ █████ ██ ████████ ██████████████████ │     ███ …
 ```
 
-In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
-host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
-before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
+In eager mode Python queues operations, and the GPU executes them in order. Two clocks are simulated: the host's
+advances by the cost of queueing; the GPU's starts an operation when it is queued and the previous one is finished.
+Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
 
-Traced are at most two micro-batches: the first, before which there are no gradients, and one like all others. Not in
-it: tokenising and decoding of data, evaluations, saves, logging to a server, and on several GPUs what they send one
-another (`hf_memkit/deepspeed/transfer_time.py`).
+At most two micro-batches are traced: the first, before which there are no gradients, and one like all others. Not
+included: tokenizing and decoding data, evaluations, saves, logging to a server, and communication between GPUs
+(`hf_memkit/deepspeed/transfer_time.py`).
 """
 
 from __future__ import annotations
@@ -30,55 +30,56 @@ Range = tuple[float, float, float]
 """Low, middle, high."""
 
 _PYTHON_S: Final[Range] = (10e-6, 28e-6, 46e-6)
-"""To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
-that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
-CPU in that time, too). The high end: T5-large and Whisper in a virtual machine with an H200, where the host alone
-decides (benchmarks/gpu.py). The low end: assumed, for a fast desktop."""
+"""To queue one operation from Python, including the modules and views around it. Measured on one core of an AMD EPYC
+under other load: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, which that time
+includes computing on the CPU). High: T5-large and Whisper in a virtual machine with an H200, where the host is the
+bottleneck (benchmarks/gpu.py). Low: assumed, for a fast desktop."""
 
 _ENGINE_S: Final[Range] = (5e-6, 17e-6, 26e-6)
-"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs on that EPYC; the ends as above."""
+"""To queue one operation from autograd's engine, in C++: 18 to 23 µs on that EPYC; low and high as above."""
 
 _LAUNCH_S: Final = 4e-6
-"""Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
+"""Each additional kernel of an operation, `cudaLaunchKernel` alone; assumed."""
 
 _MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
-"""Of the host, before a micro-batch: Trainer's own loop and callbacks; assumed."""
+"""Host time before a micro-batch: Trainer's loop and callbacks; assumed."""
 
 _LOADER_S_PER_BYTE: Final[Range] = (12e-9, 18e-9, 30e-9)
-"""Of a batch of tokens, put together from lists in the process that trains, as Trainer does unless it is given
-`dataloader_num_workers`; the GPU has nothing to do then, because accelerate reads a batch right after it has copied
-the one before (1.15: data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns a number of
-8 bytes with transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
+"""To collate a batch of tokens from lists in the training process, as Trainer does without `dataloader_num_workers`.
+The GPU is idle then, because accelerate reads a batch right after it has copied the previous one (1.15:
+data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns per number of 8 bytes with
+transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
 
 _STACKED_S_PER_BYTE: Final[Range] = (0.2e-9, 0.35e-9, 0.7e-9)
-"""Of a batch of images or sound, which lie in RAM as tensors: stacked, then copied into pinned memory. Measured beside
-an H200: 13 ms for 64 images (ViT). What decoding them takes is not in it."""
+"""To stack a batch of images or sound, which are tensors in RAM, and copy it to pinned memory; without decoding.
+Measured with an H200: 13 ms for 64 images (ViT)."""
 
 _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
-"""Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
-and the schedule; assumed."""
+"""Host time of the optimizer's step in addition to its operations: building lists of all parameters, also for
+clipping, and the schedule; assumed."""
 
 _RATES: Final[Range] = (1.06, 0.98, 0.85)
-"""What a GPU reaches in a step of the rates in the table: those are of one GPU of its kind, cooled in its way, and of
-one large product or copy after the other, alone. The middle was fitted on half of the measured trainings
-(benchmarks/plan_speed.py, `halves`); the ends are uneven, because measured steps are."""
+"""Share of the table's rates that a GPU reaches in a step: the table has one GPU of its kind, cooled in its way, with
+one large product or copy after the other. The middle is fitted to half of the measured trainings
+(benchmarks/plan_speed.py, `halves`); low and high are asymmetric, as measured steps are."""
 
 _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
-"""How often the time of its bytes an operation may take that nobody has a formula for."""
+"""Bounds for operations without a formula, in multiples of the time of their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Of one optimizer step, seconds: low, middle, high; and of the middle:
+    """Time of one optimizer step.
 
     Attributes:
+        seconds: low, middle, high. The other attributes belong to the middle.
         by_phase: adds up to it.
-        forward_s, backward_s: of one micro-batch, on average.
-        optimizer_s: clipping, which phase backward has in it, and the optimizer's step.
-        by_kind: in which the GPU computes, by kind of operation.
-        bound_by_launches: share in which the GPU waits for the host.
-        unknown: names of operations whose time is not known, most calls first.
-        rests_on: what was assumed, a sentence each.
+        forward_s, backward_s: average of one micro-batch.
+        optimizer_s: clipping (part of phase backward) and the optimizer's step.
+        by_kind: computing time of the GPU, by kind of operation.
+        bound_by_launches: share of the step in which the GPU waits for the host.
+        unknown: names of operations without a formula, most calls first.
+        rests_on: assumptions, a sentence each.
     """
 
     seconds: Range
@@ -94,9 +95,13 @@ class StepTime:
 
 @dataclass(slots=True)
 class _Part:
-    """A micro-batch, numbered, or the optimizer's part of a step (-1): at its end the host waits for the GPU.
-    `host_s`: of the host, before the first call; `stretches`: phases with their calls; `times`: how often the part
-    comes."""
+    """A numbered micro-batch, or the optimizer's part of a step (number -1); the host waits for the GPU at its end.
+
+    Attributes:
+        host_s: host time before the first call.
+        stretches: phases with their calls.
+        times: number of repetitions of the part.
+    """
 
     number: int
     host_s: Range
@@ -118,17 +123,17 @@ def step_time(
     """The time of one optimizer step.
 
     Args:
-        work: what a traced training computes.
-        rates: of the GPU (`gpu_rates.RATES`); the trace may be of another one, if that has the same kernels.
-        capability: the GPU's compute capability, such as 8.0.
-        span: the step's calls: (first, one past the last); None: the last step of `work`.
-        micro_batches: of the step, as it is trained.
-        loader_workers: `dataloader_num_workers`; with any, batches are put together beside the training.
-        hooks_s: of the host in each micro-batch, beside the operations: hooks of an engine that is not traced.
-        host: by how much longer the host takes than computed here.
+        work: operations of a traced training.
+        rates: of the GPU (`gpu_rates.RATES`); the trace may come from another one with the same kernels.
+        capability: compute capability of the GPU, such as 8.0.
+        span: calls of the step: (first, one past the last). Default: the last step of `work`.
+        micro_batches: number of micro-batches in the step.
+        loader_workers: `dataloader_num_workers`; with any, batches are collated in parallel to the training.
+        hooks_s: host time per micro-batch for hooks of an engine that is not traced.
+        host: factor by which the host is slower than computed here.
 
     Raises:
-        ValueError: no such step, or fewer than one micro-batch.
+        ValueError: there is no step, or fewer than one micro-batch.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
@@ -138,8 +143,8 @@ def step_time(
     seconds = OperationSeconds(rates, capability)
     parts = _parts(work, steps[-1], micro_batches)
     if not loader_workers:
-        _batches_are_put_together(work, parts)
-    durations = [seconds.of(each) for each in work.operations]
+        _add_collating(work, parts)
+    durations = [seconds.of(operation) for operation in work.operations]
     low, likely, high = (_Clocks(work, durations, variant, host, hooks_s[variant]) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
@@ -170,13 +175,13 @@ def step_time(
     )
 
 
-_CLIPS: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
-"""With these the gradients' norm begins, after the last backward pass and in its phase."""
+_CLIPPING: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
+"""First operations of gradient clipping, after the last backward pass and in its phase."""
 
 
 def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]:
-    """The step as its micro-batches and the optimizer's part. A micro-batch begins with what comes after a backward
-    pass, or with the step; gradients are clipped at the end of phase backward, once."""
+    """Splits the step into micro-batches and the optimizer's part. A micro-batch begins with the step, or with the
+    first call after a backward pass."""
     parts: list[_Part] = []
     before: Phase | None = None
     for start, end, phase in work.spans():
@@ -190,7 +195,7 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
             parts.append(_Part(-1, _OPTIMIZER_S, []))
         parts[-1].stretches.append((phase, calls))
         before = phase
-    _clipping_comes_once(work, parts)
+    _move_clipping(work, parts)
     traced = sum(part.number >= 0 for part in parts)
     for part in parts:
         if part.number >= 0:
@@ -199,41 +204,45 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
     return parts
 
 
-def _batches_are_put_together(work: Work, parts: list[_Part]) -> None:
-    """Adds the loader's time: of what is copied to the GPU."""
+def _add_collating(work: Work, parts: list[_Part]) -> None:
+    """Adds the time to collate the batches that are copied to the GPU."""
     for part in parts:
         for call in (call for _, calls in part.stretches for call in calls):
             operation = work.operations[call]
             if operation.kind == "transfer":
-                of_a_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
+                s_per_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
                 low, middle, high = (
-                    own + operation.moved_bytes * each for own, each in zip(part.host_s, of_a_byte, strict=True)
+                    seconds + operation.moved_bytes * factor
+                    for seconds, factor in zip(part.host_s, s_per_byte, strict=True)
                 )
                 part.host_s = (low, middle, high)
 
 
-def _clipping_comes_once(work: Work, parts: list[_Part]) -> None:
-    """Moves it from the last micro-batch to the optimizer's part."""
+def _move_clipping(work: Work, parts: list[_Part]) -> None:
+    """Moves gradient clipping, which happens once a step, from the last micro-batch to the optimizer's part."""
     if len(parts) < 2 or parts[-1].number >= 0 or not parts[-2].stretches:
         return
     phase, calls = parts[-2].stretches[-1]
-    for at, call in enumerate(calls):
+    for index, call in enumerate(calls):
         operation = work.operations[call]
-        if not operation.from_autograd and operation.name.startswith(_CLIPS):
-            parts[-2].stretches[-1] = (phase, calls[:at])
-            parts[-1].stretches.insert(0, (phase, calls[at:]))
+        if not operation.from_autograd and operation.name.startswith(_CLIPPING):
+            parts[-2].stretches[-1] = (phase, calls[:index])
+            parts[-1].stretches.insert(0, (phase, calls[index:]))
             return
 
 
 class _Clocks:
-    """The host's clock and the GPU's over the parts of a step: of a variant (0 the fastest that is likely, 1 the
-    middle, 2 the slowest), from seconds on the GPU of each operation. `hooks_s`: of the host in a micro-batch, spread
-    over its operations.
+    """Simulates the clocks of host and GPU over the parts of a step.
+
+    Args:
+        durations: seconds of each operation on the GPU.
+        variant: 0: low, 1: middle, 2: high.
+        hooks_s: host time per micro-batch, spread over its operations.
 
     Attributes:
         by_phase: seconds of the parts so far.
-        of_micro_batches: those of micro-batches, by phase; of_optimizer: those of the optimizer's part.
-        idle: those in which the GPU waited for the host.
+        of_micro_batches: seconds of micro-batches, by phase; of_optimizer: of the optimizer's part.
+        idle: seconds in which the GPU waited for the host.
     """
 
     def __init__(
@@ -246,14 +255,15 @@ class _Clocks:
         self._variant = variant
         self._host_factor = host_factor
         self._hooks_s = host_factor * hooks_s
-        self._waits = [each.waits for each in work.operations]
+        self._waits = [operation.waits for operation in work.operations]
         self._seconds = [
-            duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
-            for each, duration in zip(work.operations, durations, strict=True)
+            duration / _RATES[variant] * (_UNKNOWN[variant] if operation.kind == "unknown" else 1.0)
+            for operation, duration in zip(work.operations, durations, strict=True)
         ]
         self._queueing = [
-            host_factor * ((_ENGINE_S if each.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (each.launches - 1))
-            for each in work.operations
+            host_factor
+            * ((_ENGINE_S if operation.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (operation.launches - 1))
+            for operation in work.operations
         ]
 
     @property
@@ -261,12 +271,12 @@ class _Clocks:
         return sum(self.by_phase.values())
 
     def run(self, part: _Part) -> None:
-        """Adds a part."""
+        """Adds a part to the clocks."""
         seconds, queueing, waits = self._seconds, self._queueing, self._waits
         host = idle = self._host_factor * part.host_s[self._variant]
         gpu = host
-        calls_in_all = sum(len(calls) for _, calls in part.stretches)
-        hooks = self._hooks_s / calls_in_all if calls_in_all and part.number >= 0 else 0.0
+        call_count = sum(len(calls) for _, calls in part.stretches)
+        hooks = self._hooks_s / call_count if call_count and part.number >= 0 else 0.0
         for number, (phase, calls) in enumerate(part.stretches):
             begin = gpu if number else 0.0
             for call in calls:
@@ -289,22 +299,21 @@ class _Clocks:
 def _rests_on(
     operations: Sequence[Operation], rates: GpuRates, likely: _Clocks, unknown: Mapping[str, int]
 ) -> Iterator[str]:
-    """What was assumed, a sentence each."""
-    for dtype in sorted({each.dtype for each in operations if each.kind in ("matmul", "attention") and each.dtype}):
-        of = computes_as(dtype, rates)
-        figure, tflops = rates.achievable_tflops[of], product_tflops(dtype, rates)
-        if of == dtype:
+    """The assumptions, a sentence each."""
+    for dtype in sorted({o.dtype for o in operations if o.kind in ("matmul", "attention") and o.dtype}):
+        used = computes_as(dtype, rates)
+        figure, tflops = rates.achievable_tflops[used], product_tflops(dtype, rates)
+        if used == dtype:
             how = "measured" if figure.measured else "computed"
             yield f"{dtype}: {tflops:g} TFLOPS ({how}: {figure.source})"
         else:
-            yield f"{dtype}: this GPU has no units for it and computes as in {of}, at {tflops:g} TFLOPS"
+            yield f"{dtype}: this GPU has no units for it and computes as in {used}, at {tflops:g} TFLOPS"
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
-    if likely.seconds and likely.idle > _BOUND * likely.seconds:
+    if likely.seconds and likely.idle > _REPORTED_IDLE_SHARE * likely.seconds:
         yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: it depends on the CPU"
     if unknown:
         yield f"no formula for the time of {', '.join(unknown)}: assumed from 0 to 10 times that of the bytes it moves"
 
 
-_BOUND: Final = 0.05
-"""Share of the step that is worth saying."""
+_REPORTED_IDLE_SHARE: Final = 0.05

@@ -1,1 +1,1 @@
-"""What comes back from the child process: storages in the order in which they come and go, and what was computed."""
+"""The child process's result: allocations and frees in order, and the operations that it computed."""

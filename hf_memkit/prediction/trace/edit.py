@@ -1,4 +1,4 @@
-"""Another trace, with storages added or left out: what the traced process cannot know of, or knows otherwise."""
+"""Adds storages to a trace or removes them, for memory that the traced process cannot know."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ExtraAllocation:
-    """Memory that is held from the end of loading on, from a later phase on, or in each stretch of some phases.
-    `term`: its name, which stands where a traced storage has its operation; `phases`: those in which it is held; none:
-    always; `since`: the phase that makes it, after what is held in that phase only, to stay."""
+    """Memory to add to a trace.
+
+    Attributes:
+        term: name, in place of a storage's operation.
+        phases: phases in whose spans it is held; empty: always, from the end of loading on.
+        since: phase from which on it is held, after memory that is held during that phase only.
+    """
 
     size_bytes: int
     category: Category
@@ -23,51 +27,51 @@ class ExtraAllocation:
 
 
 def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
-    """`trace` with the storages of the categories to `keep` only, and with what is `added`: what is always held is
-    there when loading ends, or from the start where nothing is loaded."""
-    held = [each for each in added if each.size_bytes]
+    """A copy of `trace` with only the categories to `keep`, and with `added`. What is always held is added when
+    loading ends, or at the start if nothing is loaded."""
+    extras = [extra for extra in added if extra.size_bytes]
     result = Trace(operations=list(trace.operations), modules=list(trace.modules) or [""])
     kept = [keep(CATEGORIES[number]) for number in trace.category_of]
     numbers: dict[int, int] = {}
     term_ids: dict[str, int] = {}
 
-    def made(*storage: int) -> int:
+    def copy_storage(*storage: int) -> int:
         result.events.append(result.add(*storage))
         return result.events[-1]
 
-    def make(each: ExtraAllocation) -> int:
-        if each.term not in term_ids:
-            term_ids[each.term] = len(result.operations)
-            result.operations.append(each.term)
-        return made(each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
+    def allocate(extra: ExtraAllocation) -> int:
+        if extra.term not in term_ids:
+            term_ids[extra.term] = len(result.operations)
+            result.operations.append(extra.term)
+        return copy_storage(extra.size_bytes, CATEGORIES.index(extra.category), term_ids[extra.term], 0)
 
-    always = [each for each in held if not each.phases and each.since is None]
-    later = [each for each in held if each.since is not None]
+    always = [extra for extra in extras if not extra.phases and extra.since is None]
+    later = [extra for extra in extras if extra.since is not None]
     for start, end, phase in trace.spans():
         if phase != "load":
-            for each in always:
-                make(each)
+            for extra in always:
+                allocate(extra)
             always = []
-        here = [make(each) for each in held if phase in each.phases]
-        for each in later:
-            if each.since == phase:
-                make(each)
-        later = [each for each in later if each.since != phase]
+        in_span = [allocate(extra) for extra in extras if phase in extra.phases]
+        for extra in later:
+            if extra.since == phase:
+                allocate(extra)
+        later = [extra for extra in later if extra.since != phase]
         for event in trace.events[start:end]:
             if not kept[abs(event) - 1]:
                 continue
             if event > 0:
-                which = event - 1
-                numbers[event] = made(
-                    trace.sizes_bytes[which], trace.category_of[which], trace.operation_of[which],
-                    trace.module_of[which],
+                index = event - 1
+                numbers[event] = copy_storage(
+                    trace.sizes_bytes[index], trace.category_of[index], trace.operation_of[index],
+                    trace.module_of[index],
                 )  # fmt: skip
             elif -event in numbers:
                 result.events.append(-numbers[-event])
-        result.events.extend(-number for number in here)
+        result.events.extend(-number for number in in_span)
         if phase == "load":
-            for each in always:
-                make(each)
+            for extra in always:
+                allocate(extra)
             always = []
         result.marks.append((len(result.events), phase))
     return result

@@ -1,4 +1,4 @@
-"""What is asked of the child process: a script, and the GPU that it is for. Plain data, passed as JSON (`wire.py`)."""
+"""Requests to the child process as plain data, sent as JSON (`wire.py`)."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.setup.script_overrides import Overrides
 
 Device = Literal["cuda", "cpu", "real cpu"]
-"""Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+"""Fake tensors on a (fake) GPU; fake tensors on the CPU; real tensors on the CPU, for comparison in tests."""
 
 LIVE: Final = "hf_memkit.prediction.child.training.live_trainer"
-"""The module that runs instead of a script to predict the objects of a process."""
+"""Module that replaces a script to predict a live Trainer."""
 
 SETUP: Final = "hf_memkit.prediction.child.training.setup_trainer"
-"""The module that runs instead of a script to predict a setup."""
+"""Module that replaces a script to predict a setup."""
 
 EARLY: Final = "early"
 LATE: Final = "late"
-"""Names of the sockets at which a script waits: before a subclass of Trainer has prepared anything, and after
+"""Names of the sockets on which a script waits: before a subclass of Trainer has prepared anything, and after
 (`child/script/forks.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """One script to run; its first training is traced.
+    """A script to run until its first training, which is traced.
 
     Attributes:
-        script: which, with its arguments.
-        folder, environment: the ones it would be started in.
-        device: where its tensors lie.
-        capability: the GPU's CUDA compute capability: it decides which kernels run.
-        capacity_bytes: what the GPU says of its memory.
-        gpu_name: what the GPU calls itself.
-        worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
-        stdin: number of the file that it reads answers from; None: it gets none.
-        processes, per_node: ranks in all, one GPU each, and those of one machine.
-        micro_batch_size: rows per GPU from `train()` on, instead of the script's own: those that
+        script: the script, with its arguments.
+        folder, environment: working directory and environment of the script.
+        device: device of its tensors.
+        capability: CUDA compute capability of the GPU, which decides which kernels run.
+        capacity_bytes: memory that the GPU reports.
+        gpu_name: name that the GPU reports.
+        worst_batch: trace the worst and a typical batch; False: the first batches of the script's loader.
+        stdin: file descriptor that it reads input from; None: no input.
+        processes, per_node: total ranks, one GPU each, and ranks per machine.
+        micro_batch_size: rows per GPU from `train()` on, instead of the script's own: the size that
             `auto_find_batch_size` would find.
-        overrides: settings in the place of the script's own (`script_overrides.py`).
-        forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
-            (`child/script/forks.py`).
-        for_plan: whether what is computed is recorded too (`Trace.work`), and what plans have to know (`PlanFacts`).
-        lengths_of: nothing is traced; asked is how long these columns of the worst and of a usual batch are.
+        overrides: settings that replace the script's own (`script_overrides.py`).
+        forks: folder of sockets: the script waits there when it creates its Trainer, and continues in a fork for each
+            set of arguments (`child/script/forks.py`).
+        for_plan: also record operations (`Trace.work`) and the facts for plans (`PlanFacts`).
+        lengths_of: columns whose lengths in the worst and a typical batch are returned instead of a trace.
     """
 
     script: UserScript
@@ -67,7 +67,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A script that waits is to go on with these, without options of models; `result`: as of a `Case`."""
+    """Settings with which a waiting script continues, without options of models; `result`: as in `Case`."""
 
     result: str
     overrides: Overrides
@@ -75,8 +75,8 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkEnded:
-    """How the process of this `result` died, None if it did not; `too_late`: something had acted on what would change,
-    so that none began."""
+    """How the process of this `result` died; None if it did not. `too_late`: the script had already used a setting
+    that would change, so no process started."""
 
     result: str
     died: str | None = None
@@ -85,9 +85,13 @@ class ForkEnded:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the process is given to do, one at a time: a script, or a launcher's command to read, where it would be
-    typed. `result`: the file that tells what came of it, in a folder of its own; `files`: how many are sent beside it:
-    none, or a script's standard input and where it writes."""
+    """A job for the child process: a script, or a launcher's command to parse.
+
+    Attributes:
+        result: file for the result, in a separate folder.
+        files: file descriptors sent with it: none, or a script's standard input and output.
+        command, environment, folder: the command, and where it would be typed.
+    """
 
     result: str
     files: int = 0
@@ -99,9 +103,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """What a launcher's or a front end's own parser makes of a command (`child/script/read_launch.py`); as a
-    `Launched`. `at`: the number of the script's word; `command`: which a front end starts (empty: it is the command
-    that was read); `error`: why nothing starts."""
+    """A command as parsed by its launcher's or front end's parser (`child/script/read_launch.py`); as `Launched`.
+
+    Attributes:
+        at: index of the script's word.
+        command: the command that a front end starts; empty: the command itself.
+        error: why nothing would start.
+    """
 
     script: UserScript = field(default_factory=lambda: UserScript(""))
     at: int = 0

@@ -1,4 +1,4 @@
-"""Setup → a training job that its owner can read and change, and that needs memkit only for its callback."""
+"""Setup → a training job that its owner can read and change, and that needs memkit for its callback only."""
 
 from hf_memkit.recipes.export.files import export_script, start_command
 

@@ -1,16 +1,15 @@
-"""The files of an exported job: the task's script and `job.py` as they stand in `scripts/`, `args.yaml` with every
-value and its reason, and beside them what the job needs: parts (`hf_memkit/components`), `ds_config.json`, examples.
+"""Files of an exported job: the task's script and `job.py` from `scripts/`, `args.yaml` with every value and its
+reason, and further files that the job needs: components (`hf_memkit/components`), `ds_config.json`, examples.
 
-The sections of `args.yaml` are the setup's own. What only memkit reads is left out (where a model comes from, which
-classes the script names itself), and what was settled here is written as it was settled. Its section `data` says where
-the rows are, and who makes their tokens:
+The sections of `args.yaml` are the setup's, without values that only memkit reads (source of the model, classes that
+the script imports). Its section `data` names the rows and their tokenizer:
 
 | keys | where the rows are |
 |---|---|
 | `files`, `format`, `format_options` | local files, as `datasets.load_dataset` reads them |
 | `hub_id`, `hub_config`, `hub_split` | the hub |
 | `folder`, `folders` | folders of sound or images |
-| `made_up` | in a file beside the script that makes them, where no hub can be reached |
+| `made_up` | in a file next to the script that creates them, if the hub is unreachable |
 """
 
 from __future__ import annotations
@@ -47,25 +46,26 @@ if TYPE_CHECKING:
 
 _WIRING, _PROCESS_GROUP = "hf_memkit.deepspeed.wiring", "hf_memkit.setup.process_group"
 _NAMES: Final = {_WIRING: "deepspeed_wiring"}
-"""Module → its name beside a script, where that is not its own."""
+"""Module → its name next to a script, if different."""
 
 _IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILINE)
 
 
 def export_script(job: RecipeRun, folder: Path) -> list[Path]:
-    """Writes the job into `folder`, for `memkit run` and to start by itself; returns the files, the script first. An
-    InputError where the folder holds files of that name already, or cannot be written to."""
+    """Write the job into `folder`, for `memkit run` or to start alone; returns the files, the script first. Raises
+    InputError if the folder has files of these names, or cannot be written to."""
     setup = job.setup
     task = task_of(setup)
     data = _data_section(setup)
     script = f"{task.script}.py"
     files = _copies([f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
-    what = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
+    rehearsal = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
     heading = [
-        f"Trains {what}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by {script}.",
+        f"Trains {rehearsal}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by "
+        f"{script}.",
         "",
         f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
-        "Or:     memkit run FOLDER: Ctrl-C leaves a checkpoint, --resume goes on from it",
+        "Or:     memkit run FOLDER: Ctrl-C saves a checkpoint, --resume continues from it",
         *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
     ]
     files[ARGUMENTS_FILE] = _args_text(job, heading, data.settings)
@@ -75,44 +75,43 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     files[RUN_FILE] = json.dumps(job.new_file(list(files)), indent=2) + "\n"
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
-        raise InputError(f"{folder}: holds {', '.join(taken)} already; give another folder")
+        raise InputError(f"{folder}: already has {', '.join(taken)}; give another folder")
     for name, text in files.items():
         write_text(folder / name, text)
     return [folder / name for name in files]
 
 
 def start_command(job: RecipeRun, script: str, node_rank: str = "0") -> str:
-    """The command that starts the exported script: on several machines once on each, with its own number."""
+    """Command that starts the exported script: on several machines once on each, with its own number."""
     if job.processes == 1:
         return f"python {script}"
-    each = f"--nproc-per-node {job.gpus}"
+    processes = f"--nproc-per-node {job.gpus}"
     if job.nodes == 1:
-        return f"torchrun --standalone {each} {script}"
+        return f"torchrun --standalone {processes} {script}"
     machines = f"--nnodes {job.nodes} --node-rank {node_rank} --master-addr ADDRESS_OF_MACHINE_0"
-    return f"torchrun {machines} {each} {script}"
+    return f"torchrun {machines} {processes} {script}"
 
 
 def _copies(modules: Iterable[str]) -> dict[str, str]:
-    """`{file name: its text}` of these modules, and of what they import of memkit at their tops, the package apart.
-    Beside one another they import each other by their own names."""
+    """`{file name: text}` of these modules, and of memkit's modules that they import at the top, except the package
+    itself. The copies import each other by their file names."""
     texts: dict[str, str] = {}
-    left = list(modules)
-    while left:
-        module = left.pop(0)
+    remaining = list(modules)
+    while remaining:
+        module = remaining.pop(0)
         if module not in texts:
             spec = importlib.util.find_spec(module)
             assert spec is not None and spec.origin is not None
             texts[module] = Path(spec.origin).read_text(encoding="utf-8")
-            left += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
+            remaining += [name for indent, name in _IMPORT.findall(texts[module]) if not indent]
 
-    def beside_it(text: str, ours: bool) -> str:
-        """`text` with the imports of a script (`ours`), or of what lies beside it, renamed."""
-        known = texts.keys()
-        return _IMPORT.sub(
-            lambda found: f"{found[1]}from {_name(found[2])} import " if ours or found[2] in known else found[0], text
-        )
+    def with_local_imports(text: str, script: bool) -> str:
+        """`text` with renamed imports: all of a script's, else only those of modules next to it."""
+        return _IMPORT.sub(lambda m: f"{m[1]}from {_name(m[2])} import " if script or m[2] in texts else m[0], text)
 
-    return {f"{_name(module)}.py": beside_it(text, module.startswith(SCRIPTS)) for module, text in texts.items()}
+    return {
+        f"{_name(module)}.py": with_local_imports(text, module.startswith(SCRIPTS)) for module, text in texts.items()
+    }
 
 
 def _name(module: str) -> str:
@@ -120,16 +119,16 @@ def _name(module: str) -> str:
 
 
 def _parts(setup: Setup) -> list[str]:
-    """The modules of memkit that args.yaml names."""
+    """memkit's modules named by args.yaml."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
     optimizer = str(setup.get("optimizer.class", ""))
-    if _beside(optimizer) != optimizer:
-        names.append(_beside(optimizer).partition(":")[0])
+    if _local_module(optimizer) != optimizer:
+        names.append(_local_module(optimizer).partition(":")[0])
     return [f"{components.__name__}.{name}" for name in names]
 
 
 def _engine(job: RecipeRun) -> list[str]:
-    """What DeepSpeed and several processes need."""
+    """Modules for DeepSpeed and several processes."""
     modules = []
     if "offload_param" in job.setup.zero or nvme_path(job.setup) is not None:
         modules.append(_WIRING)
@@ -144,8 +143,8 @@ def _requirements(setup: Setup, needs: Iterable[str]) -> str:
     names += ["peft"] if setup.section("adapter") else []
     names += [package.replace("_", "-") for package in needed_packages(setup)]
     names += needs
-    made = f"made with torch {version('torch')}, transformers {version('transformers')}"
-    return f"{', '.join(dict.fromkeys(names))} ({made})"
+    versions = f"made with torch {version('torch')}, transformers {version('transformers')}"
+    return f"{', '.join(dict.fromkeys(names))} ({versions})"
 
 
 _CONFIG_FILE: Final = "ds_config.json"
@@ -158,7 +157,7 @@ _BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_
 
 
 def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
-    """The text of the file: `heading`, lines above it all; the section `data`; all else of the setup."""
+    """Text of the file: comment lines `heading`, the section `data`, and the rest of the setup."""
     setup = job.setup
     sections = {
         "environment": _environment(job),
@@ -171,83 +170,83 @@ def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
         "trainer_parts": _with_reasons(setup, "trainer_parts"),
     }
     blocks = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
-    blocks += [f"{name}:\n{reasoned_yaml(found, '  ')}" for name, found in sections.items() if found]
+    blocks += [f"{name}:\n{reasoned_yaml(values, '  ')}" for name, values in sections.items() if values]
     return "\n".join(blocks)
 
 
-def _beside(path: str) -> str:
-    """`module:class`, with the name that a component's file has beside a script."""
+def _local_module(path: str) -> str:
+    """`module:class`, with a component's file name next to a script."""
     return path.removeprefix("hf_memkit.components.")
 
 
 def _local_or_hub(name: str) -> str:
-    """A hub ID as it is, a folder by its whole path: the script may start elsewhere."""
+    """A hub ID unchanged, a folder as an absolute path: the script may start elsewhere."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def _with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
-    """The section's values with their reasons; of `names`, in their order, if given."""
-    found = {
+    """The section's values with their reasons; with `names` those, in their order."""
+    values = {
         setting.key.partition(".")[2]: (setting.value, setting.reason)
         for setting in setup.settings
         if setting.key.startswith(f"{section}.")
     }
-    return found if names is None else {name: found[name] for name in names if name in found}
+    return values if names is None else {name: values[name] for name in names if name in values}
 
 
 def _environment(job: RecipeRun) -> Settings:
-    found = _with_reasons(job.setup, "environment")
+    variables = _with_reasons(job.setup, "environment")
     if job.processes > 1:
-        return found  # torchrun says the rest
+        return variables  # torchrun sets the rest
     if not job.setup.get("arguments.use_cpu"):
         why = "one GPU: with several visible Trainer would multiply the batch"
-        found["CUDA_VISIBLE_DEVICES"] = ("0", why)
+        variables["CUDA_VISIBLE_DEVICES"] = ("0", why)
     if "deepspeed.config" in job.setup:
-        why = "what a launcher would set, for one process"
-        one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        found |= {name: (value, why) for name, value in one.items()}
-        found["MASTER_PORT"] = ("0", "any that is free: two scripts on one machine would both take 29500")
-    return found
+        why = "a launcher's value, for one process"
+        single_process = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        variables |= {name: (value, why) for name, value in single_process.items()}
+        variables["MASTER_PORT"] = ("0", "any free port: two scripts on one machine would both use 29500")
+    return variables
 
 
 def _model(setup: Setup) -> Settings:
     is_random = setup.get("arguments.use_cpu") or setup.get("model.random_weights")
     if setup["model.origin"] == "architecture" and is_random:
-        found = _with_reasons(setup, "model", _BUILT)
-        values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
+        settings = _with_reasons(setup, "model", _BUILT)
+        values = {name: value for name, value in settings["architecture"][0].items() if name != "transformers_version"}
         return {
-            **found,
-            "architecture": (values, f"RANDOM weights: {found['architecture'][1]}"),
+            **settings,
+            "architecture": (values, f"RANDOM weights: {settings['architecture'][1]}"),
         }
-    found = _with_reasons(setup, "model", _LOADED)
-    name, reason = found["name"]
-    return {**found, "name": (_local_or_hub(name), reason)}
+    settings = _with_reasons(setup, "model", _LOADED)
+    name, reason = settings["name"]
+    return {**settings, "name": (_local_or_hub(name), reason)}
 
 
 def _arguments(setup: Setup) -> Settings:
-    found = with_installed_names(_with_reasons(setup, "arguments"))
-    found["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
+    settings = with_installed_names(_with_reasons(setup, "arguments"))
+    settings["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
     if "deepspeed.config" in setup:
         reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
-        found["deepspeed"] = (_CONFIG_FILE, reason)
-    return found
+        settings["deepspeed"] = (_CONFIG_FILE, reason)
+    return settings
 
 
 def _optimizer(setup: Setup) -> Settings:
-    found = _with_reasons(setup, "optimizer")
-    if found:
-        path, reason = found["class"]
-        found["class"] = (_beside(path), reason)
-    return found
+    settings = _with_reasons(setup, "optimizer")
+    if settings:
+        path, reason = settings["class"]
+        settings["class"] = (_local_module(path), reason)
+    return settings
 
 
 _EXAMPLES: Final = "examples.jsonl"
-"""Beside a script: the rows that stand in for the data of a rehearsal without a hub."""
+"""File next to a script: rows for a rehearsal without a hub."""
 
 
 @dataclass(frozen=True)
 class _ScriptData:
-    """`settings`: the section; `modules`: of memkit, that lie beside the script; `files`: others, name → text."""
+    """`settings`: the section; `modules`: memkit's modules next to the script; `files`: others, name → text."""
 
     settings: Settings
     modules: tuple[str, ...] = ()
@@ -255,26 +254,26 @@ class _ScriptData:
 
 
 def _data_section(setup: Setup) -> _ScriptData:
-    """What an exported script reads of its data."""
+    """The section `data` of an exported script."""
     task, known = task_of(setup), _with_reasons(setup, "data")
-    where, tokens = _rows(setup, task), _tokens(setup, task)
+    rows, tokens = _rows(setup, task), _tokens(setup, task)
     names = (*task.script_reads, "held_out", "evaluated_blocks")
-    found = {**where.settings, **{name: known[name] for name in names}}
+    settings = {**rows.settings, **{name: known[name] for name in names}}
     if task.name == "text-pairs":
         longest, why = known.get("target_length", known["sequence_length"])
-        found["target_length"] = (min(longest, known["sequence_length"][0]), why)
-    return _ScriptData({**found, **tokens.settings}, (*where.modules, *tokens.modules), where.files)
+        settings["target_length"] = (min(longest, known["sequence_length"][0]), why)
+    return _ScriptData({**settings, **tokens.settings}, (*rows.modules, *tokens.modules), rows.files)
 
 
 def _has_hub(setup: Setup) -> bool:
-    """Whether the script may load from the hub. One for a GPU will run elsewhere, and is about the real model: there
-    a hub that cannot be reached is an error that its owner sees. A rehearsal, or a training with random weights, runs
-    here, with what can be had here."""
+    """Whether the script may load from the hub. A script for a GPU runs elsewhere, with the real model: there an
+    unreachable hub is an error. A rehearsal, or a training with random weights, runs here, with what is available
+    here."""
     return hub_reachable() or not (setup.get("arguments.use_cpu") or setup.get("model.random_weights"))
 
 
 def _rows(setup: Setup, task: Task) -> _ScriptData:
-    """Where the rows are, and the columns that they have there."""
+    """Source of the rows, and the names of their columns there."""
     data = setup.section("data")
     source = data["source"]
     path = None if source is None else local_path(str(source))
@@ -287,7 +286,7 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
             split = "train"
         where = {"hub_id": name, "hub_config": config or None, "hub_split": split}
         return _section(setup, where, data["text_column"], data.get("columns", {}))
-    if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
+    if path.is_dir() and task.made_up_by:  # image or sound files, with or without a table of them
         table = only_table(path)
         if table is None:
             return _section(setup, task.folders(path))
@@ -296,51 +295,51 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
     kind, paths = local_files(path, task.local_form, texts=is_text)
     if kind == "text":
         return _section(setup, _files(paths, kind, sample_by="document"), "text")
-    if kind in ("csv", "tsv"):  # without keep_default_na the text "NA" would be none
+    if kind in ("csv", "tsv"):  # without keep_default_na the text "NA" would be null
         where = _files(paths, "csv", keep_default_na=False, sep="\t" if kind == "tsv" else ",")
     else:
         where = _files(paths, kind)
     if is_text:
         return _section(setup, where, data["text_column"])
-    there = opened(task, where, lambda source: source.load().column_names)
-    return _section(setup, where, columns=task.columns_among(data["columns"], there))
+    columns = opened(task, where, lambda source: source.load().column_names)
+    return _section(setup, where, columns=task.columns_among(data["columns"], columns))
 
 
 def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:
-    """What `ask` makes of the rows of a section `data` whose names are whole paths; a DataError in one line where they
-    are not as they must be."""
+    """Result of `ask` for the rows of a section `data` with absolute paths. Raises DataError if the rows are wrong, in
+    one line."""
     from hf_memkit.recipes.export.scripts.rows import Source
 
     with quiet_datasets():
         try:
             return ask(Source(data, Path(), task.reading.EXAMPLE))
-        except SystemExit as wrong:
-            raise DataError(str(wrong)) from None
+        except SystemExit as exit:
+            raise DataError(str(exit)) from None
 
 
 def check_data(task: Task, setup: Setup) -> None:
-    """Reads what `data.source` names with the script's own reader; a DataError says where, why, and what was expected.
-    Files of images and sound it opens itself."""
+    """Read the rows of `data.source` with the script's reader, except files of images and sound. Raises DataError with
+    the place, the mistake, and the expected value."""
     data = {name: value for name, (value, _) in _rows(setup, task).settings.items()}
-    opened(task, data, getattr(task.reading, "listed", task.reading.read))
+    opened(task, data, getattr(task.reading, "list_rows", task.reading.read))
 
 
 def _section(
     setup: Setup, where: Mapping[str, Any], text_column: str = "text", columns: Mapping[str, str] | None = None
 ) -> _ScriptData:
-    """`where`, for the reason of the setup's source; the columns, where there are any, for that of its own."""
+    """`where` with the reason of the setup's source; columns, if any, with their own."""
     known = _with_reasons(setup, "data")
-    found = {name: (value, known["source"][1]) for name, value in where.items()}
+    settings = {name: (value, known["source"][1]) for name, value in where.items()}
     if task_of(setup).name == DEFAULT_TASK:
-        found["text_column"] = (text_column, known["text_column"][1])
+        settings["text_column"] = (text_column, known["text_column"][1])
     elif columns is not None:
-        found["columns"] = (dict(columns), known["columns"][1])
-    return _ScriptData(found)
+        settings["columns"] = (dict(columns), known["columns"][1])
+    return _ScriptData(settings)
 
 
 def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
-    found = {"files": [str(path.resolve()) for path in paths], "format": kind}
-    return {**found, "format_options": options} if options else found
+    settings = {"files": [str(path.resolve()) for path in paths], "format": kind}
+    return {**settings, "format_options": options} if options else settings
 
 
 def _made_up(setup: Setup, task: Task) -> _ScriptData:
@@ -353,21 +352,21 @@ def _made_up(setup: Setup, task: Task) -> _ScriptData:
 
 
 def _tokens(setup: Setup, task: Task) -> _ScriptData:
-    """Who makes tokens of texts, or tensors of images and sound: what the model came with, or what is made here."""
+    """The processor of texts, images or sound: the model's own, or one made here."""
     known = _with_reasons(setup, "data")
     name, why = known["tokenizer"]
     own = name is not None and (_has_hub(setup) or Path(name).is_dir())
-    found: dict[str, tuple[Any, str]] = {"tokenizer": (_local_or_hub(name), why) if own else (None, why)}
+    settings: dict[str, tuple[Any, str]] = {"tokenizer": (_local_or_hub(name), why) if own else (None, why)}
     further, modules = task.processor_settings(setup, own)
-    found |= further
+    settings |= further
     framing = None if own else task.framing(setup)
     if framing is not None or (modules and not own):  # a tokenizer is trained
-        found["vocabulary_size"] = known["vocabulary_size"]
+        settings["vocabulary_size"] = known["vocabulary_size"]
     if framing is not None:
-        why = "of a tokenizer that is trained here, in the order of their IDs"
-        found["special_tokens"] = (dict(framing.tokens), why)
+        why = "for the tokenizer trained here, in the order of their IDs"
+        settings["special_tokens"] = (dict(framing.tokens), why)
         if framing.single:
-            found["one_text"] = (framing.single, "what it makes of a text")
+            settings["one_text"] = (framing.single, "its template for one text")
         if framing.pair:
-            found["two_texts"] = (framing.pair, "and of two")
-    return _ScriptData(found, modules)
+            settings["two_texts"] = (framing.pair, "and for two")
+    return _ScriptData(settings, modules)

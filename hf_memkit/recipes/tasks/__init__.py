@@ -1,4 +1,4 @@
-"""What a recipe's data becomes, one module a kind of data; `task.py` says what each of them must have."""
+"""Tasks, one module for each kind of data; `task.py` has their interface."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["DEFAULT_TASK", "TASKS", "Task", "find_task", "task_of"]
 
 
 def find_task(name: str) -> Task:
-    """The task called `name`; an InputError where there is none."""
+    """The task called `name`. Raises InputError if there is none."""
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known: {', '.join(TASKS)}")
-    found: Task = import_module(f"{__name__}.{TASKS[name]}").TASK
-    return found
+    task: Task = import_module(f"{__name__}.{TASKS[name]}").TASK
+    return task
 
 
 def task_of(setup: Setup) -> Task:

@@ -1,4 +1,4 @@
-"""Chat: conversations, for TRL's SFTTrainer; the loss is taken over the assistant's turns."""
+"""Chat: conversations, for TRL's SFTTrainer; the loss is computed on the assistant's turns."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class _Chat(Task):
             "packing": (data.packing, _PACKED if data.packing else _NOT_PACKED),
         }
 
-    def settled(self, setup: Setup) -> Setup:
-        # SFTConfig's own defaults switch both on where nothing is said (trl 1.16.0: base_config.py).
+    def with_derived_settings(self, setup: Setup) -> Setup:
+        # Both are on by default in SFTConfig (trl 1.16.0: base_config.py).
         for key in ("activation_checkpointing", "bf16"):
             if f"arguments.{key}" not in setup:
                 setup = setup.put(f"arguments.{key}", False, "as the variant has it; SFTConfig's default is on")
@@ -55,11 +55,11 @@ class _Chat(Task):
             setup = setup.put("arguments.packing", True, mask)
         return setup.put("arguments.max_length", length, "data.sequence_length: longer conversations are cut")
 
-    def padded(self, setup: Setup) -> tuple[str, ...]:
+    def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         return () if setup["arguments.packing"] else ("input_ids",)
 
     def framing(self, setup: Setup) -> Framing:
-        # ChatML's: the end of a turn ends generation.
+        # ChatML: the end of a turn ends generation.
         return Framing({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": END_OF_TEXT})
 
     def examples(self) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,6 @@
-"""Conversations about Python's standard library, made of what is installed: for where there is no data and no hub.
-
-Each asks for the parameters of a function, or for the first line of its help, and gets the answer. They are read from
-the library's source, so that the same Python makes the same ones, whatever other libraries have put in its place.
-"""
+"""Conversations about Python's standard library, used without data and hub. Each asks for the parameters of a
+function, or for the first line of its help. They are read from the library's source, so that the same Python creates
+the same ones, even if other libraries have patched it."""
 
 from __future__ import annotations
 
@@ -21,22 +19,24 @@ _MODULES: Final = (
 )  # fmt: skip
 _SYSTEM: Final = "You know Python's standard library, and answer in one line."
 _LONGEST: Final = 200
-"""Characters of an answer."""
+"""Maximum characters of an answer."""
 
 
 def made_up_conversations() -> list[list[dict[str, str]]]:
     """Conversations of one or two questions, with a system message in every third."""
-    made = []
+    conversations = []
     for number, (name, signature, summary) in enumerate(_functions()):
         system = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
-        what = _turn(f"What does {name} do?", summary)
-        how = _turn(f"Which parameters does {name} take?", signature)
-        made.append([*system, *(what + how if number % 2 else how if number % 4 else what)])
-    return made
+        purpose = _turn(f"What does {name} do?", summary)
+        parameters = _turn(f"Which parameters does {name} take?", signature)
+        conversations.append(
+            [*system, *(purpose + parameters if number % 2 else parameters if number % 4 else purpose)]
+        )
+    return conversations
 
 
 def _functions() -> Iterator[tuple[str, str, str]]:
-    """(name, parameters, first line of the help) of each public function and class method that says both."""
+    """(name, parameters, first line of the help) of each public function and class method with both."""
     for module in _MODULES:
         file = _LIBRARY / module.replace(".", "/")
         file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
@@ -48,8 +48,12 @@ def _functions() -> Iterator[tuple[str, str, str]]:
                     continue
                 summary = (ast.get_docstring(function) or "").partition("\n")[0].strip()
                 given = function.args
-                every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
-                names = [one.arg for one in every if one is not None and one.arg not in ("self", "cls")]
+                arguments = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+                names = [
+                    argument.arg
+                    for argument in arguments
+                    if argument is not None and argument.arg not in ("self", "cls")
+                ]
                 if names and summary and len(summary) < _LONGEST:
                     yield f"{prefix}.{function.name}", f"It takes {', '.join(names)}.", summary
 

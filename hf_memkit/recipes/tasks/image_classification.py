@@ -1,5 +1,5 @@
-"""Images with one label each → a batch of pixels, for models that classify them; the files are opened a batch at a
-time, in the data loader's workers."""
+"""Images with one label each → a batch of pixels, for image classification; the data loader's workers open the files
+of each batch."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class _ImageClassification(Task):
     takes_length: ClassVar[bool] = False
     made_up_by: ClassVar[str] = "made_up_images"
 
-    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """Patches and the class token: the config decides, and another length is refused."""
-        found = _patches(model.config) or default
-        if asked is not None and asked != found:
+    def sequence_length(self, requested: int | None, default: int, model: ModelFacts) -> int:
+        """Patches and the class token, by the config; another length is refused."""
+        tokens = _patches(model.config) or default
+        if requested is not None and requested != tokens:
             raise InputError(
-                f"--sequence-length {asked}: {model.name} makes {found} tokens of each image (its patches and a class "
-                f"token). Remove the option, or choose a --model with another image_size or patch_size"
+                f"--sequence-length {requested}: {model.name} makes {tokens} tokens of each image (its patches and a "
+                f"class token). Remove the option, or choose a --model with another image_size or patch_size"
             )
-        return found
+        return tokens
 
     def data_settings(self, data: Any) -> Settings:
         return {
@@ -60,9 +60,9 @@ class _ImageClassification(Task):
             "batch_eval_metrics": (True, "batch by batch: no logits are kept"),
         }
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
-        """As ImageFolder has them, its column of paths is `file_name`."""
-        return {**columns, "image": columns["image"] if columns["image"] in there else "file_name"}
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
+        """Names of columns as in ImageFolder, with paths in `file_name`."""
+        return {**columns, "image": columns["image"] if columns["image"] in available else "file_name"}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
         parts = zip(("train", "held_out"), _parts(path), strict=False)
@@ -76,7 +76,7 @@ class _ImageClassification(Task):
 
 
 def _patches(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a vision transformer makes of an image; None for models of another kind."""
+    """Tokens of an image in a vision transformer; None for other models."""
     whole = whole_config(config)
     size, patch = getattr(whole, "image_size", None), getattr(whole, "patch_size", None)
     if not isinstance(size, int) or not isinstance(patch, int):
@@ -85,7 +85,7 @@ def _patches(config: Mapping[str, Any]) -> int | None:
 
 
 def _parts(root: Path) -> tuple[Path, ...]:
-    """(folder to train on, folder that is held out), where the data has such parts; else the whole."""
+    """(folder to train on, held-out folder) if the data has such parts; else the whole."""
     names = {folder.name.lower(): folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."}
     train = next((names[name] for name in _TRAIN if name in names), None)
     if train is None or names.keys() - {*_TRAIN, *_HELD_OUT}:
@@ -94,10 +94,10 @@ def _parts(root: Path) -> tuple[Path, ...]:
 
 
 def _image_processor(setup: Setup) -> tuple[Any, str]:
-    """(the image processor, why this one)."""
+    """(the image processor, the reason for it)."""
     name, why = setup["data.tokenizer"], "a small model has its own image size"
     with quiet_transformers():
-        # Here, because importing it says that torchvision would be faster.
+        # Imported with a quiet log: the import recommends torchvision.
         from transformers import AutoImageProcessor, ViTImageProcessor
 
         if name is not None:
@@ -110,7 +110,7 @@ def _image_processor(setup: Setup) -> tuple[Any, str]:
         size = getattr(whole_config(setup["model.architecture"]), "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
         processor = ViTImageProcessor(size={"height": height, "width": width})
-    return processor, f"made here: {width} × {height} pixels, values from -1 to 1, as the first ViT has it; {why}"
+    return processor, f"made here: {width} × {height} pixels, values from -1 to 1, as in the first ViT; {why}"
 
 
 TASK = _ImageClassification()

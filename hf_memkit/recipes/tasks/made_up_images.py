@@ -1,7 +1,5 @@
-"""Images that can be told apart after a few steps, for where there is no data: striped and plain, in three colours.
-
-This file needs numpy and pillow only, so that it can lie beside a script.
-"""
+"""Images that a model can learn to distinguish in a few steps, used without data: striped and plain, in three colours.
+Needs numpy and pillow only, so that it can be copied next to a script."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ _SIDE: Final = 64
 _COLOURS: Final = {"red": 0, "green": 1, "blue": 2}
 
 
-def made_up_images(each: int = 48) -> list[dict[str, Any]]:
+def made_up_images(count: int = 48) -> list[dict[str, Any]]:
     """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every
     process."""
     random = np.random.default_rng(0)
     rows = []
     for label, name in enumerate(LABELS):
         colour, _, striped = name.partition("-")
-        for _ in range(each):
+        for _ in range(count):
             pixels = random.integers(0, 60, (_SIDE, _SIDE, 3))
             pixels[..., _COLOURS[colour]] += random.integers(100, 190)
             if striped:

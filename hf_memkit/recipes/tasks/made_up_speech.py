@@ -1,7 +1,5 @@
-"""Words that are spoken in tones, one for each letter, for where there is no data.
-
-This file needs numpy only, so that it can lie beside a script.
-"""
+"""Words spoken in tones, one for each letter, used without data. Needs numpy only, so that it can be copied next to a
+script."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def made_up_speech(count: int = 160) -> list[dict[str, Any]]:
-    """`count` rows `{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, alike in every process."""
+    """`count` rows `{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, the same in every
+    process."""
     random = np.random.default_rng(0)
     rows = []
     for _ in range(count):
@@ -36,7 +35,7 @@ def made_up_speech(count: int = 160) -> list[dict[str, Any]]:
 
 
 def _tone(letter: str, time: Any) -> Any:
-    """From 300 Hz for an a upwards, a semitone and a half a letter, and its octave."""
+    """A tone with its octave: 300 Hz for the letter a, a semitone and a half more for each further letter."""
     frequency = 300 * 2 ** ((ord(letter) - ord("a")) / 8)
     fade = np.minimum(1, np.minimum(time, time[::-1]) / 0.01)
     return fade * (0.3 * np.sin(2 * np.pi * frequency * time) + 0.15 * np.sin(4 * np.pi * frequency * time))

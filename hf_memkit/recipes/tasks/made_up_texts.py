@@ -1,5 +1,5 @@
-"""Texts that every Python has, as examples for a rehearsal: what is learned of them is worth nothing, that it is
-learned shows."""
+"""Texts in every Python installation, as examples for a rehearsal: they show that a model learns, not a useful
+result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES: Final = (
 )  # fmt: skip
 _CHARACTERS: Final = 400
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
-"""Of an object in memory, another one in every process."""
+"""Address of an object in memory, different in every process."""
 
 
 def help_texts() -> list[str]:
@@ -30,40 +30,40 @@ def help_texts() -> list[str]:
 
 
 def summaries() -> list[dict[str, Any]]:
-    """`{"source", "target"}`: what the standard library says of one of its functions, and its first sentence."""
-    found = {}
+    """`{"source", "target"}`: help of a standard library function, and its first sentence."""
+    by_source = {}
     for name, described in _described():
         first, _, rest = described.partition("\n\n")
         sentence, rest = " ".join(first.split()), " ".join(rest.split())
         if 10 <= len(sentence) <= 100 and len(rest) >= 40:
-            found[f"{name}: {rest[:_CHARACTERS]}"] = sentence
-    return [{"source": source, "target": found[source]} for source in _mixed(found)]
+            by_source[f"{name}: {rest[:_CHARACTERS]}"] = sentence
+    return [{"source": source, "target": by_source[source]} for source in _mixed(by_source)]
 
 
 def kinds_of_text() -> list[dict[str, Any]]:
     """`{"text", "label"}`: pieces of Python's standard library that are code, documentation or bytecode."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for name in ("argparse", "ast", "calendar", "csv", "difflib", "inspect", "logging", "shutil", "textwrap"):
         module = import_module(name)
         for _, function in sorted(inspect.getmembers(module, inspect.isfunction)):
             if function.__module__ != name:
                 continue
-            found[inspect.getsource(function)[:_CHARACTERS]] = "code"
+            labels[inspect.getsource(function)[:_CHARACTERS]] = "code"
             bytecode = io.StringIO()
             dis.dis(function, file=bytecode, depth=0)
-            found[_ADDRESS.sub("", bytecode.getvalue())[:_CHARACTERS]] = "bytecode"
+            labels[_ADDRESS.sub("", bytecode.getvalue())[:_CHARACTERS]] = "bytecode"
     for _, described in _described():
         if len(described) >= 60:
-            found[described[:_CHARACTERS]] = "documentation"
-    fewest = min(list(found.values()).count(label) for label in set(found.values()))
+            labels[described[:_CHARACTERS]] = "documentation"
+    fewest = min(list(labels.values()).count(label) for label in set(labels.values()))
     rows: list[dict[str, Any]] = []
-    for label in sorted(set(found.values())):
-        rows += [{"text": text, "label": label} for text in _mixed(found) if found[text] == label][:fewest]
+    for label in sorted(set(labels.values())):
+        rows += [{"text": text, "label": label} for text in _mixed(labels) if labels[text] == label][:fewest]
     return rows
 
 
 def _described() -> Iterator[tuple[str, str]]:
-    """(name, docstring) of what the modules define."""
+    """(name, docstring) of the modules' objects."""
     for name in _MODULES:
         module = import_module(name)
         for owner, members in [(name, vars(module)), *((f"{name}.{kind.__name__}", vars(kind)) for kind in
@@ -75,7 +75,7 @@ def _described() -> Iterator[tuple[str, str]]:
 
 
 def _mixed(texts: dict[str, Any]) -> list[str]:
-    """In an order that has nothing to do with where they come from, and is the same everywhere."""
+    """The texts in an order independent of their origin, the same everywhere."""
     import hashlib
 
     return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""What the tasks of images and sound have in common."""
+"""Code shared by tasks with images and sound."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_memkit.recipes.tasks.task import Settings
 
 
 def loader_arguments(work: str) -> Settings:
-    """Fields of TrainingArguments for a collator that opens files; `work` is what it does with them."""
+    """Fields of TrainingArguments for a collator that opens files; `work`: its work, for the reasons."""
     workers = min(4, os.cpu_count() or 1)
     return {
         "remove_unused_columns": (False, "the collator opens the files that a row names"),
@@ -26,7 +26,7 @@ def loader_arguments(work: str) -> Settings:
 
 
 def whole_config(values: Mapping[str, Any]) -> Any:
-    """The config of these values, with the architecture's own for all others."""
+    """The config of these values, with the architecture's defaults for all others."""
     from transformers import AutoConfig
 
     given = {key: value for key, value in values.items() if key != "transformers_version"}

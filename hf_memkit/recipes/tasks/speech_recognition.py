@@ -1,5 +1,5 @@
-"""Speech and its transcripts → spectrograms and labels, for models of Whisper's kind; the files are opened a batch at
-a time, in the data loader's workers."""
+"""Speech and its transcripts → spectrograms and labels, for models such as Whisper; the data loader's workers open the
+files of each batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _SpeechRecognition(Task):
     trainer_class: ClassVar[str] = "hf_memkit.components.generating_trainer:GeneratingTrainer"
     arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
     model_parts: ClassVar[Settings] = {
-        "mean_loss": ({}, "Whisper's loss is a mean, which Trainer takes for a sum over the step: it would not divide")
+        "mean_loss": ({}, "Whisper's loss is a mean; Trainer treats it as a sum over the step and would not divide it")
     }
     columns: ClassVar[Mapping[str, str]] = {"audio": "audio", "text": "text"}
     local_form: ClassVar[str] = "a folder of sound files with metadata.csv, or with a .txt beside each"
@@ -33,16 +33,16 @@ class _SpeechRecognition(Task):
     script_reads: ClassVar[tuple[str, ...]] = ("language", "sequence_length")
     made_up_by: ClassVar[str] = "made_up_speech"
 
-    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """The most tokens of a transcript, for which the decoder has positions; what the encoder hears has always the
-        same length."""
-        most = getattr(whole_config(model.config), "max_target_positions", None)
-        if asked is not None and most is not None and asked > most:
+    def sequence_length(self, requested: int | None, default: int, model: ModelFacts) -> int:
+        """Maximum tokens of a transcript, limited by the decoder's positions; the encoder's input has a constant
+        length."""
+        maximum = getattr(whole_config(model.config), "max_target_positions", None)
+        if requested is not None and maximum is not None and requested > maximum:
             raise InputError(
-                f"--sequence-length {asked}: {model.name} writes transcripts of at most {most} tokens; give {most} or "
-                f"less"
+                f"--sequence-length {requested}: {model.name} writes transcripts of at most {maximum} tokens; give "
+                f"{maximum} or less"
             )
-        return min(asked or default, most or default)
+        return min(requested or default, maximum or default)
 
     def data_settings(self, data: Any) -> Settings:
         return {"language": (data.language, "the language of the default data set; a multilingual model needs it")}
@@ -57,32 +57,32 @@ class _SpeechRecognition(Task):
             "batch_eval_metrics": (True, "counted batch by batch"),
         }
 
-    def settled(self, setup: Setup) -> Setup:
+    def with_derived_settings(self, setup: Setup) -> Setup:
         length = setup["data.sequence_length"]
         return setup.put("arguments.generation_max_length", length, "the maximum length of a transcript")
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
-        """As AudioFolder and others have them."""
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
+        """Names of columns as in AudioFolder and others."""
         known = {
             "audio": ("file_name", "audio", "path", "file", columns["audio"]),
             "text": (columns["text"], "text", "transcription", "sentence", "transcript"),
         }
-        return {role: next((name for name in names if name in there), columns[role]) for role, names in known.items()}
+        return {role: next((n for n in names if n in available), columns[role]) for role, names in known.items()}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
         return {"folder": str(path.resolve())}
 
     def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
         extractor, why = _feature_extractor(setup)
-        found = {"chunk_length": (extractor.chunk_length, f"seconds of sound that the model hears at once: {why}")}
+        settings = {"chunk_length": (extractor.chunk_length, f"maximum seconds of sound: {why}")}
         if own:
-            return found, ()
-        found["feature_size"] = (extractor.feature_size, f"bands of its spectrograms: {why}")
-        return found, ("hf_memkit.recipes.tasks.whisper_tokenizer",)
+            return settings, ()
+        settings["feature_size"] = (extractor.feature_size, f"bands of its spectrograms: {why}")
+        return settings, ("hf_memkit.recipes.tasks.whisper_tokenizer",)
 
 
 def _feature_extractor(setup: Setup) -> tuple[Any, str]:
-    """(the feature extractor, why this one)."""
+    """(the feature extractor, the reason for it)."""
     name = setup["data.tokenizer"]
     with quiet_transformers():
         from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
@@ -92,14 +92,12 @@ def _feature_extractor(setup: Setup) -> tuple[Any, str]:
                 own = AutoFeatureExtractor.from_pretrained(name, local_files_only=not hub_reachable())
                 if hasattr(own, "chunk_length") and hasattr(own, "sampling_rate"):
                     return own, f"the model's own ({name})"
-            except (
-                Exception
-            ):  # missing, gated or broken files: no common base class; the config says all that it needs
-                pass
+            except Exception:  # missing, gated or broken files: no common base class
+                pass  # the config has all values
         config = whole_config(setup["model.architecture"])
         bands, seconds = int(config.num_mel_bins), int(config.max_source_positions) // _FRAMES_A_SECOND
-        made = WhisperFeatureExtractor(feature_size=bands, chunk_length=seconds)
-    return made, f"Whisper's, for {bands} bands and {seconds} s"
+        extractor = WhisperFeatureExtractor(feature_size=bands, chunk_length=seconds)
+    return extractor, f"Whisper's, for {bands} bands and {seconds} s"
 
 
 TASK = _SpeechRecognition()

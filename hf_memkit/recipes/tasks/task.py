@@ -1,8 +1,5 @@
-"""What a task is: the kind of data that a recipe trains on, and everything that depends on it.
-
-Its script (`recipes/export/scripts`) trains, and reads and checks the data. Here are the settings that follow from the
-task.
-"""
+"""Interface of a task: the kind of data that a recipe trains on, with the settings that depend on it. Its script
+(`recipes/export/scripts`) trains, and reads and checks the data."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Settings = Mapping[str, tuple[Any, str]]
-"""Key → (value, reason), as `Setup.put_all` takes it."""
+"""Key → (value, reason), as for `Setup.put_all`."""
 
 
 END_OF_TEXT: Final = "<|endoftext|>"
@@ -29,12 +26,12 @@ END_OF_TEXT: Final = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Framing:
-    """What a tokenizer that is trained on the data puts around a text.
+    """Special tokens around a text, for a tokenizer trained on the data.
 
     Attributes:
-        tokens: special tokens in the order of their IDs, by what transformers calls them (`pad_token` …).
-        single, pair: what becomes of one text (`$A`) and of two (`$B`), as `TemplateProcessing` of tokenizers has it;
-            empty: nothing stands around it.
+        tokens: special tokens in the order of their IDs, under transformers' names (`pad_token` …).
+        single, pair: templates for one text (`$A`) and for two (`$B`), as in tokenizers' `TemplateProcessing`; empty:
+            no special tokens.
     """
 
     tokens: Mapping[str, str]
@@ -46,18 +43,19 @@ class Task:
     """One kind of data.
 
     Attributes:
-        name: as recipes name it.
-        auto_class: the class of transformers that makes the model from its config.
+        name: its name in recipes.
+        auto_class: class of transformers that makes the model from its config.
         trainer_class, arguments_class: `module:class` of the Trainer, and of its arguments.
-        further_arguments: name → type of what `--set` takes of its arguments beyond TrainingArguments.
-        model_parts: part (`hf_memkit/components`) → (its options, reason) that models of this task need.
-        columns: role → the column's default name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
-        local_form: one line: what a `--data` value may be.
-        script, rows: the modules of `hf_memkit/recipes/export/scripts` that train, and that read the data.
-        script_needs: packages that it needs beyond what all scripts do, as pip names them.
-        script_reads: what it reads of the section `data` as the setup has it, beside what all of them do.
-        takes_length: whether a `--sequence-length` can be chosen; the model decides it otherwise.
-        made_up_by: the module beside this one that makes up what is no text, where no hub can be reached.
+        further_arguments: name → type of its arguments beyond TrainingArguments that `--set` accepts.
+        model_parts: component (`hf_memkit/components`) → (its options, reason) that models of this task need.
+        columns: role → default name of its column in JSON lines, CSV, parquet and on the hub; a recipe may have
+            others.
+        local_form: one line about valid `--data` values.
+        script, rows: modules of `hf_memkit/recipes/export/scripts` that train, and that read the data.
+        script_needs: further packages of the script, by pip's names.
+        script_reads: further keys of the setup's section `data` that the script reads.
+        takes_length: whether `--sequence-length` is allowed; otherwise the model decides it.
+        made_up_by: module in this folder that makes up images or sound, if the hub is unreachable.
     """
 
     name: ClassVar[str]
@@ -79,25 +77,23 @@ class Task:
         """Further settings of the section `data`."""
         return {}
 
-    def sequence_length(self, asked: int | None, default: int, model: ModelFacts) -> int:
-        """The length of an example in tokens: what was `asked` for, if the model can have it, or the recipe's
-        `default`."""
-        return asked or default
+    def sequence_length(self, requested: int | None, default: int, model: ModelFacts) -> int:
+        """Length of an example in tokens: the requested one if the model allows it, or the recipe's default."""
+        return requested or default
 
     def arguments(self, data: Data) -> Settings:
-        """Fields of the arguments whose defaults in this task differ from a recipe's."""
+        """Fields of the arguments with other defaults than a recipe's."""
         return {}
 
-    def settled(self, setup: Setup) -> Setup:
-        """The setup, of a run or of its rehearsal, with what follows from its other settings. The user's own come
-        after."""
+    def with_derived_settings(self, setup: Setup) -> Setup:
+        """The setup, of a run or of its rehearsal, with settings derived from others; the user's own are applied
+        later."""
         return setup
 
     @property
     def reading(self) -> Any:
-        """The module that reads the data: `read(source)` reads and checks it all; `listed(source)`, where there is
-        one, opens no file of images or sound; `EXAMPLE` is one line of such data. A MissingPackageError where it needs
-        a package."""
+        """The module that reads the data: `read(source)` reads and checks it; an optional `list_rows(source)` opens no
+        image or sound; `EXAMPLE` is one line of such data. Raises MissingPackageError if it needs a package."""
         try:
             return import_module(f"hf_memkit.recipes.export.scripts.{self.rows}")
         except ModuleNotFoundError as error:
@@ -106,30 +102,28 @@ class Task:
                 f"a {self.name} recipe needs {package}, which is not installed; run: pip install {package}"
             ) from error
 
-    def padded(self, setup: Setup) -> tuple[str, ...]:
-        """Columns of the examples that are padded to the longest of a micro-batch: `input_ids`, and `labels` where
-        these have their own lengths. None where all batches have one size."""
+    def padded_columns(self, setup: Setup) -> tuple[str, ...]:
+        """Columns that are padded to the longest row of a micro-batch: `input_ids`, and `labels` with separate
+        lengths. None if all batches have one size."""
         return ()
 
     def framing(self, setup: Setup) -> Framing | None:
-        """The special tokens of a tokenizer that is trained on the task's texts."""
+        """Special tokens of a tokenizer that is trained on the task's texts."""
         return None
 
-    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
-        """Role → the name that its column has among those of a local table: as the recipe names it, or the default."""
-        return {role: name if name in there else self.columns.get(role, name) for role, name in columns.items()}
+    def columns_among(self, columns: Mapping[str, str], available: Collection[str]) -> dict[str, str]:
+        """Role → name of its column in a local table with these columns: the recipe's name, or the default."""
+        return {role: name if name in available else self.columns.get(role, name) for role, name in columns.items()}
 
     def folders(self, path: Path) -> Mapping[str, Any]:
-        """What an exported script reads in place of a table: `{key of the section `data`: the folder, or folders}`."""
+        """Data of an exported script without a table: `{key of the section `data`: the folder, or folders}`."""
         return {}
 
     def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
-        """(values of the section `data`, modules beside the script) of what makes tensors of images or sound.
-
-        `own`: whether the script loads what the model came with.
-        """
+        """Values of the section `data`, and modules next to the script, for the processor of images or sound. `own`:
+        whether the script loads the model's own processor."""
         return {}, ()
 
     def examples(self) -> Iterable[Mapping[str, Any]]:
-        """Rows with the default columns: the data of an exported script where no hub can be reached."""
+        """Rows with the default columns, for an exported script without the hub."""
         return ()

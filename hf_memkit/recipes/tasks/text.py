@@ -1,4 +1,4 @@
-"""Text to go on writing: documents → packed blocks of equal length, for a causal language model."""
+"""Language modeling: documents → packed blocks of equal length, for a causal language model."""
 
 from __future__ import annotations
 

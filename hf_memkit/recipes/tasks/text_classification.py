@@ -1,9 +1,6 @@
-"""Texts with a class each, or pairs of texts: sentiment, topic, entailment. For any model with a classifying head.
-
-The classes are those in the data, in the order of their numbers if they are numbers, otherwise of the
-alphabet. Of each class the last examples are held out, in the share that the recipe gives, so that data that is sorted
-by class is measured on all of them.
-"""
+"""Texts, or pairs of texts, with a class each: sentiment, topic, entailment; for any model with a classification head.
+The classes are those in the data, sorted by number if they are numbers, otherwise alphabetically. The recipe's share
+of each class is held out from its end, so that data sorted by class is evaluated on all of them."""
 
 from __future__ import annotations
 
@@ -37,11 +34,11 @@ class _TextClassification(Task):
             )
         }
 
-    def padded(self, setup: Setup) -> tuple[str, ...]:
+    def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids",)
 
     def framing(self, setup: Setup) -> Framing:
-        """BERT's special tokens; the second text of a pair is marked where the model can tell the two apart."""
+        """BERT's special tokens; the second text of a pair is marked if the model distinguishes them."""
         kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
         second = ":1" if kinds > 1 else ""
         return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")

@@ -1,6 +1,6 @@
-"""Pairs of texts, a source and its target: translation, summaries, answers. For encoder-decoders.
+"""Pairs of texts, a source and its target: translation, summaries, answers; for encoder-decoders.
 
-A row's source (after the recipe's prefix) and target become tokens, each cut to its own length and padded by the
+A row's source (after the recipe's prefix) and target become tokens, each truncated to its own length and padded by the
 collator to the longest of a batch. An evaluation measures the loss, generates a text for each source, and compares it
 with the target (`hf_memkit.components.generation_metrics`).
 """
@@ -32,10 +32,12 @@ class _TextPairs(Task):
     script_reads: ClassVar[tuple[str, ...]] = ("prefix", "sequence_length")
 
     def data_settings(self, data: Any) -> Settings:
-        found: dict[str, tuple[Any, str]] = {"prefix": (data.prefix, "tells the model what to do; before each source")}
+        settings: dict[str, tuple[Any, str]] = {
+            "prefix": (data.prefix, "tells the model what to do; before each source")
+        }
         if data.target_length is not None:
-            found["target_length"] = (data.target_length, "the recipe's maximum tokens of a target")
-        return found
+            settings["target_length"] = (data.target_length, "the recipe's maximum tokens of a target")
+        return settings
 
     def arguments(self, data: Any) -> Settings:
         return {
@@ -44,15 +46,16 @@ class _TextPairs(Task):
             "generation_num_beams": (1, "each further beam holds its own keys and values"),
         }
 
-    def settled(self, setup: Setup) -> Setup:
-        _, target_length = _lengths(setup)
+    def with_derived_settings(self, setup: Setup) -> Setup:
+        length = int(setup["data.sequence_length"])
+        target_length = min(length, int(setup.get("data.target_length", length)))
         if setup.get("data.target_length", target_length) != target_length:
             setup = setup.put("data.target_length", target_length, "at most the maximum length of a source")
         return setup.put(
             "arguments.generation_max_length", target_length + 1, "the maximum length of a target, and its first token"
         )
 
-    def padded(self, setup: Setup) -> tuple[str, ...]:
+    def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids", "labels")
 
     def framing(self, setup: Setup) -> Framing:
@@ -60,12 +63,6 @@ class _TextPairs(Task):
 
     def examples(self) -> list[dict[str, Any]]:
         return summaries()
-
-
-def _lengths(setup: Setup) -> tuple[int, int]:
-    """Tokens of a source and of a target, at most."""
-    length = int(setup["data.sequence_length"])
-    return length, min(length, int(setup.get("data.target_length", length)))
 
 
 TASK = _TextPairs()

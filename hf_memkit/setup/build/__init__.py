@@ -1,8 +1,6 @@
-"""Setup → the objects that train: TrainingArguments, model, the parts on it, Trainer's keyword arguments.
-
-The order matters: TrainingArguments first and kept alive, because under ZeRO-3 they tell `from_pretrained` and
-`from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
-"""
+"""Setup → the objects that train: TrainingArguments, model, its components, Trainer's keyword arguments. The order
+matters: TrainingArguments first and kept alive, because under ZeRO-3 they make `from_pretrained` and `from_config`
+split the weights at creation (transformers:src/transformers/integrations/deepspeed.py)."""
 
 from hf_memkit.setup.build.model import add_adapters, build_model, refuse_random_weights, why_not_loaded
 from hf_memkit.setup.build.packages import missing_package, needed_packages, require_packages

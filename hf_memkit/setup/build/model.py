@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.catalog.models import hub_reachable, of_gated, quiet_transformers
+from hf_memkit.catalog.models import gated_message, hub_reachable, quiet_transformers
 from hf_memkit.common.errors import RunError
 from hf_memkit.setup.setup import Setup
 
@@ -16,19 +16,17 @@ if TYPE_CHECKING:
 
 
 LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
-"""What `from_pretrained` takes and `from_config` does not: how weights are read."""
+"""Options of `from_pretrained` that `from_config` does not take: how weights are read."""
 
 
 def model_options(setup: Setup) -> dict[str, Any]:
-    """Keyword arguments for `AutoModel….from_pretrained`, as plain data.
-
-    `dtype` is a name; `quantization_config`, where there is one, holds fields of `transformers.BitsAndBytesConfig`.
-    """
+    """Keyword arguments for `AutoModel….from_pretrained`, as plain data. `dtype` is a name; an optional
+    `quantization_config` has fields of `transformers.BitsAndBytesConfig`."""
     names = ("dtype", "attn_implementation", *LOADING_ONLY)
-    found = {name: setup[f"model.{name}"] for name in names if f"model.{name}" in setup}
+    options = {name: setup[f"model.{name}"] for name in names if f"model.{name}" in setup}
     if "model.quantization" in setup:
-        found["quantization_config"] = setup["model.quantization"]
-    return {**found, **setup.get("model.config", {})}
+        options["quantization_config"] = setup["model.quantization"]
+    return {**options, **setup.get("model.config", {})}
 
 
 def build_model(
@@ -38,14 +36,16 @@ def build_model(
     values: Mapping[str, Any] | None = None,
     random_weights: bool | None = None,
 ) -> PreTrainedModel:
-    """The setup's model, with its vocabulary padded and its adapters added; a RunError where its weights cannot be
-    loaded.
+    """The setup's model, with padded vocabulary and adapters.
 
     Args:
-        say: told what a person should know, a line a call.
-        values: config values that only the data says, such as the number of labels.
-        random_weights: builds the model from the setup's architecture, with random weights, instead of loading it;
-            None: where its weights cannot be had, on a CPU, or if the setup has `model.random_weights`.
+        say: called with each line for the user.
+        values: config values that depend on the data, such as the number of labels.
+        random_weights: whether to build the model with random weights instead of loading it; None: if its weights are
+            unavailable, on a CPU, or if the setup has `model.random_weights`.
+
+    Raises:
+        RunError: its weights cannot be loaded.
     """
     import torch
 
@@ -58,7 +58,7 @@ def build_model(
         model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options)
         multiple = setup.get("model.pad_vocabulary_to_multiple_of")
         if multiple:
-            # New rows start at the mean of the old ones, so that they take next to no probability.
+            # New rows start at the mean of the old ones, so that their probability is close to 0.
             model.resize_token_embeddings(pad_to_multiple_of=multiple)
         if setup.section("adapter"):
             model = add_adapters(model, setup.section("adapter"))
@@ -66,7 +66,7 @@ def build_model(
 
 
 def _live_options(setup: Setup) -> dict[str, Any]:
-    """`model_options` with a torch dtype and a BitsAndBytesConfig in place of their plain data."""
+    """`model_options` with a torch dtype and a BitsAndBytesConfig instead of plain data."""
     import torch
 
     options = model_options(setup)
@@ -93,24 +93,23 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
         raise RunError("low-host-ram loads the weights onto a GPU, and torch sees none here. Remove low-host-ram")
     name = setup["model.name"]
     try:
-        # Asked once whether the hub answers: otherwise each file waits for its own time-out.
+        # The hub is asked once: otherwise each file waits for its own time-out.
         return model_class(setup).from_pretrained(name, local_files_only=not hub_reachable(), **options)
     except (OSError, ValueError) as error:
         raise RunError(why_not_loaded(name, error)) from error
 
 
 def why_not_loaded(name: str, error: BaseException) -> str:
-    """In one line why a model's weights cannot be loaded, and what to do."""
+    """Message for model weights that cannot be loaded, with the fix."""
     if "gated repo" in str(error).lower():
-        return of_gated(name)
-    said = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
-    return (
-        f"cannot load the weights of {name!r}: {said}. Give another --model, or a folder written by `save_pretrained`"
-    )
+        return gated_message(name)
+    reason = textwrap.shorten(str(error), 300, placeholder=" …").rstrip(".")
+    fix = "Give another --model, or a folder written by `save_pretrained`"
+    return f"cannot load the weights of {name!r}: {reason}. {fix}"
 
 
 def refuse_random_weights(setup: Setup) -> None:
-    """Refuses to train from random weights on a GPU, if nobody asked for that."""
+    """Refuse to train from random weights on a GPU unless requested."""
     trains_anyway = setup.get("arguments.use_cpu") or "model.random_weights" in setup
     if setup["model.origin"] == "architecture" and not trains_anyway:
         raise RunError(
@@ -131,14 +130,14 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
     quantization = options.pop("quantization_config", None)
     for name in LOADING_ONLY:
         options.pop(name, None)
-    made_by = model_class(setup)
-    model = made_by.from_config(config, **options)
+    auto_class = model_class(setup)
+    model = auto_class.from_config(config, **options)
     if quantization is not None:
         # from_config ignores a quantisation, silently: only loading quantises.
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             del model
-            model = made_by.from_pretrained(folder, quantization_config=quantization, **options)
+            model = auto_class.from_pretrained(folder, quantization_config=quantization, **options)
     if setup.get("arguments.use_cpu"):
         say("The small model starts from random weights.")
     else:
@@ -148,7 +147,7 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
 
 
 def add_adapters(model: Any, options: dict[str, Any]) -> Any:
-    """The model with LoRA adapters; `options` as of `peft.LoraConfig`."""
+    """The model with LoRA adapters; `options`: fields of `peft.LoraConfig`."""
     import warnings
 
     from peft import LoraConfig, get_peft_model

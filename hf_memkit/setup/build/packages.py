@@ -1,4 +1,4 @@
-"""What a setup imports beyond the core dependencies."""
+"""Packages that a setup imports beyond the core dependencies."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ _USED_BY: Final = {
     "peft": r"adapter\.",
     "torchao": r"trainer_parts\.cpu_offload_optimizer=",
 }
-"""Import name → the settings, as `key=value`, that have it imported, besides an optimizer."""
+"""Import name → the settings, as `key=value`, that import it; optimizers are separate."""
 
 
 def needed_packages(setup: Setup) -> dict[str, str]:
-    """`{import name: technique}` of what the setup's techniques import for the settings that it still has: what the
-    user replaced is among them no more."""
+    """Import name → technique, for packages that the setup's remaining settings import; settings that the user
+    replaced do not count."""
     settings = [f"{setting.key}={setting.value}" for setting in setup.settings]
     optimizers = [setup.get("optimizer.class"), setup.get("arguments.optim")]
     stepping = {package for name in optimizers if name for package in find_optimizer(str(name)).packages}
 
     def used(package: str) -> bool:
         pattern = _USED_BY.get(package)
-        return package in stepping or (pattern is not None and any(re.match(pattern, each) for each in settings))
+        return package in stepping or (
+            pattern is not None and any(re.match(pattern, setting_text) for setting_text in settings)
+        )
 
     return {
         package: name
@@ -40,23 +42,20 @@ def needed_packages(setup: Setup) -> dict[str, str]:
     }
 
 
-def _of_trainer(trainer: str) -> dict[str, str]:
-    """The package of a Trainer that is not transformers' own."""
-    package = trainer.partition(":")[0].partition(".")[0]
-    return {} if package == "transformers" else {package: trainer.partition(":")[2]}
-
-
 def require_packages(setup: Setup) -> None:
-    """Refuses a setup whose techniques import what is not installed, with the command that installs it."""
+    """Refuse a setup that imports a package that is not installed; names the command that installs it."""
     missing = missing_package(setup)
     if missing is not None:
         raise MissingPackageError(f"{setup.preset!r} needs {missing}")
 
 
 def missing_package(setup: Setup) -> str | None:
-    """What the setup's techniques import and is not installed, with the command that installs it; or None."""
-    trainer = str(setup.get("trainer.class", "transformers:Trainer"))
-    for package, name in {**needed_packages(setup), **_of_trainer(trainer)}.items():
+    """The first missing package of the setup, with the command that installs it; or None."""
+    module, _, trainer = str(setup.get("trainer.class", "transformers:Trainer")).partition(":")
+    needed = needed_packages(setup)
+    if (trainer_package := module.partition(".")[0]) != "transformers":
+        needed[trainer_package] = trainer
+    for package, name in needed.items():
         if importlib.util.find_spec(package) is None:
             return f"{package} (for {name}), which is not installed; run: {install_command(package)}"
     return None

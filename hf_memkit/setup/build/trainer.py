@@ -1,8 +1,6 @@
-"""Setup → TrainingArguments, and Trainer's keyword arguments: the optimizer, where its own `optim` does not do, and
-what the trainer parts bring (the user's own win); and the parts on the model.
-
-A part is `components/NAME.py`, for each `model_parts.NAME` and `trainer_parts.NAME` of the setup.
-"""
+"""Setup → TrainingArguments, Trainer's keyword arguments, and components on the model. A component is
+`components/NAME.py`, for each `model_parts.NAME` and `trainer_parts.NAME` of the setup. The user's own keyword
+arguments override those of components."""
 
 from __future__ import annotations
 
@@ -21,21 +19,21 @@ if TYPE_CHECKING:
 
 
 def trainer_class(setup: Setup) -> Any:
-    """The setup's Trainer: transformers' own, or the subclass that `trainer.class` names as `module:class`."""
-    return _named(str(setup.get("trainer.class", "transformers:Trainer")))
+    """The setup's Trainer: transformers' Trainer, or the subclass in `trainer.class` (`module:class`)."""
+    return _import(str(setup.get("trainer.class", "transformers:Trainer")))
 
 
-def _named(path: str) -> Any:
+def _import(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 def after_making(setup: Setup, trainer: Any) -> None:
-    """With fp16, makes the trained weights beside frozen ones fp32: a gradient scaler refuses 16-bit ones, and such
-    GPUs compute no bf16.
+    """Under fp16, cast trained weights on a frozen model to fp32: a gradient scaler refuses 16-bit weights, and GPUs
+    that need fp16 have no bf16.
 
-    PEFT makes adapters fp32, but not the heads that it trains whole (peft 0.21.2: utils/other.py,
-    ModulesToSaveWrapper). SFTTrainer makes all of them bf16 beside 4-bit weights (trl 1.16.0: sft_trainer.py,
+    PEFT makes adapters fp32, but not heads that it trains completely (peft 0.21.2: utils/other.py,
+    ModulesToSaveWrapper). SFTTrainer makes all of them bf16 on 4-bit weights (trl 1.16.0: sft_trainer.py,
     `_is_quantized_model`).
     """
     adapted = bool(setup.section("adapter")) or setup.get("trainer.class") == "trl:SFTTrainer"
@@ -55,12 +53,15 @@ def trainer_options(
     own: Mapping[str, Any] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for Trainer, without `model` and `args`, for a model with its parts installed. An error where
-    two parts give the same thing, one cannot do its work, or Trainer would wrap the model in nn.DataParallel.
+    """Keyword arguments for Trainer, without `model` and `args`, for a model with installed components.
 
     Args:
-        own: the user's keyword arguments. They win; `callbacks` are kept beside the parts'.
-        say: told what of the setup the user's arguments replace, a line a call.
+        own: the user's keyword arguments, which override the others; `callbacks` are added.
+        say: called with a line for each setting that the user's arguments replace.
+
+    Raises:
+        SettingError: two components set the same argument.
+        RunError: a component fails, or Trainer would wrap the model in nn.DataParallel.
     """
     _refuse_data_parallel(model, arguments)
     own = dict(own or {})
@@ -93,9 +94,9 @@ def trainer_options(
 
 
 def _refuse_data_parallel(model: Any, arguments: Any) -> None:
-    """Refuses several GPUs in one process, unless the model is spread over them: Trainer would wrap it in
+    """Refuse several GPUs in one process, unless the model is spread over them. Trainer would wrap it in
     nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch (training_args.py,
-    `train_batch_size`); parts that replace methods of one instance, or hold a state, cannot be copied that way."""
+    `train_batch_size`); components that replace methods of one instance, or have state, cannot be copied."""
     places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
     count = arguments.n_gpu
     if count > 1 and len(places) < 2:
@@ -107,8 +108,8 @@ def _refuse_data_parallel(model: Any, arguments: Any) -> None:
 
 
 def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
-    """Installs the setup's model parts on `model`; returns what takes all of them back, the last one first. Where a
-    part cannot do its work on this model (RunError), what was installed before it is taken back."""
+    """Install the setup's model components on `model`; returns a function that removes them in reverse order. Raises
+    RunError: a component cannot work on this model; the others have been removed."""
     undo: list[Callable[[], None]] = []
 
     def undo_all() -> None:
@@ -125,7 +126,7 @@ def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
 
 
 def _use(part: str, function: str, /, *arguments: Any, **options: Any) -> Any:
-    """What a function of the part gives; a RunError where it cannot do its work with these objects."""
+    """Call a component's function. Raises RunError if it cannot work with these objects."""
     try:
         return getattr(import_module(f"{components.__name__}.{part}"), function)(*arguments, **options)
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
@@ -136,11 +137,11 @@ _TAKES: Final = ("lr", "betas", "eps")
 
 
 def optimizer_options(setup: Setup, live: TrainingArguments | None = None) -> dict[str, Any] | None:
-    """Keyword arguments of the setup's own optimizer, or None where Trainer's `optim` does.
+    """Keyword arguments of the setup's own optimizer, or None if it uses Trainer's `optim`.
 
-    Learning rate, betas and epsilon come from the TrainingArguments fields, as with any of Trainer's own optimizers,
-    as far as the optimizer takes them (`optimizer.takes`); the weight decay comes with Trainer's parameter groups.
-    `live`: the arguments that were made, which may differ from the setup's.
+    Learning rate, betas and epsilon come from the TrainingArguments fields, as for Trainer's optimizers, if the
+    optimizer takes them (`optimizer.takes`); the weight decay comes with Trainer's parameter groups. `live`: the
+    actual arguments, which may differ from the setup's.
     """
     if "optimizer.class" not in setup:
         return None
@@ -162,11 +163,11 @@ def optimizer_options(setup: Setup, live: TrainingArguments | None = None) -> di
 def optimizer_class_and_options(
     setup: Setup, live: TrainingArguments | None = None
 ) -> tuple[type, dict[str, Any]] | None:
-    """(class, keyword arguments) for `Trainer(optimizer_cls_and_kwargs=…)`, or None where `optim` does."""
+    """(class, keyword arguments) for `Trainer(optimizer_cls_and_kwargs=…)`, or None if the setup uses `optim`."""
     options = optimizer_options(setup, live)
     if options is None:
         return None
-    return _named(setup["optimizer.class"]), options
+    return _import(setup["optimizer.class"]), options
 
 
 def build_arguments(
@@ -174,16 +175,18 @@ def build_arguments(
     own: Mapping[str, Any] | None = None,
     arguments_class: type[TrainingArguments] | None = None,
 ) -> TrainingArguments:
-    """The setup's TrainingArguments, for the transformers that is installed; a RunError where that refuses them.
+    """The setup's TrainingArguments, for the installed transformers.
 
     Args:
-        own: the user's keyword arguments, which win over the setup's.
-        arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`; None: the one that the
-            setup's `trainer.arguments_class` names, or TrainingArguments.
+        own: the user's keyword arguments, which override the setup's.
+        arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`; None: the setup's
+            `trainer.arguments_class`, or TrainingArguments.
+
+    Raises:
+        RunError: the class rejects the arguments.
     """
     if arguments_class is None:
-        module, _, name = str(setup.get("trainer.arguments_class", "transformers:TrainingArguments")).partition(":")
-        arguments_class = getattr(import_module(module), name)
+        arguments_class = _import(str(setup.get("trainer.arguments_class", "transformers:TrainingArguments")))
     options = library_versions.to_installed_arguments({**setup.arguments, **(own or {})})
     if "deepspeed.config" in setup:
         options.setdefault("deepspeed", setup["deepspeed.config"])
@@ -191,7 +194,7 @@ def build_arguments(
         arguments = arguments_class(**options)
     except (TypeError, ValueError, ImportError) as error:
         text = str(error).splitlines()[0].rstrip(".")
-        # Its own advice names an argument of another version; what helps is the same in all.
+        # transformers' advice names an argument of another version.
         cpu = "; to try it on a machine without a GPU: arguments={'use_cpu': True}" if "use_cpu" in text else ""
         raise RunError(f"TrainingArguments rejects this setup: {text}{cpu}") from error
     join_process_group(arguments)
@@ -199,11 +202,9 @@ def build_arguments(
 
 
 def prepared_rows(setup: Setup) -> dict[str, Any]:
-    """Arguments with which TRL's SFTTrainer trains on rows of `input_ids` and `labels` as they are; none for others.
-
-    It would look for conversations otherwise, to mask and to cut them (trl 1.16.0: sft_trainer.py,
-    `skip_prepare_dataset`). The labels say what `assistant_only_loss` would, which it refuses without conversations.
-    """
+    """Arguments that make TRL's SFTTrainer train on rows of `input_ids` and `labels` unchanged; none for other
+    trainers. Otherwise it would look for conversations, to mask and truncate them (trl 1.16.0: sft_trainer.py,
+    `skip_prepare_dataset`). The labels replace `assistant_only_loss`, which it refuses without conversations."""
     if setup.get("trainer.arguments_class") != "trl:SFTConfig":
         return {}
     options = {**(setup.get("arguments.dataset_kwargs") or {}), "skip_prepare_dataset": True}

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.catalog.adapter_layers import adapted, named
+from hf_memkit.catalog.adapter_layers import adapted_layers, matches_any
 from hf_memkit.catalog.models import Linear, ModelFacts
 from hf_memkit.catalog.optimizers import Options, Shapes, States, find_optimizer
 from hf_memkit.setup.job import Job, process_row
@@ -202,7 +202,7 @@ def adapter_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
     in one tensor are not counted (`ModelFacts.stacked`).
     """
     rank = int(adapter.get("r", 8))
-    return sum(rank * (layer.inputs + layer.outputs) for layer in adapted(model, adapter))
+    return sum(rank * (layer.inputs + layer.outputs) for layer in adapted_layers(model, adapter))
 
 
 def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
@@ -210,7 +210,7 @@ def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
     `ModulesToSaveWrapper`)."""
     names = adapter.get("modules_to_save") or ()
     copied = sum(
-        layer.elements + layer.outputs * layer.bias for layer in model.linears if named(layer.name, names)
+        layer.elements + layer.outputs * layer.bias for layer in model.linears if matches_any(layer.name, names)
     )  # fmt: skip
     return copied + model.vocabulary * model.width * len(EMBEDDINGS & set(names))
 
@@ -290,7 +290,7 @@ def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
     adapter = setup.section("adapter")
     if adapter:
         rank = int(adapter.get("r", 8))
-        layers = adapted(model, adapter)
+        layers = adapted_layers(model, adapter)
         pairs = (((rank, layer.inputs), (layer.outputs, rank)) for layer in layers)
         return Shapes(tuple(shape for pair in pairs for shape in pair))
     tied = model.tied > 0

@@ -160,7 +160,7 @@ def counters() -> Any:
 )
 @pytest.mark.slow
 def test_compiled_training_has_no_more_graphs(make_trainer: Any, allocator: Any, counters: Any, compiled: Any) -> None:
-    found = []
+    result = []
     # The first run warms up: a process compiles some helpers only once.
     for callbacks in ([], [], [callback := MemoryReportCallback(readers=[allocator])]):
         torch._dynamo.reset()
@@ -173,8 +173,8 @@ def test_compiled_training_has_no_more_graphs(make_trainer: Any, allocator: Any,
         trainer = make_trainer(callbacks, model=model, max_steps=2, **backend)
         trainer.train()
         breaks = sum(counters["graph_break"].values())
-        found.append((losses_of(trainer), dict(counters["stats"]), dict(counters["frames"]), breaks))
-    assert found[1] == found[2]
+        result.append((losses_of(trainer), dict(counters["stats"]), dict(counters["frames"]), breaks))
+    assert result[1] == result[2]
     step = steps(read_records(callback.path))[0]
     assert "recomputed_layers" not in step and callback.callback_errors == 0
     # A root that is one whole graph has no hooks, and then nobody sees its inputs, or when it runs.

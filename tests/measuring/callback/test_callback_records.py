@@ -88,13 +88,13 @@ def test_embeddings_and_pictures() -> None:
 
 
 def test_attach_leaves_one_callback_and_puts_it_first(make_trainer: Any, tmp_path: Path, measured: Recorded) -> None:
-    there = MemoryReportCallback(tmp_path / "mine", summary=False)
-    trainer = make_trainer([there])
-    assert trainer.callback_handler.callbacks[0] is not there
-    assert attach(trainer) is there  # with the options that it has
+    first = MemoryReportCallback(tmp_path / "mine", summary=False)
+    trainer = make_trainer([first])
+    assert trainer.callback_handler.callbacks[0] is not first
+    assert attach(trainer) is first  # with the options that it has
     other = attach(trainer, html=False)
     ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, MemoryReportCallback)]
-    assert ours == [other] == trainer.callback_handler.callbacks[:1] and other is not there
+    assert ours == [other] == trainer.callback_handler.callbacks[:1] and other is not first
     assert measured.of("run")[0]["engine"] == "GPT2LMHeadModel"
 
 

@@ -65,8 +65,8 @@ def test_the_allocator_snapshot_is_for_those_who_ask(make_trainer: Any, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for module, name in (("one_training", "record_history"), ("one_training", "stop_history"),
                          ("exception", "write_snapshot")):  # fmt: skip
-        told = lambda *paths, name=name: calls.append((name, *(path.name for path in paths)))  # noqa: E731
-        monkeypatch.setattr(f"hf_memkit.measuring.callback.{module}.{name}", told)
+        reported = lambda *paths, name=name: calls.append((name, *(path.name for path in paths)))  # noqa: E731
+        monkeypatch.setattr(f"hf_memkit.measuring.callback.{module}.{name}", reported)
 
     def train(**options: Any) -> dict[str, Any]:
         trainer = make_trainer()

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.common.errors import SettingError
-from hf_memkit.measuring.callback.numbers_of_ranks import Heard
+from hf_memkit.measuring.callback.numbers_of_ranks import RankSample
 from hf_memkit.measuring.memory.readers.host import HostReader
 from tests.measuring.recorded import QUIET, Recorded, with_peaks
 
@@ -93,8 +93,8 @@ def test_a_plain_callback_says_what_it_cannot_reach(
         trainer.train()
     assert not any("memory" in tag for tag in tensorboard_scalars(tmp_path / "tb"))
     assert all(ours(entry) for entry in trainer.state.log_history if "loss" in entry)
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
-    assert "tensorboard" in said and "attach(trainer)" in said
+    (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
+    assert "tensorboard" in message and "attach(trainer)" in message
     caplog.clear()
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         attach(trainer).close()
@@ -108,16 +108,16 @@ def test_a_plain_callback_says_what_it_cannot_reach(
 
 
 def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
-    found = {}
+    result = {}
     for log in ("all", "none"):
         trainer = with_peaks(make_trainer(max_steps=1), readers[0])
         attach(trainer, log=log, readers=readers, **QUIET)
         trainer.train()
-        found[log] = ours(next(entry for entry in trainer.state.log_history if "loss" in entry))
-    assert found["none"] == {} and {f"memory/{name}" for name in FEW} < found["all"].keys()
-    assert {"memory/host_rss_gib", "memory/weights_gib", "memory/other_gib"} <= found["all"].keys()
-    assert found["all"]["memory/forward_peak_allocated_gib"] == 12 and found["all"]["memory/allocated_gib"] == 10
-    assert all(type(value) in (int, float) for value in found["all"].values())
+        result[log] = ours(next(entry for entry in trainer.state.log_history if "loss" in entry))
+    assert result["none"] == {} and {f"memory/{name}" for name in FEW} < result["all"].keys()
+    assert {"memory/host_rss_gib", "memory/weights_gib", "memory/other_gib"} <= result["all"].keys()
+    assert result["all"]["memory/forward_peak_allocated_gib"] == 12 and result["all"]["memory/allocated_gib"] == 10
+    assert all(type(value) in (int, float) for value in result["all"].values())
     with pytest.raises(SettingError, match=r"log='al'.*did you mean 'all'"):
         MemoryReportCallback(log="al")  # type: ignore[arg-type]
 
@@ -139,8 +139,8 @@ def test_a_rank_that_fell_silent_is_left_out(
 ) -> None:
     """It is heard of until the logging step after its last numbers; and the exchange ends with the training."""
     closed: list[bool] = []
-    last = {1: Heard(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
-    others = SimpleNamespace(publish=lambda *given: None, heard=lambda: last, close=lambda: closed.append(True))
+    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
+    others = SimpleNamespace(publish=lambda *given: None, latest=lambda: last, close=lambda: closed.append(True))
     monkeypatch.setattr("hf_memkit.measuring.callback.one_training.join_ranks", lambda: others)
     trainer = make_trainer()
     attach(trainer, readers=[allocator], **QUIET)

@@ -221,7 +221,7 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
         (KeyError("out of memory"), False),
     ],
 )  # fmt: skip
-def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
+def test_errors_that_are_out_of_memory(error: BaseException, expected: bool) -> None:
     assert (out_of_memory(error) is not None) is expected
     try:
         try:
@@ -229,12 +229,12 @@ def test_what_is_out_of_memory(error: BaseException, expected: bool) -> None:
         except type(error):
             raise LookupError("while cleaning up") from None
     except LookupError as later:
-        found = out_of_memory(later)
-        assert (found is not None and found[0] is error) is expected
+        result = out_of_memory(later)
+        assert (result is not None and result[0] is error) is expected
 
 
 def test_a_script_that_catches(make_trainer: Any, shown: list[BaseException]) -> None:
-    """Nobody is told, nor of another thing of which the script dies. When the training is gone, its file says that it
+    """Not reported, like other errors that end the script. When the training is gone, its file says that it
     did not come to its end."""
     hook = sys.excepthook
     trainer, callback = fails_caught(make_trainer)

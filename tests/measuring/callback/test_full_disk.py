@@ -107,7 +107,7 @@ def test_a_disk_that_has_room_again(disk: SmallDisk, make_trainer: Any) -> None:
     assert run.ending.why == f"finished after step {STEPS}"
     assert run.first.end is not None and run.first.end["lost_records"] > 0
     assert any("could not be written" in note for note in run.notes)
-    assert read_records(callback.path)[-1]["kind"] == "end", "in its usual place"
+    assert read_records(callback.path)[-1]["kind"] == "end", "in its normal place"
 
 
 def writer_on(disk: SmallDisk) -> RecordWriter:

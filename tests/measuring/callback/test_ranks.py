@@ -1,4 +1,4 @@
-"""What ranks tell each other, through the store of a process group that a process of its own hosts."""
+"""Numbers that ranks exchange through the store of a process group, hosted by a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 from hf_memkit.measuring.callback import numbers_of_ranks
 from hf_memkit.measuring.callback.dashboard import over_ranks
-from hf_memkit.measuring.callback.numbers_of_ranks import Heard, RankNumbers, join_ranks
+from hf_memkit.measuring.callback.numbers_of_ranks import RankNumbers, RankSample, join_ranks
 
 HOST = """
 import time
@@ -49,39 +49,39 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "did not come about"
+        assert time.monotonic() < deadline, "did not happen"
         time.sleep(0.01)
 
 
 def test_ranks_that_have_not_reported_yet_and_that_fall_silent(ranks: Ranks) -> None:
     ranks.first.publish(1, {"peak_allocated_gib": 1.0})
     ranks.second.publish(1, {"peak_allocated_gib": 2.0})
-    until(lambda: set(ranks.first.heard()) == {0, 1})
+    until(lambda: set(ranks.first.latest()) == {0, 1})
     ranks.third.publish(1, {"peak_allocated_gib": 3.0})
-    until(lambda: len(ranks.first.heard()) == 3)
-    assert set(ranks.second.heard()) == {1}, "only rank 0 listens"
+    until(lambda: len(ranks.first.latest()) == 3)
+    assert set(ranks.second.latest()) == {1}, "only rank 0 listens"
     ranks.third.close()
     ranks.third.publish(2, {"peak_allocated_gib": 9.0})  # of a rank that has died nothing more comes
     ranks.second.publish(2, {"peak_allocated_gib": 4.0})
-    until(lambda: ranks.first.heard()[1].step == 2)
-    settled = ranks.first.heard()
-    until(lambda: ranks.first.heard()[2].age_s > settled[2].age_s + 0.1)
-    assert (ranks.first.heard()[2].step, ranks.first.heard()[2].numbers) == (1, {"peak_allocated_gib": 3.0})
+    until(lambda: ranks.first.latest()[1].step == 2)
+    settled = ranks.first.latest()
+    until(lambda: ranks.first.latest()[2].age_s > settled[2].age_s + 0.1)
+    assert (ranks.first.latest()[2].step, ranks.first.latest()[2].numbers) == (1, {"peak_allocated_gib": 3.0})
     ranks.first.publish(7, {})
-    assert ranks.first.heard()[0] == Heard(7, {}, 0.0)
+    assert ranks.first.latest()[0] == RankSample(7, {}, 0.0)
 
 
 @pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_store_that_hangs_or_is_gone(ranks: Ranks, sent: signal.Signals) -> None:
     """The training thread does not wait for it."""
     ranks.second.publish(1, {"peak_allocated_gib": 2.0})
-    until(lambda: 1 in ranks.first.heard())
+    until(lambda: 1 in ranks.first.latest())
     ranks.host.send_signal(sent)
     began = time.monotonic()
     for step in range(2, 12):
         ranks.second.publish(step, {})
         time.sleep(0.03)
-        assert list(ranks.second.heard()) == [1] and ranks.second.heard()[1].step == step
+        assert list(ranks.second.latest()) == [1] and ranks.second.latest()[1].step == step
     assert time.monotonic() - began < 3
     if sent == signal.SIGKILL:
         until(lambda: ranks.second._shared.failure is not None)
@@ -94,26 +94,26 @@ def test_one_process_has_nobody_to_tell() -> None:
     assert join_ranks() is None
 
 
-def known(step: int, age_s: float = 60.0, **numbers: float) -> Heard:
-    return Heard(step, numbers, age_s)
+def known(step: int, age_s: float = 60.0, **numbers: float) -> RankSample:
+    return RankSample(step, numbers, age_s)
 
 
 def test_numbers_over_ranks() -> None:
-    heard = {
+    latest = {
         0: known(30, peak_allocated_gib=3.0, peak_reserved_gib=4.0, fragmentation_gib=1.0),
         1: known(29, peak_allocated_gib=5.0, peak_reserved_gib=6.0, fragmentation_gib=1.0),
         2: known(20, peak_allocated_gib=4.0, peak_reserved_gib=8.0, fragmentation_gib=4.0),
         3: known(19, peak_allocated_gib=9.0, peak_reserved_gib=9.0),  # silent since before the last logging step
     }
-    assert over_ranks(heard[0].numbers, heard, since_step=20) == pytest.approx(
+    assert over_ranks(latest[0].numbers, latest, since_step=20) == pytest.approx(
         {
             "ranks_heard": 3, "peak_allocated_mean_gib": 4.0, "peak_allocated_max_gib": 5.0,
             "peak_allocated_max_rank": 1, "peak_reserved_mean_gib": 6.0, "peak_reserved_max_gib": 8.0,
             "peak_reserved_max_rank": 2,
         }
     )  # fmt: skip
-    quick = {**heard, 3: known(19, age_s=1.0, peak_allocated_gib=9.0)}  # steps that are faster than the news of them
-    assert over_ranks(heard[0].numbers, quick, since_step=20)["peak_allocated_max_rank"] == 3
+    quick = {**latest, 3: known(19, age_s=1.0, peak_allocated_gib=9.0)}  # steps that are faster than the news of them
+    assert over_ranks(latest[0].numbers, quick, since_step=20)["peak_allocated_max_rank"] == 3
     assert over_ranks({"host_rss_gib": 1.0}, {0: known(5, host_rss_gib=1.0)}, since_step=4) == {
         "ranks_heard": 1, "host_rss_mean_gib": 1.0, "host_rss_max_gib": 1.0, "host_rss_max_rank": 0,
     }  # fmt: skip

@@ -29,17 +29,17 @@ def test_a_script_that_exits_catches_and_dies(tmp_path: Path) -> None:
     shown = stderr[stderr.rindex(f"torch.OutOfMemoryError: {OOM}") :]
     assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {tmp_path / 'died'}" in shown
     assert stderr.count("memkit: out of memory") == 1
-    found = records(tmp_path / "died")
-    assert [record["kind"] for record in found] == ["run", "step", "step", "oom", "end"]
-    assert found[-1]["status"] == "failed" and found[-1]["error_type"] == "OutOfMemoryError"
+    lines = records(tmp_path / "died")
+    assert [record["kind"] for record in lines] == ["run", "step", "step", "oom", "end"]
+    assert lines[-1]["status"] == "failed" and lines[-1]["error_type"] == "OutOfMemoryError"
     assert "GPT2LMHeadModel" in stdout and "Out of memory in forward of step 3" in stdout  # the summary
     assert (tmp_path / "died" / "memory-report.html").read_text().lower().startswith("<!doctype html>")
-    assert "caught without a note" in stdout  # nobody is told of an exception that the script catches
+    assert "caught without a note" in stdout  # an exception that the script catches is not reported
     assert "exit code of the other: 3" in stdout
     for name, word in (("caught", "caught"), ("exited", "exit")):
-        found = records(tmp_path / name)
-        assert [record["kind"] for record in found] == ["run", "step", "end"]
-        assert found[-1]["status"] == "failed" and word in found[-1]["error"]
+        lines = records(tmp_path / name)
+        assert [record["kind"] for record in lines] == ["run", "step", "end"]
+        assert lines[-1]["status"] == "failed" and word in lines[-1]["error"]
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
-"""An allocator's counters where there is no allocator to ask: the bytes of all tensors' storages, on the CPU.
+"""Counts the bytes of all tensors' storages on the CPU, in place of an allocator's counters.
 
-Every storage that an operator of torch returns is counted until it is freed. Memory inside one operator is not seen,
-so the counts are exact and the same each time. Each storage carries the label that was set when it was made: it says
-what the peak is made of without any subtraction.
+Every storage that an operator of torch returns counts until it is freed. Memory inside one operator does not count, so
+the counts are exact and reproducible. Each storage has the label that was set when it was made; the labels show what
+the peak consists of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 class LiveStorages(TorchDispatchMode):
-    """A reader with `allocated_gib` and its peak, as a GPU's allocator has them. Active inside `with`."""
+    """A memory reader with the counters of a GPU's allocator. Active inside `with`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,10 +57,10 @@ class LiveStorages(TorchDispatchMode):
             self.step_high, self.at_step_high = self.allocated, dict(self.live)
 
     def end_step(self) -> dict[str, int]:
-        """What lived at the highest point since the last call, by label."""
-        found, self.step_high = self.at_step_high, self.allocated
+        """Bytes by label at the peak since the last call."""
+        peak, self.step_high = self.at_step_high, self.allocated
         self.at_step_high = dict(self.live)
-        return found
+        return peak
 
     def read(self) -> dict[str, float]:
         return {"allocated_gib": self.allocated / GIB, "reserved_gib": self.allocated / GIB}

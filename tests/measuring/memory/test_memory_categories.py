@@ -58,8 +58,8 @@ def test_quantized_states_count_by_their_inner_tensors() -> None:
     model = nn.Linear(64, 128, bias=False)
     optimizer = low_bit.AdamW8bit(model.parameters())
     trained(model, optimizer)
-    found = walk(model, optimizer)[("optimizer", "host")]
-    assert 2 * 64 * 128 <= found < 3 * 64 * 128  # a byte a value, scales and tables
+    size = walk(model, optimizer)[("optimizer", "host")]
+    assert 2 * 64 * 128 <= size < 3 * 64 * 128  # a byte a value, scales and tables
     summary = state_summary(optimizer)
     assert summary["exp_avg"] == {"OptimState8bit": 1} and summary["exp_avg_sq"] == {"OptimState8bit": 1}
 

@@ -54,8 +54,8 @@ def test_a_caching_allocator() -> None:
 
 
 def test_xpu_counts_no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = stats(MIB, 2 * MIB, MIB, 2 * MIB)  # torch 2.13: torch/xpu/memory.py lists no retries
-    monkeypatch.setattr(torch.xpu, "memory_stats_as_nested_dict", lambda device: told)
+    reported = stats(MIB, 2 * MIB, MIB, 2 * MIB)  # torch 2.13: torch/xpu/memory.py lists no retries
+    monkeypatch.setattr(torch.xpu, "memory_stats_as_nested_dict", lambda device: reported)
     reader = CachingAllocatorReader(torch.xpu, torch.device("xpu", 0))
     assert set(reader.read()) == {"allocated_gib", "reserved_gib", "fragmentation_gib"}
 

@@ -88,8 +88,8 @@ def train(tmp_path: Any) -> Train:
             trainer.train()
         assert callback.callback_errors == 0 and callback.path is not None
         records = steps(read_records(callback.path))
-        found = [{name[:-4]: round(gib * GIB) for name, gib in r["categories"].items()} for r in records]
-        return Result(found, records, labels.peaks, model)
+        categories = [{name[:-4]: round(gib * GIB) for name, gib in r["categories"].items()} for r in records]
+        return Result(categories, records, labels.peaks, model)
 
     return run
 
@@ -99,11 +99,11 @@ def bytes_of(parameters: Any) -> int:
 
 
 def check_sums(result: Result) -> None:
-    for found, record, labels in zip(result.steps, result.records, result.labels, strict=True):
+    for categories, record, labels in zip(result.steps, result.records, result.labels, strict=True):
         peak = round(record["peak_allocated_gib"] * GIB)
-        assert sum(found.values()) == pytest.approx(peak, abs=4) and min(found.values()) >= 0
+        assert sum(categories.values()) == pytest.approx(peak, abs=4) and min(categories.values()) >= 0
         assert peak == pytest.approx(sum(labels.values()), abs=1)  # the phases bracket the true peak
-        assert found["weights"] == pytest.approx(bytes_of(result.model.parameters()), abs=1)
+        assert categories["weights"] == pytest.approx(bytes_of(result.model.parameters()), abs=1)
 
 
 def test_loss_of_a_large_vocabulary(train: Train) -> None:
@@ -111,13 +111,13 @@ def test_loss_of_a_large_vocabulary(train: Train) -> None:
     result = train(4096)
     check_sums(result)
     weights = bytes_of(result.model.parameters())
-    for number, (found, labels) in enumerate(zip(result.steps, result.labels, strict=True)):
-        assert found["activations"] == pytest.approx(labels["body"], abs=16)
-        assert found["loss"] == pytest.approx(labels["loss"], abs=16)
-        assert found["loss"] > 2 * BATCH * LENGTH * 4096 * 4  # logits, and as much again
-        assert found["gradients"] == 0
-        assert found["optimizer"] == pytest.approx(0 if number == 0 else 2 * weights, rel=0.01)
-        assert found["other"] < 0.01 * sum(found.values())
+    for number, (categories, labels) in enumerate(zip(result.steps, result.labels, strict=True)):
+        assert categories["activations"] == pytest.approx(labels["body"], abs=16)
+        assert categories["loss"] == pytest.approx(labels["loss"], abs=16)
+        assert categories["loss"] > 2 * BATCH * LENGTH * 4096 * 4  # logits, and as much again
+        assert categories["gradients"] == 0
+        assert categories["optimizer"] == pytest.approx(0 if number == 0 else 2 * weights, rel=0.01)
+        assert categories["other"] < 0.01 * sum(categories.values())
 
 
 @pytest.mark.parametrize("settings", [{}, {"tied": False}, {"gradient_accumulation_steps": 2}], ids=str)
@@ -126,25 +126,25 @@ def test_activations_at_a_peak_in_backward(train: Train, settings: dict[str, Any
     check_sums(result)
     accumulating = settings.get("gradient_accumulation_steps", 1) > 1
     trained = bytes_of(result.model.parameters())
-    for found, labels in zip(result.steps, result.labels, strict=True):
-        layer = found["activations"] / LAYERS
-        assert labels["body"] - 1 <= found["activations"] <= labels["body"] + 1.2 * layer
-        assert found["loss"] == 0
+    for categories, labels in zip(result.steps, result.labels, strict=True):
+        layer = categories["activations"] / LAYERS
+        assert labels["body"] - 1 <= categories["activations"] <= labels["body"] + 1.2 * layer
+        assert categories["loss"] == 0
         if accumulating:
-            assert found["gradients"] == pytest.approx(trained, abs=1)
+            assert categories["gradients"] == pytest.approx(trained, abs=1)
         else:
-            assert found["gradients"] < trained / 2
-        assert found["other"] < 0.15 * sum(found.values())
+            assert categories["gradients"] < trained / 2
+        assert categories["other"] < 0.15 * sum(categories.values())
 
 
 def test_checkpointed_layers_keep_their_inputs_only(train: Train) -> None:
     plain, checkpointed = train(64), train(64, activation_checkpointing=True)
     check_sums(checkpointed)
     hidden = BATCH * LENGTH * 32 * 4
-    for found, labels, before in zip(checkpointed.steps, checkpointed.labels, plain.steps, strict=True):
-        assert found["activations"] < before["activations"] / 3
-        assert abs(found["activations"] - labels["body"]) <= hidden
-        assert found["loss"] == 0
+    for categories, labels, before in zip(checkpointed.steps, checkpointed.labels, plain.steps, strict=True):
+        assert categories["activations"] < before["activations"] / 3
+        assert abs(categories["activations"] - labels["body"]) <= hidden
+        assert categories["loss"] == 0
 
 
 def test_lora(train: Train) -> None:
@@ -156,10 +156,10 @@ def test_lora(train: Train) -> None:
     adapters = bytes_of(p for p in result.model.parameters() if p.requires_grad)
     # What enters a frozen output embedding is not kept, and freed while the loss is computed.
     hidden = BATCH * LENGTH * 32 * 4
-    for found, labels in zip(result.steps[1:], result.labels[1:], strict=True):
-        assert found["loss"] == pytest.approx(labels["loss"], abs=hidden + 16)
-        assert found["activations"] == pytest.approx(labels["body"], abs=hidden + 16)
-        assert found["optimizer"] == pytest.approx(2 * adapters, rel=0.05)
+    for categories, labels in zip(result.steps[1:], result.labels[1:], strict=True):
+        assert categories["loss"] == pytest.approx(labels["loss"], abs=hidden + 16)
+        assert categories["activations"] == pytest.approx(labels["body"], abs=hidden + 16)
+        assert categories["optimizer"] == pytest.approx(2 * adapters, rel=0.05)
 
 
 def test_peak_in_the_optimizer(train: Train) -> None:
@@ -173,10 +173,10 @@ def test_peak_in_the_optimizer(train: Train) -> None:
     at_optimizer = [n for n, r in enumerate(result.records) if is_highest(r, "optimizer")]
     assert at_optimizer
     for number in at_optimizer:
-        found = result.steps[number]
-        assert found["activations"] == found["loss"] == 0
-        assert found["gradients"] == pytest.approx(weights, abs=1)
-        assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+        categories = result.steps[number]
+        assert categories["activations"] == categories["loss"] == 0
+        assert categories["gradients"] == pytest.approx(weights, abs=1)
+        assert categories["optimizer"] == pytest.approx(2 * weights, rel=0.01)
 
 
 def is_highest(record: dict[str, Any], phase: str) -> bool:
@@ -189,6 +189,11 @@ def test_gradients_that_come_before_the_loss_is_through_are_no_loss() -> None:
         "loss", peak=100, start=Moment(80, gradients=30), base=Moment(40, gradients=10), activations=20, losses=0,
         body_start=None,
     )  # fmt: skip
-    found = categories_of(segment, {("weights", "device"): 10})
-    assert (found["weights"], found["gradients"], found["activations"], found["loss"]) == (10, 30, 20, 20)
-    assert found["other"] == 20
+    categories = categories_of(segment, {("weights", "device"): 10})
+    assert (categories["weights"], categories["gradients"], categories["activations"], categories["loss"]) == (
+        10,
+        30,
+        20,
+        20,
+    )
+    assert categories["other"] == 20

@@ -168,6 +168,6 @@ def test_a_parameter_that_a_model_returns_gets_no_hook(make_trainer: Any) -> Non
 def test_headroom_is_what_others_leave() -> None:
     numbers = LogNumbers()
     step = {"peak_reserved_gib": 10.0, "capacity_gib": 16.0, "reserved_gib": 8.0}
-    for told in ({"device_used_gib": 11.0}, {}):  # NVML is not asked at every step
-        numbers.step({**step, **told})
+    for reported in ({"device_used_gib": 11.0}, {}):  # NVML is not asked at every step
+        numbers.step({**step, **reported})
         assert numbers.take()["headroom_gib"] == 16 - 10 - (11 - 8)

@@ -15,14 +15,14 @@ from hf_memkit.measuring.memory.readers.nvml import NvmlReader
 
 
 def test_the_readers_of_this_machine() -> None:
-    found = readers_for_this_machine(torch.device("cpu"))
-    assert [type(reader) for reader in found] == [HostReader]
-    assert all(isinstance(reader, MemoryReader) for reader in found)
-    assert 0.01 < found[0].read()["host_rss_gib"] < 1000
-    assert found[0].peak() == {} and found[0].capacity() == {}
+    result = readers_for_this_machine(torch.device("cpu"))
+    assert [type(reader) for reader in result] == [HostReader]
+    assert all(isinstance(reader, MemoryReader) for reader in result)
+    assert 0.01 < result[0].read()["host_rss_gib"] < 1000
+    assert result[0].peak() == {} and result[0].capacity() == {}
 
 
-def test_what_is_no_number_is_absent(allocator: Any) -> None:
+def test_values_that_are_no_numbers_are_omitted(allocator: Any) -> None:
     allocator.read = lambda: {"allocated_gib": math.nan, "reserved_gib": None, "alloc_retries": 0}
     assert ReaderGroup([allocator]).read() == {"alloc_retries": 0}
 

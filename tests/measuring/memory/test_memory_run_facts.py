@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_memkit import MemoryReportCallback
-from hf_memkit.measuring.memory.facts import arguments_that_matter, swap_folders
+from hf_memkit.measuring.memory.facts import memory_arguments, swap_folders
 from hf_memkit.measuring.memory.holdings import Inventory, walk
 from hf_memkit.measuring.memory.modules import module_rows
 from hf_memkit.measuring.memory.records import read_records, steps
@@ -30,11 +30,11 @@ def test_arguments_of_deepspeed() -> None:
     }
     config = SimpleNamespace(config={"zero_optimization": zero})
     args = SimpleNamespace(deepspeed_plugin=SimpleNamespace(hf_ds_config=config))
-    found = arguments_that_matter(args)
-    assert found["deepspeed_stage"] == 3 and found["deepspeed_offload_optimizer"] == "nvme"
+    result = memory_arguments(args)
+    assert result["deepspeed_stage"] == 3 and result["deepspeed_offload_optimizer"] == "nvme"
     assert swap_folders(args) == (Path("/fast"),) and swap_folders(SimpleNamespace()) == ()
     zero["offload_param"] = zero["offload_optimizer"] = None
-    assert swap_folders(args) == () and "deepspeed_offload_param" not in arguments_that_matter(args)
+    assert swap_folders(args) == () and "deepspeed_offload_param" not in memory_arguments(args)
 
 
 def test_rows_of_equal_layers() -> None:
@@ -123,8 +123,8 @@ def test_the_largest_batch_so_far_is_watched(make_trainer: Any, allocator: Any) 
     rows = [torch.arange(length) for length in lengths]
     trainer.train_dataset = [{"input_ids": row, "labels": row} for row in rows]
     trainer.train()
-    found = {s["longest_sequence"]: s["step"] for s in steps(read_records(callback.path)) if "categories" in s}
-    assert found == {4: 3, 8: 6}
+    result = {s["longest_sequence"]: s["step"] for s in steps(read_records(callback.path)) if "categories" in s}
+    assert result == {4: 3, 8: 6}
 
 
 def test_a_model_without_an_output_embedding(make_trainer: Any, allocator: Any) -> None:

@@ -107,7 +107,7 @@ def test_forty_thousand_steps(tmp_path: Path, allocator: Any) -> None:
     [lambda recorder: recorder.evaluate(STATE, {}), lambda recorder: recorder.save(STATE),
      lambda recorder: recorder.end("failed"), RunRecorder.close, RunRecorder.oom_fields],
 )  # fmt: skip
-def test_what_is_pending_is_written_at_each_other_event(tmp_path: Path, event: Any) -> None:
+def test_pending_steps_are_written_at_each_other_event(tmp_path: Path, event: Any) -> None:
     recorder = recorder_in(tmp_path, None)
     recorder._steps = 4 * SINGLE_STEPS + 1
     STATE.global_step = 1

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from hf_memkit.measuring.callback.oom_note import advice_from_text, say_what_was_recorded
+from hf_memkit.measuring.callback.oom_note import advice_from_text, note_from_record
 from hf_memkit.measuring.out_of_memory import (
     explain_killed,
     explain_oom,
@@ -51,7 +51,7 @@ def notes() -> str:
     assert alone is not None and message is not None
     verdict = judge(message)
     changes = suggest(RUN, {**OOM, "cause": verdict.cause})
-    recorded = say_what_was_recorded(OOM, RUN, verdict, changes, Path("out/memory-rank0.jsonl"))
+    recorded = note_from_record(OOM, RUN, verdict, changes, Path("out/memory-rank0.jsonl"))
     return f"{alone.text()}\n\n{recorded.text()}"
 
 

@@ -41,7 +41,7 @@ def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path)
 
 def test_near_the_gpu_there_are_changes_of_this_job(tmp_path: Path) -> None:
     shown = " ".join(text_report(load_run(made.write(tmp_path, made.healthy(60, longest=1600)))).split())
-    assert re.match(r"Peak 14\.9 of 15\.8 GiB: 94 % [^,]+, in backward at step 32\. Only 0\.[1-9] GiB", shown)
+    assert re.match(r"Peak 14\.9 of 15\.8 GiB: 94 % [^,]+, in backward at step 32\. Tight: 0\.[1-9] GiB left", shown)
     assert " per_device_train_batch_size: " in shown and " saves " in shown
 
 

@@ -1,4 +1,4 @@
-"""Reading memory counters. In: this machine. Out: flat numbers by name, `{"allocated_gib": 1.5, …}`."""
+"""Readers of memory counters: flat numbers by name, `{"allocated_gib": 1.5, …}`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_memkit.measuring.memory.readers.nvml import NvmlReader
 
 
 def readers_for_this_machine(device: torch.device | None = None) -> list[MemoryReader]:
-    """The readers for the device that training runs on (default: torch's current accelerator, if there is one)."""
+    """The readers for the training's device (default: torch's current accelerator, if any)."""
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True)
     readers: list[MemoryReader] = [HostReader()]

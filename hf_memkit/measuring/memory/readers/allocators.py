@@ -1,4 +1,4 @@
-"""The counters of torch's caching allocators: CUDA and ROCm, XPU, MPS. In: a device. Out: its counters."""
+"""Counters of torch's caching allocators: CUDA and ROCm, XPU, MPS."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hf_memkit.measuring.memory.readers.base import Mark, MemoryReader
 
 
 class CachingAllocatorReader(MemoryReader):
-    """An allocator with the counters of `torch.cuda.memory_stats` (CUDA, ROCm, XPU). They are asked for as a nested
-    dictionary: the flat form takes several times as long (torch 2.13: torch/cuda/memory.py)."""
+    """An allocator with the counters of `torch.cuda.memory_stats` (CUDA, ROCm, XPU), read as a nested dictionary: the
+    flat form takes several times as long (torch 2.13: torch/cuda/memory.py)."""
 
     def __init__(self, module: Any, device: torch.device) -> None:
         self.device = device
@@ -38,7 +38,7 @@ class CachingAllocatorReader(MemoryReader):
         return {"peak_allocated_gib": mark.peak_allocated / GIB, "peak_reserved_gib": mark.peak_reserved / GIB}
 
     def mark(self) -> Mark:
-        """What is allocated and both peaks, from one question."""
+        """Allocated bytes and both peaks from one call."""
         stats = self._stats()
         if not stats:
             return Mark()
@@ -59,10 +59,8 @@ class CachingAllocatorReader(MemoryReader):
 
 class MpsReader(MemoryReader):
     """torch's allocator for Apple GPUs. It has no peak counter, so there are no peaks, phases or categories.
-
-    `reserved_gib` is what Metal's driver holds for this process, and the capacity is what Metal recommends to stay
-    below; GPU and host share one memory (torch 2.13: torch/mps/__init__.py).
-    """
+    `reserved_gib` is the memory that Metal's driver holds for this process, and the capacity is Metal's recommended
+    maximum; GPU and host share one memory (torch 2.13: torch/mps/__init__.py)."""
 
     def __init__(self) -> None:
         self.device = torch.device("mps")

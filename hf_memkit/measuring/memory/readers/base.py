@@ -1,8 +1,5 @@
-"""What a reader of memory counters is, and all readers as one. In: readers. Out: flat numbers by name.
-
-No reader synchronises the device, collects garbage or empties a cache. A number that a device cannot give is absent,
-never zero.
-"""
+"""Interface of readers of memory counters, and a group of readers. No reader synchronises the device, collects garbage
+or empties a cache. Numbers that a device lacks are absent, never zero."""
 
 from __future__ import annotations
 
@@ -19,42 +16,40 @@ from hf_memkit.measuring.memory.error_barrier import describe
 
 @runtime_checkable
 class MemoryReader(Protocol):
-    """One source of memory counters; a subclass inherits the answer that there is nothing.
-
-    A reader may have two more methods: `mark() -> Mark`, what `read` and `peak` say of the allocator in one cheap
-    call; and `refresh()`, after which the next `read` looks again even if it looked a moment ago.
-    """
+    """One source of memory counters; by default all are empty. A reader may have two more methods: `mark() -> Mark`,
+    the allocator's values of `read` and `peak` in one cheap call; and `refresh()`, after which the next `read` ignores
+    its rate limit."""
 
     device: torch.device | None = None
-    """The device that the counters `*allocated_gib` are about, or None."""
+    """The device of the counters `*allocated_gib`, or None."""
 
     def read(self) -> dict[str, float]:
-        """Counters as they are now."""
+        """Current counters."""
         return {}
 
     def peak(self) -> dict[str, float]:
-        """The highest values since the last `reset_peak`, names beginning with `peak_`."""
+        """The highest values since the last `reset_peak`, under names with `peak_`."""
         return {}
 
     def reset_peak(self) -> None:
-        """Lets the peaks start again from what is in use now."""
+        """Restart the peaks from the current use."""
         return None
 
     def capacity(self) -> dict[str, float]:
-        """What does not change while the process lives."""
+        """Values that are constant for the process."""
         return {}
 
 
 class Mark(NamedTuple):
-    """The allocator at one moment, in bytes; None for what the device cannot tell."""
+    """The allocator at one moment, in bytes; None for values that the device lacks."""
 
     allocated: int | None = None
     peak_allocated: int | None = None
     peak_reserved: int | None = None
 
 
-class Every:
-    """Says when an expensive counter may be read again: not more often than every `seconds`."""
+class RateLimit:
+    """Limits an expensive read to one in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -67,19 +62,18 @@ class Every:
         self._next_s = now_s + self._seconds
         return True
 
-    def now(self) -> None:
-        """The next question is answered with yes."""
+    def reset(self) -> None:
         self._next_s = -math.inf
 
 
-class Occasional(MemoryReader):
-    """A reader of numbers beside the device's allocator, that looks every `seconds` at most."""
+class RateLimitedReader(MemoryReader):
+    """A reader of counters outside the device's allocator, at most once in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
-        self._every = Every(seconds)
+        self._limit = RateLimit(seconds)
 
     def refresh(self) -> None:
-        self._every.now()
+        self._limit.reset()
 
 
 class ReaderGroup:
@@ -94,22 +88,22 @@ class ReaderGroup:
 
     @property
     def device(self) -> torch.device | None:
-        """The device whose allocator is being read."""
+        """The device whose allocator is measured."""
         return None if self._allocator is None else self._allocator.device
 
     def read(self, *, fresh: bool = False) -> dict[str, float]:
-        """Every reader's counters; with `fresh` also those that are not read each time."""
+        """Every reader's counters; `fresh`: without rate limits."""
         if fresh:
             for reader in self.readers:
                 if hasattr(reader, "refresh"):
                     reader.refresh()
-        return self._asked("read", self.readers)
+        return self._collect("read", self.readers)
 
     def peak(self) -> dict[str, float]:
-        return self._asked("peak", self.readers)
+        return self._collect("peak", self.readers)
 
     def capacity(self) -> dict[str, float]:
-        return self._asked("capacity", self.readers)
+        return self._collect("capacity", self.readers)
 
     def reset_peak(self) -> None:
         if self._allocator is None:
@@ -120,33 +114,33 @@ class ReaderGroup:
             self._note(self._allocator, "reset_peak", error)
 
     def mark(self) -> Mark:
-        """The allocator now; asked at every boundary."""
+        """The allocator's current values; called at every boundary."""
         if self._allocator is None:
             return Mark()
         if self._mark is None:
-            return self._mark_of_two(self._allocator)
+            return self._mark_from_counters(self._allocator)
         try:
             return self._mark()
         except Exception as error:
             self._note(self._allocator, "mark", error)
             return Mark()
 
-    def _mark_of_two(self, reader: MemoryReader) -> Mark:
-        """From a reader that has no `mark`."""
-        sizes = {**self._asked("read", [reader]), **self._asked("peak", [reader])}
+    def _mark_from_counters(self, reader: MemoryReader) -> Mark:
+        """A mark for a reader without `mark`."""
+        sizes = {**self._collect("read", [reader]), **self._collect("peak", [reader])}
         names = ("allocated_gib", "peak_allocated_gib", "peak_reserved_gib")
         return Mark(*(round(sizes[name] * GIB) if name in sizes else None for name in names))
 
-    def _asked(self, method: str, readers: Iterable[MemoryReader]) -> dict[str, float]:
-        found: dict[str, float] = {}
+    def _collect(self, method: str, readers: Iterable[MemoryReader]) -> dict[str, float]:
+        numbers: dict[str, float] = {}
         for reader in readers:
             try:
                 for name, value in getattr(reader, method)().items():
                     if value is not None and math.isfinite(value):
-                        found[name] = value
+                        numbers[name] = value
             except Exception as error:
                 self._note(reader, method, error)
-        return found
+        return numbers
 
     def _note(self, reader: MemoryReader, method: str, error: Exception) -> None:
         self.errors.setdefault(f"{type(reader).__name__}.{method}", describe(error))

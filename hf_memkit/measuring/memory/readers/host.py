@@ -1,4 +1,4 @@
-"""Memory that is not on the device: RAM of this process and of the machine, pinned memory, files of swapped states."""
+"""Counters outside the device: RAM of this process and of the machine, pinned memory, files of swapped states."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.engine_tensors import swapped_bytes
 from hf_memkit.measuring.memory.cgroup import available_bytes
-from hf_memkit.measuring.memory.readers.base import Every, Occasional
+from hf_memkit.measuring.memory.readers.base import RateLimit, RateLimitedReader
 
 _STATM = "/proc/self/statm"
 _OWN_EVERY_S = 0.1
@@ -20,18 +20,18 @@ _AVAILABLE_EVERY_S = 0.5
 _SWAP_EVERY_S = 5.0
 
 
-class HostReader(Occasional):
-    """This process's RAM and what is left, looked up now and then: the kernel adds them up for each who asks."""
+class HostReader(RateLimitedReader):
+    """This process's RAM and the available RAM, at limited rates because the kernel computes them for each read."""
 
     def __init__(self) -> None:
         super().__init__(_OWN_EVERY_S)
-        self._available_every = Every(_AVAILABLE_EVERY_S)
+        self._available_limit = RateLimit(_AVAILABLE_EVERY_S)
         self._counters: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        if self._every.is_due():
+        if self._limit.is_due():
             self._counters["host_rss_gib"] = self._rss_bytes() / GIB
-            if self._available_every.is_due():
+            if self._available_limit.is_due():
                 limited = available_bytes()
                 free = int(psutil.virtual_memory().available)
                 self._counters["host_available_gib"] = (free if limited is None else min(free, limited)) / GIB
@@ -39,10 +39,10 @@ class HostReader(Occasional):
 
     def refresh(self) -> None:
         super().refresh()
-        self._available_every.now()
+        self._available_limit.reset()
 
     def _rss_bytes(self) -> int:
-        # /proc/self is whoever reads it, also after a fork. Its second number is the resident pages (man 5 proc).
+        # /proc/self is the reading process, also after a fork. The second number is resident pages (man 5 proc).
         try:
             descriptor = os.open(_STATM, os.O_RDONLY)
         except OSError:
@@ -53,22 +53,22 @@ class HostReader(Occasional):
             os.close(descriptor)
 
 
-class PinnedReader(Occasional):
-    """Page-locked RAM of torch's allocator, cached blocks included; block sizes are powers of two (torch 2.13:
+class PinnedReader(RateLimitedReader):
+    """Page-locked RAM of torch's allocator, including cached blocks; block sizes are powers of two (torch 2.13:
     `torch.cuda.host_memory_stats`)."""
 
     def __init__(self) -> None:
         super().__init__(_AVAILABLE_EVERY_S)
 
     def read(self) -> dict[str, float]:
-        if not self._every.is_due():
+        if not self._limit.is_due():
             return {}
         allocated = torch.cuda.host_memory_stats_as_nested_dict().get("allocated_bytes")
         return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
 
 
-class SwapReader(Occasional):
-    """What this process has in ZeRO-Infinity's files, summed every five seconds at most."""
+class SwapReader(RateLimitedReader):
+    """Bytes of this process in ZeRO-Infinity's files, at most every five seconds."""
 
     def __init__(self, folders: Sequence[Path], rank: int) -> None:
         super().__init__(_SWAP_EVERY_S)
@@ -76,7 +76,7 @@ class SwapReader(Occasional):
         self._rank = rank
 
     def read(self) -> dict[str, float]:
-        if not self._every.is_due():
+        if not self._limit.is_due():
             return {}
         sizes = [size for folder in self._folders for size in swapped_bytes(folder, self._rank).values()]
         return {"disk_swap_gib": sum(sizes) / GIB}

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver counts and torch's allocator does not. In: a CUDA device. Out: the GPU's use, by whom."""
+"""Use of a GPU outside torch's allocator, from NVIDIA's driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.readers.base import Occasional
+from hf_memkit.measuring.memory.readers.base import RateLimitedReader
 
 # The inode of the first PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h).
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
@@ -21,9 +21,9 @@ _EVERY_S = 0.5
 _MUCH_MORE = 1.25
 
 
-class NvmlReader(Occasional):
-    """Use of the whole GPU, of this process outside torch's allocator, and of others. Absent between two looks:
-    listing the processes of a GPU takes milliseconds."""
+class NvmlReader(RateLimitedReader):
+    """Use of the whole GPU, of this process outside torch's allocator, and of other processes. Rate-limited: listing a
+    GPU's processes takes milliseconds."""
 
     def __init__(self, device: torch.device | int | None = None) -> None:
         super().__init__(_EVERY_S)
@@ -32,7 +32,7 @@ class NvmlReader(Occasional):
         self._handle: Any = None
 
     def read(self) -> dict[str, float]:
-        if not self._every.is_due():
+        if not self._limit.is_due():
             return {}
         import pynvml
 
@@ -40,10 +40,10 @@ class NvmlReader(Occasional):
         if self._handle is None:
             pynvml.nvmlInit()
             self._handle = _handle(pynvml, properties)
-        # Version 2 tells the driver's own reserve apart: half a GiB of an H100, which is not in torch's total either.
+        # Version 2 separates the driver's reserve: half a GiB of an H100, which is not in torch's total either.
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle, version=pynvml.nvmlMemory_v2)
         if memory.total > _MUCH_MORE * properties.total_memory:
-            return {}  # a GPU of which torch has one slice (MIG): what all slices use says nothing of this one
+            return {}  # torch has one slice (MIG), and NVML counts all slices
         counters = {"device_used_gib": memory.used / GIB}
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         processes = [(process.pid, process.usedGpuMemory) for process in listed]
@@ -57,8 +57,8 @@ class NvmlReader(Occasional):
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:
-    """NVML's handle of the GPU that torch means, by UUID or PCI address: NVML counts every GPU of the machine, torch
-    those in CUDA_VISIBLE_DEVICES."""
+    """NVML's handle of torch's GPU, by UUID or PCI address: NVML numbers every GPU of the machine, torch those in
+    CUDA_VISIBLE_DEVICES."""
     uuid = str(getattr(properties, "uuid", ""))
     for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
         try:
@@ -70,18 +70,16 @@ def _handle(pynvml: Any, properties: Any) -> Any:
 
 
 def bytes_of_this_process(processes: Sequence[tuple[int, int | None]], reserved_bytes: int) -> int | None:
-    """Which of the (pid, bytes) that NVML lists is this process, if that can be known.
-
-    In a container NVML may list process numbers of the host, where ours could be somebody else's. There, a list of one
-    can only be us, because a process that uses the GPU is on the list.
-    """
+    """Bytes of this process among NVML's (pid, bytes), if it can be identified. In a container NVML may list process
+    IDs of the host, and ours may belong to another process there. Then a list of one must be this process, because
+    every process that uses the GPU is listed."""
     if reserved_bytes == 0:
         return None
-    mine = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
-    if not mine and len(processes) == 1:
-        mine = [processes[0][1]]
-    known = [used for used in mine if used is not None]
-    # Less than the allocator holds: not us after all, or a driver that does not count (WSL).
+    own = [used for pid, used in processes if pid == os.getpid()] if _in_first_pid_namespace() else []
+    if not own and len(processes) == 1:
+        own = [processes[0][1]]
+    known = [used for used in own if used is not None]
+    # Fewer bytes than the allocator's: another process, or a driver that does not count (WSL).
     return sum(known) if known and sum(known) >= reserved_bytes else None
 
 

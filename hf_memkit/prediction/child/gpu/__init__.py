@@ -1,1 +1,1 @@
-"""The GPU that is not there: what torch, libraries and scripts ask of it, and which tensors are fake on it."""
+"""The fake GPU: answers to torch, libraries and scripts, and the choice of tensors that are fake."""

@@ -1,13 +1,13 @@
-"""`F.scaled_dot_product_attention` as torch chooses its kernel on a GPU, on a torch that has no GPU to ask.
+"""Chooses the kernel of `F.scaled_dot_product_attention` as torch does on a GPU, on a torch without a GPU.
 
-Which kernel runs decides what is kept: flash, memory-efficient and cuDNN attention keep the output and a row of
+The kernel decides what is kept for backward: flash, memory-efficient and cuDNN attention keep the output and a row of
 numbers per head; the composed one keeps every score. The rules, in torch's order of preference
-(pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend` and the functions that it calls; read
-as it was in 2026; an H200 with torch 2.11 chose so for GPT-2, BERT, T5, Llama, ViT and Whisper):
+(pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend` and the functions that it calls, as
+of 2026; an H200 with torch 2.11 chose accordingly for GPT-2, BERT, T5, Llama, ViT and Whisper):
 
-| kernel | needs | there |
+| kernel | needs | source |
 |---|---|---|
-| cuDNN, where it comes first: 9.x and 10.x, with cuDNN 9.15.2 or later (torch's wheels for CUDA 13) | fp16 or bf16, head sizes ≤ 128 that are multiples of 8; from torch 2.12 dropout in sixteenths (pytorch#174245) | `check_prefer_cudnn_attention`, `check_cudnn_tensor_shapes`, `check_cudnn_dropout` |
+| cuDNN, preferred on 9.x and 10.x, with cuDNN 9.15.2 or later (torch's wheels for CUDA 13) | fp16 or bf16, head sizes ≤ 128 that are multiples of 8; from torch 2.12 dropout in sixteenths (pytorch#174245) | `check_prefer_cudnn_attention`, `check_cudnn_tensor_shapes`, `check_cudnn_dropout` |
 | flash | 8.0 or later, fp16 or bf16, no mask, one head size ≤ 256; causal only with as many queries as keys; on 8.6, 8.9 and 12.x no training with head sizes from 193 to 224, nor to 256 with dropout | `can_use_flash_attention` |
 | memory-efficient | 5.0 or later; fp32 or fp16, from 8.0 bf16 too; head sizes that are multiples of 8 (16 bits on tensor cores) or 4 (from 8.0); as many key heads as query heads (later versions of torch take fewer) | `can_use_mem_efficient_attention`, `minimum_gemm_alignment` |
 | composed | nothing | |
@@ -48,7 +48,7 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
         if attn_mask is not None and attn_mask.dtype.is_floating_point:
             attn_mask = attn_mask.to(query.dtype)
         fewer_keys = enable_gqa and query.shape[-3] != key.shape[-3]
-        call = Call(
+        call = AttentionCall(
             dtype=query.dtype,
             head_sizes=(query.shape[-1], value.shape[-1]),
             masked=attn_mask is not None,
@@ -64,10 +64,17 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """What the choice of a kernel looks at: type and head sizes (of a query, of a value) after autocast, whether there
-    is a mask other than the causal one, fewer key heads than query heads (`grouped`), dropout, a backward pass that
-    can follow, and a causal mask with other numbers of queries than of keys (`causal_across`)."""
+class AttentionCall:
+    """Properties of a call that decide the kernel.
+
+    Attributes:
+        dtype, head_sizes: after autocast; head sizes of a query and of a value.
+        masked: there is a mask other than the causal one.
+        grouped: there are fewer key heads than query heads.
+        dropout: dropout probability.
+        trained: a backward pass can follow.
+        causal_across: the mask is causal, and the numbers of queries and keys differ.
+    """
 
     dtype: torch.dtype
     head_sizes: tuple[int, int]
@@ -78,7 +85,7 @@ class Call:
     causal_across: bool = False
 
 
-def kernel_on_gpu(capability: tuple[int, int], call: Call) -> str:
+def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
     """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a GPU of this capability."""
     if _cudnn_serves(capability, call):
         return "cudnn"
@@ -87,7 +94,7 @@ def kernel_on_gpu(capability: tuple[int, int], call: Call) -> str:
     return "efficient" if _efficient_serves(capability, call) else "composed"
 
 
-def _cudnn_serves(capability: tuple[int, int], call: Call) -> bool:
+def _cudnn_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
     return (
         capability[0] in (9, 10)
         and call.dtype in _HALF
@@ -97,7 +104,7 @@ def _cudnn_serves(capability: tuple[int, int], call: Call) -> bool:
     )
 
 
-def _flash_serves(capability: tuple[int, int], call: Call) -> bool:
+def _flash_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
     size = call.head_sizes[0]
     wide = capability[0] == 12 or (8, 6) <= capability <= (8, 9)
     return (
@@ -111,30 +118,30 @@ def _flash_serves(capability: tuple[int, int], call: Call) -> bool:
     )
 
 
-def _efficient_serves(capability: tuple[int, int], call: Call) -> bool:
+def _efficient_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
     half = call.dtype in _HALF
     multiple = 4 if capability >= (8, 0) else 1
-    if capability >= (8, 0) or (half and capability >= (7, 0)):  # on tensor cores: 16 bytes at once
+    if capability >= (8, 0) or (half and capability >= (7, 0)):  # tensor cores read 16 bytes at once
         multiple = max(multiple, 8 if half else 4)
     known = call.dtype in (torch.float16, torch.float32) or (call.dtype is torch.bfloat16 and capability >= (8, 0))
     return known and not call.grouped and all(size % multiple == 0 for size in call.head_sizes)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """As the dispatcher does before: attention is among the operations that autocast computes in 16 bits."""
+    """Casts to the dtype of autocast, as the dispatcher does for attention."""
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     dtype = torch.get_autocast_dtype("cuda")
-    return tuple(each.to(dtype) if each.is_floating_point() else each for each in tensors)
+    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
 
 
 def _trained(*tensors: torch.Tensor) -> bool:
     """Whether a backward pass can follow."""
-    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def _added(mask: Any, dtype: torch.dtype) -> Any:
-    """A mask of yes and no as numbers that are added to the scores."""
+def _additive_mask(mask: Any, dtype: torch.dtype) -> Any:
+    """A boolean mask as numbers that are added to the scores."""
     if mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
@@ -144,7 +151,7 @@ def _flash(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scal
     size = q.shape[-1]
     scale = 1 / math.sqrt(size) if scale is None else scale
     if size % 8:  # the kernel takes multiples of 8
-        q, k, v = (F.pad(each, (0, 8 - size % 8)) for each in (q, k, v))
+        q, k, v = (F.pad(tensor, (0, 8 - size % 8)) for tensor in (q, k, v))
     output = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)[0]
     return output[..., :size]
 
@@ -153,8 +160,8 @@ def _efficient(
     q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
 ) -> Any:
     if mask is not None:
-        mask = _added(mask, q.dtype)
-        if mask.shape[-1] % 16:  # rows of the mask begin at multiples of 16 bytes
+        mask = _additive_mask(mask, q.dtype)
+        if mask.shape[-1] % 16:  # rows of the mask start at multiples of 16 bytes
             padded = F.pad(mask, (0, 16 - mask.shape[-1] % 16))
             mask = padded[..., : mask.shape[-1]]
         mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
@@ -163,7 +170,7 @@ def _efficient(
 
 
 def _cudnn(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool) -> Any:
-    mask = None if mask is None else _added(mask, q.dtype)
+    mask = None if mask is None else _additive_mask(mask, q.dtype)
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
     return attend(q, k, v, mask, _trained(q, k, v), dropout, causal, False, scale=scale)[0]
 

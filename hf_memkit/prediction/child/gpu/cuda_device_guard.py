@@ -1,16 +1,15 @@
-"""Lets autograd accept fake CUDA tensors on a torch that was built without CUDA, or sees no GPU.
+"""Lets autograd accept fake CUDA tensors on a torch that is built without CUDA or sees no GPU.
 
-A CPU build has no device guard for CUDA and says that there is no accelerator: the first autograd node aborts the
-process. Both answers come from C++ objects that torch looks up at run time, and that are put in place here through
-ctypes:
+A CPU build has no device guard for CUDA and reports no accelerator, so the first autograd node aborts the process.
+Both answers come from C++ objects that torch looks up at run time, and that are replaced here through ctypes:
 
-* `device_guard_impl_registry[CUDA]` gets an object that answers 0 to everything; torch then replaces it by its own
-  guard for fake devices (`_ensureCUDADeviceGuardSet`, which acts only on a guard that is there and sees no device).
-* the CUDA hooks, whose methods for a missing CUDA raise, get a table of methods in which "is there CUDA" says yes and
-  the questions of the accelerator interface say 0. Which entry is which is found out by asking.
+* `device_guard_impl_registry[CUDA]` gets an object whose methods all return 0; torch then replaces it with its guard
+  for fake devices (`_ensureCUDADeviceGuardSet`, which needs an existing guard that sees no device).
+* the CUDA hooks, whose methods raise without CUDA, get a method table in which `hasCUDA` returns true and the methods
+  of the accelerator interface return 0. Trying the entries shows which one is `hasCUDA`.
 
-This rests on the layout of private symbols (Linux x86-64, checked with torch 2.8 and 2.13 built for the CPU, and 2.15
-built for CUDA 13.2): `self_test` runs one backward pass, in a process that may die of it.
+This depends on the layout of private symbols (Linux x86-64, checked with torch 2.8 and 2.13 built for the CPU, and
+2.15 built for CUDA 13.2). So `self_test` runs one backward pass, in a process that may crash.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _ACCELERATOR_METHODS: Final = 24
 
 _Answer = ctypes.CFUNCTYPE(ctypes.c_int64)
 _kept: list[Any] = []
-"""What C++ points to from now on: it must outlive this module."""
+"""Objects that C++ points to, kept alive."""
 
 
 def install() -> None:
-    """Puts both in place; nothing where torch sees a GPU.
+    """Replaces both objects; does nothing if torch sees a GPU.
 
     Raises:
-        OSError, AttributeError: this torch has no such symbols.
-        RuntimeError: no entry of the hooks' table is the one that says whether there is CUDA.
+        OSError, AttributeError: this torch lacks the symbols.
+        RuntimeError: no entry of the hooks' table is `hasCUDA`.
     """
     if torch.cuda.is_available():
         return
@@ -47,10 +46,10 @@ def install() -> None:
 
 
 def self_test() -> None:
-    """A forward and backward pass on fake CUDA tensors.
+    """Runs a forward and a backward pass on fake CUDA tensors.
 
     Raises:
-        Exception: whatever torch raises; it may also abort the process.
+        Exception: any error of torch; it may also abort the process.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -68,8 +67,8 @@ def _install_guard() -> None:
     )
     replaces = hasattr(torch._C, "_ensureCUDADeviceGuardSet")
     if not replaces or not registry[_CUDA]:
-        # torch 2.8 keeps this guard. To everything that it is asked 1 is an answer: the type CUDA, its device 0, one
-        # device (c10/core/impl/DeviceGuardImplInterface.h).
+        # torch 2.8 keeps this guard. 1 is a valid answer to all its methods: the type CUDA, its device 0, one device
+        # (c10/core/impl/DeviceGuardImplInterface.h).
         answer = _Answer(lambda: 0 if replaces else _CUDA)
         table = (ctypes.c_void_p * _GUARD_METHODS)(*[ctypes.cast(answer, ctypes.c_void_p).value] * _GUARD_METHODS)
         guard = (ctypes.c_void_p * 4)(ctypes.addressof(table), 0, 0, 0)
@@ -87,7 +86,7 @@ def _install_hooks() -> None:
     assert original is not None
     zero, one = _Answer(lambda: 0), _Answer(lambda: 1)
     no, yes = (ctypes.cast(answer, ctypes.c_void_p).value for answer in (zero, one))
-    # Two words before a table of methods belong to it: the offset to the top of the object, and its type.
+    # The two words before a method table belong to it: the offset to the top of the object, and its type.
     methods = (ctypes.c_void_p * (_HOOK_METHODS + 2)).from_address(original - 16)
     table = (ctypes.c_void_p * (_HOOK_METHODS + 2))(*[method or 0 for method in methods])
     _kept.extend([zero, one, table])
@@ -97,20 +96,20 @@ def _install_hooks() -> None:
         if not before:
             break
         table[index] = yes
-        if _says_cuda():
+        if _has_cuda():
             for other in range(4, _ACCELERATOR_METHODS + 2):
                 if other != index:
                     table[other] = no
             return
         table[index] = before
     hooks[0] = original
-    raise RuntimeError("no entry of the table of CUDA's hooks says whether there is CUDA")
+    raise RuntimeError("no entry of the method table of CUDA's hooks is hasCUDA")
 
 
-def _says_cuda() -> bool:
+def _has_cuda() -> bool:
     try:
         accelerator = torch._C._accelerator_getAccelerator()
-    except Exception:  # every other entry answers with an error of its own
+    except Exception:  # every other entry raises
         return False
     return accelerator is not None
 

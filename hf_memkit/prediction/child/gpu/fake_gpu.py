@@ -1,5 +1,4 @@
-"""A machine with one GPU, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
-one CUDA stream, on which all is done at once. Nothing is compiled, and nothing eager is passed off as compiled."""
+"""Patches torch to show one GPU with one CUDA stream, and makes FakeTensors movable to it. Nothing is compiled."""
 
 from __future__ import annotations
 
@@ -18,17 +17,21 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 
 
-def no_function_has_rules(trace_rules: Any) -> None:
-    """Nothing is compiled here. Several functions of `torch.cuda` are one, for which torch would find two rules."""
-    none: Any = functools.cache(dict)  # torch clears its cache
-    for module in [each for name, each in sys.modules.items() if name.startswith("torch._dynamo")]:
+def disable_dynamo_rules(trace_rules: Any) -> None:
+    """Clears Dynamo's rules for functions: several functions of `torch.cuda` are now the same one, which would get
+    two.
+
+    Nothing is compiled in this process.
+    """
+    none: Any = functools.cache(dict)  # torch calls its cache_clear
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch._dynamo")]:
         if hasattr(module, "get_torch_obj_rule_map"):
             module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
     trace_rules.get_torch_obj_rule_map = none
 
 
-def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
-    """Makes `torch.cuda` describe one GPU of this compute capability, on which nothing can be run."""
+def patch_cuda_device(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
+    """Makes `torch.cuda` report one GPU of this compute capability, which cannot run anything."""
     from torch._subclasses import fake_tensor
     from torch.cuda.amp import common
 
@@ -47,11 +50,11 @@ def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake 
         "get_device_capability": lambda *args, **kwargs: capability,
         "get_device_properties": lambda *args, **kwargs: properties,
         "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
-        "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
+        "is_current_stream_capturing": lambda: False,  # called at each step of an optimizer
         "memory_stats": lambda *args, **kwargs: {},
         # GPUs before Ampere emulate it (torch 2.13: cuda/__init__.py, `_check_bf16_tensor_supported`).
         "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
-        # The state of a generator that is not there: as large as a real one's, and on the host.
+        # The state of a generator, as large as a real one and on the host.
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
     }
@@ -62,19 +65,19 @@ def one_gpu(capability: tuple[int, int], capacity_bytes: int, name: str = "fake 
         answers[name] = _nothing
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 takes it when it is imported
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 reads it on import
         vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device: 0
-    common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
-    _kernels_of_a_gpu()
-    # FakeTensorMode would start CUDA to find its current device.
+    common.amp_definitely_not_available = lambda: False  # autocast would disable itself
+    _register_cuda_kernels()
+    # FakeTensorMode would initialize CUDA to find its current device.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
     fake_tensor.init_gpu_context = _nothing  # type: ignore[assignment]
 
 
-def _kernels_of_a_gpu() -> None:
-    """Gives CUDA's own kernels back to operations that torch takes apart where a backend has none: a build without
-    CUDA would compute them in several steps, each with a temporary of the result's size (torch 2.13:
-    aten/src/ATen/native/native_functions.yaml, what has a kernel for CUDA and one for CompositeImplicitAutograd)."""
+def _register_cuda_kernels() -> None:
+    """Registers CUDA kernels of operations that torch decomposes if a backend has none. A build without CUDA would
+    compute them in several steps with temporaries of the result's size (torch 2.13:
+    aten/src/ATen/native/native_functions.yaml: operations with kernels for CUDA and for CompositeImplicitAutograd)."""
     for name in ("silu_backward", "mish_backward"):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             _CUDA_KERNELS.impl(name, _never_run, "CUDA")  # type: ignore[no-untyped-call]
@@ -84,30 +87,30 @@ _CUDA_KERNELS = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped
 
 
 def _never_run(*args: Any) -> torch.Tensor:
-    """Fake tensors are answered before a kernel is called."""
+    """Fake tensors are handled before a kernel is called."""
     raise NotImplementedError
 
 
-def made_up_values() -> None:
-    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows.
-    Where torch has a form of an operation only for plain tensors, a fake one is one."""
+def patch_fake_values() -> None:
+    """Gives values to fake tensors and lets torch treat them as plain tensors. As an array a fake tensor holds ones;
+    fp16 gradients never overflow."""
     import numpy
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
     from transformers.utils import import_utils
 
-    # Without the wall against torch.compile around every call: nothing is compiled here.
+    # Without the decorator that keeps torch.compile out of every call: nothing is compiled here.
     plain = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
     if plain is not None:
         FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
 
-    # On a GPU an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
-    # of gradients are computed in one operation: for tensors of these classes alone.
+    # On a GPU, optimizers default to the foreach form, with temporaries as large as all parameters, and gradient norms
+    # are computed in one operation, but only for tensors of these classes.
     for plain_classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
         plain_classes.append(FakeTensor)
 
-    # transformers takes fake tensors for a compilation, and then makes masks that a real run does without.
+    # transformers takes fake tensors for a compilation and then makes masks that a real run does not make.
     import_utils.is_fake_tensor = lambda tensor: False
 
     def as_array(self: torch.Tensor, **options: Any) -> Any:
@@ -120,14 +123,14 @@ def made_up_values() -> None:
         launched("torch.amp: whether gradients are finite", (), waits=True)
         return optimizer.step(*args, **kwargs)
 
-    # A step that was left out for an overflow would make no optimizer states.
+    # A step that is skipped because of an overflow would create no optimizer states.
     torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]
 
 
-def movable_modules() -> None:
-    """`Module.to` on fake parameters, or from real ones to a GPU: each stays the object that it was, so that
-    optimizers and ties keep it."""
-    _library_parameters()
+def patch_module_apply() -> None:
+    """Patches `Module.to` for fake parameters, and from real ones to a GPU. Each parameter stays the same object, so
+    that optimizers and tied weights keep it."""
+    _patch_make_subclass()
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -142,7 +145,7 @@ def movable_modules() -> None:
                 continue
             alike = (new.device, new.dtype, new.shape) == (parameter.device, parameter.dtype, parameter.shape)
             if not alike or new.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
-                become(parameter, new)
+                swap_tensor(parameter, new)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = function(buffer)
@@ -151,35 +154,36 @@ def movable_modules() -> None:
     nn.Module._apply = apply  # type: ignore[method-assign]
 
 
-def inference_is_no_grad() -> None:
-    """Under `torch.inference_mode` operations come to a dispatch mode before they are taken apart, such as `Tensor.to`
-    and `bool`, for which fake tensors have no rule. Without it they need the same memory."""
+def replace_inference_mode() -> None:
+    """Replaces `torch.inference_mode` by `no_grad`, which needs the same memory. Under inference mode a dispatch mode
+    sees operations before they are decomposed, such as `Tensor.to` and `bool`, and fake tensors have no rule for
+    them."""
 
     def enter(self: Any) -> None:
         self.memkit_no_grad = torch.no_grad() if self.mode else contextlib.nullcontext()
         self.memkit_no_grad.__enter__()
 
-    def leave(self: Any, *found: Any) -> None:
-        self.memkit_no_grad.__exit__(*found)
+    def leave(self: Any, *error: Any) -> None:
+        self.memkit_no_grad.__exit__(*error)
 
     torch.inference_mode.__enter__ = enter  # type: ignore[method-assign]
     torch.inference_mode.__exit__ = leave  # type: ignore[method-assign]
 
 
-def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
-    """Gives a parameter another tensor, on another device too, which `Tensor.data` cannot (torch 2.13: as
-    `torch.utils.swap_tensors`, which refuses what a fake mode remembers by a weak reference)."""
+def swap_tensor(parameter: nn.Parameter, new: torch.Tensor) -> None:
+    """Gives a parameter another tensor, also on another device, which `Tensor.data` cannot. Works like
+    `torch.utils.swap_tensors` (torch 2.13), which refuses tensors that a fake mode references weakly."""
     kind, moved = parameter.__class__, {}
-    if new.__class__ in _LIBRARY_KINDS.values():  # with scales that have been moved, too
+    if new.__class__ in _LIBRARY_KINDS.values():  # its scales are moved, too
         new, moved = new.detach(), vars(new)
     other = nn.Parameter(new, parameter.requires_grad)
-    for key, value in (vars(parameter) | moved).items():  # such as what an optimizer looks for
+    for key, value in (vars(parameter) | moved).items():  # attributes that optimizers read
         vars(other).setdefault(key, value)
-    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # what is swapped below has them, too
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # the swap below exchanges them, too
         if (registered := getattr(parameter, hooks)) is not None:
             setattr(other, hooks, registered)
     gradient = parameter.grad  # bitsandbytes 0.50.2 sets `p.data` in its step, optim/optimizer.py
-    kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
+    kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in (new, gradient) if tensor is not None]
     if gradient is not None and kinds[0] == kinds[1]:
         other.grad = gradient
     parameter.__class__, other.__class__ = other.__class__, kind
@@ -190,12 +194,12 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
 
 
 _LIBRARY_KINDS: Final[dict[type, type]] = {}
-"""A library's own kind of parameter → the same for fake tensors."""
+"""A library's parameter class → its subclass for fake tensors."""
 
 
-def _library_parameters() -> None:
-    """Lets libraries' own kinds of parameters, such as bitsandbytes' `Params4bit`, hold fake tensors: what is made of
-    one is both. `Tensor._make_subclass`, by which they are made, would forget that it is fake."""
+def _patch_make_subclass() -> None:
+    """Lets parameter classes of libraries, such as bitsandbytes' `Params4bit`, hold fake tensors.
+    `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here the result has both classes."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     original = torch.Tensor._make_subclass
@@ -204,7 +208,7 @@ def _library_parameters() -> None:
         if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
             return original(cls, data, requires_grad, **options)
         if cls not in _LIBRARY_KINDS:
-            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _copied})
+            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _deepcopy})
         made = nn.Parameter(data.detach(), requires_grad)
         made.__class__ = _LIBRARY_KINDS[cls]
         return made
@@ -212,21 +216,21 @@ def _library_parameters() -> None:
     torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
 
 
-def _copied(self: Any, memo: dict[int, Any]) -> Any:
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     made = nn.Parameter(copy.deepcopy(self.data, memo), self.requires_grad)
     for name in vars(self).keys() - vars(made).keys():
-        own = getattr(self, name)
-        setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
+        value = getattr(self, name)
+        setattr(made, name, value if isinstance(value, nn.Module) else copy.deepcopy(value, memo))
     made.__class__ = self.__class__
     return made
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """It has happened already, or cannot happen here."""
+    """Does nothing."""
 
 
 class Event:
-    """Something that has happened already."""
+    """A CUDA event that has already happened."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -234,7 +238,7 @@ class Event:
     record = wait = synchronize = _nothing
 
     def elapsed_time(self, end_event: Any) -> float:
-        """In milliseconds; more than none, because scripts divide by it."""
+        """Milliseconds; not 0, because scripts divide by it."""
         return 1.0
 
     def query(self) -> bool:
@@ -242,7 +246,7 @@ class Event:
 
 
 class Stream(contextlib.nullcontext[None]):
-    """The one stream of the GPU."""
+    """The GPU's only stream."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -263,7 +267,7 @@ class Stream(contextlib.nullcontext[None]):
 
 
 class _Device(contextlib.nullcontext[None]):
-    """`torch.cuda.device(…)` as a context."""
+    """`torch.cuda.device(…)` as a context manager."""
 
     idx, prev_idx = 0, -1
 
@@ -271,10 +275,10 @@ class _Device(contextlib.nullcontext[None]):
         super().__init__()
 
 
-def one_stream() -> None:
-    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a GPU of its own. A block that another
-    stream still reads is reused at once (`Tensor.record_stream`), and memory that is page-locked is the host's."""
-    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # a build for the CPU has none
+def patch_streams() -> None:
+    """Patches streams, events and pinned memory, which would ask CUDA's driver; does nothing if torch sees a GPU. A
+    block that another stream still reads is reused at once (`Tensor.record_stream`); pinned memory counts as RAM."""
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # missing in a CPU build
     if count is not None and count() > 0:
         return
     answers: dict[str, Any] = {
@@ -291,13 +295,13 @@ def one_stream() -> None:
 
 
 def replace_compiler() -> None:
-    """Puts `_compiled` in the place of `torch.compile`."""
+    """Replaces `torch.compile` with `_compiled`."""
     torch.compile = _compiled
 
 
 def _compiled(model: Any = None, **options: Any) -> Any:
-    """In place of `torch.compile`: the one compiled function of the pack, torchao's AdamW step of one parameter,
-    becomes its bound; else `Unmodelled` is raised when it runs."""
+    """Replaces `torch.compile`. The only compiled function that memkit supports, torchao's AdamW step of one
+    parameter, becomes an upper bound of its memory; other compiled functions raise `Unmodelled` when they run."""
     if model is None:
         return functools.partial(_compiled, **options)
     from torch._dynamo import eval_frame
@@ -328,11 +332,11 @@ def _compiled(model: Any = None, **options: Any) -> Any:
 def _fused_step(p: torch.Tensor, *rest: Any) -> None:
     """torchao 0.18.0: optim/adam.py, `single_param_adam`: the parameter is the first argument.
 
-    Compiled, the step reads weight, gradient and states, and writes weight and states. What lies between is fused but
-    for what two kernels share: both new moments, reduced to a scale for each block and then quantised by it. They are
-    taken as fp32: a bound from above, not measured on a GPU.
+    Compiled, the step reads weight, gradient and states, and writes weight and states. Everything in between is fused
+    except values that two kernels share: both new moments, which are reduced to a scale per block and then quantised.
+    They are assumed to be fp32: an upper bound, not measured on a GPU.
     """
     torch.empty((2, *p.shape), dtype=torch.float32, device=p.device)
-    gradient, *others = (each for each in rest if isinstance(each, torch.Tensor))
-    states = [each for each in others if each.dim()]  # besides numbers such as the learning rate
+    gradient, *others = (tensor for tensor in rest if isinstance(tensor, torch.Tensor))
+    states = [tensor for tensor in others if tensor.dim()]  # without scalars such as the learning rate
     launched("torchao.single_param_adam", (p, p, gradient, *states, *states))

@@ -1,7 +1,7 @@
-"""The flash-attn package as far as models use it, on fake tensors: torch's own flash operations, which keep the same
-(queries, keys, values, output, a row of fp32 a head), with the package's layouts.
+"""Replaces the flash-attn package by torch's flash operations on fake tensors, with the package's layouts.
 
-It stands in `sys.modules` whether the package is installed or not: its own kernels need real memory.
+Both keep the same tensors (queries, keys, values, output, a row of fp32 per head). The package is replaced in
+`sys.modules` even if it is installed, because its kernels need real memory.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 import torch.nn.functional as F
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
-from hf_memkit.prediction.child.older_libraries import FLASH_QUESTIONS, flash_attention_table, hub_kernel_loader
+from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
+from hf_memkit.prediction.child.older_libraries import FLASH_CHECKS, flash_attention_table, hub_kernel_loader
 
 _VERSION: Final = "2.8.3"
 _HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
-"""The same functions, as `kernels-community` on the hub has them built."""
+"""The same functions, as built by `kernels-community` on the hub."""
 
 
 def install_flash_attn(capability: tuple[int, int]) -> None:
-    """Makes `flash_attn` and `flash_attn_interface` (version 3) importable, and transformers find them; on GPUs that
-    they have no kernels for, asking for them raises what the package would (flash-attn 2.8.3:
-    csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
+    """Makes `flash_attn` and `flash_attn_interface` (version 3) importable and visible to transformers. On GPUs
+    without kernels, using them raises the package's error (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp,
+    `mha_fwd`)."""
     from transformers import modeling_utils
 
     if capability < (8, 0):
@@ -36,7 +36,7 @@ def install_flash_attn(capability: tuple[int, int]) -> None:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")
 
-        for name in FLASH_QUESTIONS:
+        for name in FLASH_CHECKS:
             setattr(modeling_utils.PreTrainedModel, name, refuse)
         return
     from transformers import modeling_flash_attention_utils as utils
@@ -45,14 +45,14 @@ def install_flash_attn(capability: tuple[int, int]) -> None:
         "pad_input": utils._pad_input, "unpad_input": utils._unpad_input, "index_first_axis": utils._index_first_axis,
     }  # fmt: skip
     functions: dict[str, Any] = {
-        each.__name__: each for each in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
+        function.__name__: function for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
     }
     package = _module("flash_attn", {**functions, "__version__": _VERSION})
     package.bert_padding = _module("flash_attn.bert_padding", padding)  # type: ignore[attr-defined]
     package.flash_attn_interface = _module("flash_attn.flash_attn_interface", functions)  # type: ignore[attr-defined]
     _module("flash_attn_interface", functions)
-    _transformers_finds_it()
-    _as_hub_kernel(package)
+    _patch_availability()
+    _patch_hub_kernels(package)
 
 
 def flash_attn_func(
@@ -68,11 +68,11 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Of (batch, length, heads, head size), with as many or fewer heads of keys."""
+    """Attention on (batch, length, heads, head size), with at most as many key heads."""
     _check(q)
     padded, scale = _padded(q, k, v), _scale(q, softmax_scale)
     attend = torch.ops.aten._scaled_dot_product_flash_attention
-    output, rows, *_ = attend(*(each.transpose(1, 2) for each in padded), dropout_p, causal, False, scale=scale)
+    output, rows, *_ = attend(*(tensor.transpose(1, 2) for tensor in padded), dropout_p, causal, False, scale=scale)
     output = output.transpose(1, 2)[..., : q.shape[-1]]
     return (output, rows, None) if return_attn_probs else output
 
@@ -95,7 +95,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Any = None,
 ) -> Any:
-    """Of (tokens, heads, head size): sequences one behind the other, which begin at `cu_seqlens`."""
+    """Attention on (tokens, heads, head size): concatenated sequences that start at `cu_seqlens`."""
     _check(q)
     longest = int(max_seqlen_q), int(max_seqlen_k)
     attend = torch.ops.aten._flash_attention_forward
@@ -114,7 +114,7 @@ def flash_attn_with_kvcache(*args: Any, block_table: Any = None, cache_seqlens: 
 
 
 def _check(q: torch.Tensor) -> None:
-    """What the package refuses (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
+    """Raises the package's errors (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
     if q.shape[-1] > 256:
@@ -122,33 +122,33 @@ def _check(q: torch.Tensor) -> None:
 
 
 def _padded(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Head sizes that are multiples of 8, as the kernels take them."""
-    return [F.pad(each, (0, -each.shape[-1] % 8)) if each.shape[-1] % 8 else each for each in tensors]
+    """Pads head sizes to multiples of 8, as the kernels need."""
+    return [F.pad(tensor, (0, -tensor.shape[-1] % 8)) if tensor.shape[-1] % 8 else tensor for tensor in tensors]
 
 
-def _scale(q: torch.Tensor, asked: float | None) -> float:
-    return float(q.shape[-1] ** -0.5 if asked is None else asked)
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def _module(name: str, content: dict[str, Any]) -> ModuleType:
-    """A module that is imported already; its other modules are those of the installed package, if there is one."""
+    """Adds a module to `sys.modules`; its submodules are those of the installed package, if any."""
     parent = name.partition(".")[0]
-    found = importlib.util.find_spec(name) if name == parent else None
+    installed = importlib.util.find_spec(name) if name == parent else None
     module = ModuleType(name)
     module.__spec__ = spec = ModuleSpec(name, None, origin=__file__, is_package=name == parent)
     module.__file__ = __file__
     if name == parent:
         module.__path__ = spec.submodule_search_locations = (
-            list(found.submodule_search_locations or ()) if found else []
+            list(installed.submodule_search_locations or ()) if installed else []
         )
     vars(module).update(content)
     sys.modules[name] = module
     return module
 
 
-def _transformers_finds_it() -> None:
-    """Replaces its questions after the package wherever they have been imported, and in the table of what each version
-    needs (transformers 5.23.0: utils/import_utils.py; modeling_flash_attention_utils.py,
+def _patch_availability() -> None:
+    """Replaces transformers' availability checks of the package in all modules, and in the table of version needs
+    (transformers 5.23.0: utils/import_utils.py; modeling_flash_attention_utils.py,
     `FLASH_ATTENTION_COMPATIBILITY_MATRIX`)."""
     from packaging.version import parse
     from transformers.utils import import_utils
@@ -169,8 +169,8 @@ def _transformers_finds_it() -> None:
             row.update({key: answer for key, value in row.items() if value is original})
 
 
-def _as_hub_kernel(package: ModuleType) -> None:
-    """The same for `attn_implementation="kernels-community/flash-attn2"`, of which nothing is fetched (transformers
+def _patch_hub_kernels(package: ModuleType) -> None:
+    """Uses `package` for `attn_implementation="kernels-community/flash-attn2"`, without a download (transformers
     5.23.0: integrations/hub_kernels.py, `load_and_register_attn_kernel`)."""
     from transformers.integrations import hub_kernels
     from transformers.integrations.flash_attention import flash_attention_forward

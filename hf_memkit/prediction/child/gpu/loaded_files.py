@@ -1,6 +1,4 @@
-"""Files of tensors that a script loads to the GPU: they are read on the host, and what was meant for the GPU becomes
-a shape there.
-"""
+"""Loads tensor files of a script on the host; tensors for the GPU become fake tensors there."""
 
 from __future__ import annotations
 
@@ -10,45 +8,46 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
 
 
-def files_load_to_gpu() -> None:
+def patch_loading() -> None:
     """Replaces `torch.load` and safetensors' reader in this process."""
     _torch_files()
     _safetensors()
 
 
 def _torch_files() -> None:
-    """A storage has no memory on the GPU (torch 2.13: serialization.py, `_get_restore_location`)."""
+    """Patches `torch.load`: a storage on the GPU has no memory (torch 2.13: serialization.py,
+    `_get_restore_location`)."""
     original = torch.load
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         moved: set[int] = set()
-        place = _place_of(map_location)
+        target_of = _target_of(map_location)
 
         def locate(storage: Any, location: str) -> Any:
-            target = place(storage, location)
+            target = target_of(storage, location)
             if isinstance(target, str | torch.device):
                 if torch.device(target).type == "cuda":
                     moved.add(storage._cdata)
                 return storage
             return storage if target is None else target
 
-        def put(leaf: Any) -> Any:
+        def move(leaf: Any) -> Any:
             if isinstance(leaf, torch.nn.Module):
                 return leaf.to("cuda") if moved else leaf
             if isinstance(leaf, torch.Tensor) and leaf.untyped_storage()._cdata in moved:
                 return leaf.to("cuda")
             return leaf
 
-        return tree_map(put, original(f, locate, *args, **kwargs))
+        return tree_map(move, original(f, locate, *args, **kwargs))
 
     torch.load = load
 
 
-def _place_of(map_location: Any) -> Callable[[Any, str], Any]:
-    """(storage, where it was saved) → where it belongs: a device, or what the script's own function gives."""
+def _target_of(map_location: Any) -> Callable[[Any, str], Any]:
+    """(storage, saved location) → target: a device, or the result of the script's own function."""
     if map_location is None:
         return lambda storage, location: location
     if isinstance(map_location, Mapping):
@@ -59,7 +58,7 @@ def _place_of(map_location: Any) -> Callable[[Any, str], Any]:
 
 
 def _safetensors() -> None:
-    """It would copy to the GPU by itself (safetensors 0.8: `safe_open`, which `load_file` calls)."""
+    """Patches safetensors, which would copy to the GPU (safetensors 0.8: `safe_open`, which `load_file` calls)."""
     import safetensors
     import safetensors.torch
 
@@ -77,19 +76,19 @@ def _safetensors() -> None:
             self._file.__enter__()
             return self
 
-        def __exit__(self, *found: Any) -> None:
-            self._file.__exit__(*found)
+        def __exit__(self, *error: Any) -> None:
+            self._file.__exit__(*error)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._file, name)
 
         def get_tensor(self, name: str) -> Any:
-            return self._put(self._file.get_tensor(name))
+            return self._move(self._file.get_tensor(name))
 
         def get_tensors(self, *args: Any) -> Any:
-            return {name: self._put(each) for name, each in self._file.get_tensors(*args).items()}
+            return {name: self._move(tensor) for name, tensor in self._file.get_tensors(*args).items()}
 
-        def _put(self, tensor: Any) -> Any:
+        def _move(self, tensor: Any) -> Any:
             return tensor.to(self._device) if self._device.type == "cuda" else tensor
 
     replace_everywhere(original, Opened)

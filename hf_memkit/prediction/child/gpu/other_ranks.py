@@ -1,6 +1,4 @@
-"""One rank of several, as `torchrun` would start it: the environment, a process group that answers, and collectives
-that are over at once. Nothing is sent, and no other process is there.
-"""
+"""Simulates one rank of several, as started by `torchrun`, without other processes: collectives return at once."""
 
 from __future__ import annotations
 
@@ -11,17 +9,17 @@ import torch
 import torch.distributed as dist
 
 
-def one_of_several(processes: int, per_node: int) -> None:
-    """Replaces the process group and what is asked of it, in this process."""
+def patch_ranks(processes: int, per_node: int) -> None:
+    """Replaces the process group and its collectives in this process."""
     import accelerate.data_loader
     import accelerate.utils.operations as operations
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    of_the_rank = {  # as `torchrun` sets it for the first
+    environment = {  # as `torchrun` sets it for rank 0
         "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     }  # fmt: skip
-    os.environ.update(of_the_rank)
+    os.environ.update(environment)
     torch.cuda.device_count = lambda: per_node
     start = dist.init_process_group
 
@@ -31,12 +29,12 @@ def one_of_several(processes: int, per_node: int) -> None:
 
     def gathered(tensor: Any) -> Any:
         return operations.recursively_apply(
-            lambda each: torch.cat([each[None] if each.ndim == 0 else each] * processes), tensor,
+            lambda leaf: torch.cat([leaf[None] if leaf.ndim == 0 else leaf] * processes), tensor,
             error_on_other_type=True,
         )  # fmt: skip
 
-    def objects(found: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
-        found[:] = [value] * len(found)
+    def objects(gathered_objects: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
+        gathered_objects[:] = [value] * len(gathered_objects)
 
     dist.init_process_group = init_process_group
     for name in ("all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "reduce",
@@ -48,7 +46,7 @@ def one_of_several(processes: int, per_node: int) -> None:
     operations._gpu_broadcast = lambda data, src=0: data
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
-    # Its buckets of gradients are added to the trace.
+    # Its gradient buckets are added to the trace later.
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 

@@ -1,16 +1,16 @@
-"""What is fake in a user's script before it trains: parameters, and what lies on the GPU. All else is real.
+"""Decides which tensors of a user's script are fake before it trains: parameters, and tensors on the GPU.
 
 ```
-tensor = torch.arange(8)           real: data, lengths, splits, what is tokenised and cached
-GPT2LMHeadModel(config)            fake: its parameters are shapes
+tensor = torch.arange(8)           real: data, lengths, splits, tokenized and cached text
+GPT2LMHeadModel(config)            fake: parameters have shapes only
 nn.Linear(8, 8)                    real while all such parameters are small, then fake
 tensor.to("cuda")                  fake: there is no such memory
-model(tensor)                      fake: made from one that is
+model(tensor)                      fake: computed from a fake tensor
 ```
 
-A batch of data that was copied to the GPU keeps its values (`constant_propagation.py`). Nothing that is made up can
-become a file or a decision: who asks a fake tensor for its values is stopped, with the line of the script. Libraries
-get an answer where they only look (`bool`, `.item()`), as in the traced steps.
+A batch of data that is copied to the GPU keeps its values (`constant_propagation.py`). A made-up value never reaches a
+file or a decision: a script that reads values of a fake tensor is stopped with its line. Libraries that only look at
+values (`bool`, `.item()`) get an answer, as in the traced steps.
 """
 
 from __future__ import annotations
@@ -34,26 +34,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Trainer
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu.fake_gpu import become
-from hf_memkit.prediction.child.gpu.saves import save_no_made_up_values
+from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
+from hf_memkit.prediction.child.gpu.saves import skip_fake_saves
 from hf_memkit.prediction.child.older_libraries import RUNS_COPIES
 from hf_memkit.prediction.child.tracer.constant_propagation import known_values
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.users_code import MEMKIT, evaluation_that_runs, line_that_asks
+from hf_memkit.prediction.child.user_code import MEMKIT, calling_line, running_evaluation
 
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _COPY: Final = torch.ops.aten._to_copy.default
-_TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
+_TORCH_CODE: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Active while the script runs, on its main thread. `tracer` records what is made on the GPU, and all fake tensors
-    belong to `fake_mode`; `read`: how values of fake tensors were asked for, where they are made up; None: whoever
-    asks is stopped."""
+    """Dispatch mode that is active while the script runs, on its main thread.
+
+    Attributes:
+        tracer: records tensors on the GPU.
+        fake_mode: mode of all fake tensors.
+        read: names of the functions that read made-up values; None: reading them raises Unmodelled.
+    """
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # What torch has no shapes for it would run on real tensors, which a GPU that is not there cannot.
+        # Operations without shape rules would run on real tensors, which is impossible without a GPU.
         self.fake_mode = FakeTensorMode(
             allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
         )
@@ -62,17 +66,17 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._begins: Callable[[], None] = lambda: None
 
     def __enter__(self) -> RealAndFake:
-        _parameters_are_fake(self)
-        _nothing_is_drawn_again()
+        _patch_parameters(self)
+        _patch_trunc_normal()
         self.tracer.known.of_data = True
-        self._refused = _values_are_refused(self)
-        save_no_made_up_values()
-        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
+        self._refused = _patch_values(self)
+        skip_fake_saves()
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is created on the CPU, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def leave(self) -> None:
-        """Ends it: what is made from here on is fake, and may be made up."""
+        """Ends the mode: from here on all new tensors are fake, and their values may be made up."""
         self.tracer.known.of_data = False
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
@@ -81,14 +85,14 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
-        """Within it every tensor that is made is fake."""
+        """Within it all new tensors are fake."""
         with self.fake_mode, self.tracer:
             yield
 
     @contextlib.contextmanager
-    def values_are_made_up(self, begins: Callable[[], None]) -> Iterator[list[str]]:
-        """Within it whoever asks for values gets some, and is noted in the list that is given; `begins` is called
-        before the first."""
+    def allow_made_up_values(self, begins: Callable[[], None]) -> Iterator[list[str]]:
+        """Within it reading values of fake tensors gives made-up ones; yields the list of readers. `begins` is called
+        before the first read."""
         outer = self.read
         if self.read is None:
             self.read, self._begins = [], begins
@@ -97,12 +101,12 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.read = outer
 
-    def made_up(self, asked: str) -> None:
-        """A value is asked for, and is made up."""
+    def note_made_up(self, reader: str) -> None:
+        """Notes that `reader` gets a made-up value."""
         if self.read is not None:
             if not self.read:
                 self._begins()
-            self.read.append(asked)
+            self.read.append(reader)
 
     def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         """A fake tensor of the same shape, strides and dtype."""
@@ -120,16 +124,16 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
+        if kwargs.get("pin_memory"):  # ends the process in a build without CUDA; it is host memory anyway
             kwargs = {**kwargs, "pin_memory": False}
-        if not any(issubclass(each, FakeTensor) for each in types):
+        if not any(issubclass(kind, FakeTensor) for kind in types):
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)
         if func is _ITEM and self.tracer.known.of(args[0]) is None:
             if self.read is not None:
-                self.made_up("item")
-            elif not _asked_by_torch() and line_that_asks() is not None:
+                self.note_made_up("item")
+            elif not _read_by_torch() and calling_line() is not None:
                 _refuse("value", "item")
         if RUNS_COPIES and func is _COPY and type(args[0]) in (torch.Tensor, nn.Parameter):
             args = (self.fake_mode.from_tensor(args[0]), *args[1:])
@@ -140,78 +144,78 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _refuse("values", str(func))
 
 
-def _asked_by_torch() -> bool:
-    """Whether torch itself looks at the value, such as an initialisation that the script has called."""
+def _read_by_torch() -> bool:
+    """Whether torch itself reads the value, such as an initialisation that the script calls."""
     frame = sys._getframe(2)
     while MEMKIT in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back
-    return any(part in frame.f_code.co_filename for part in _TORCHS_OWN)
+    return any(part in frame.f_code.co_filename for part in _TORCH_CODE)
 
 
-def _refuse(what: str, asked: str) -> NoReturn:
+def _refuse(what: str, reader: str) -> NoReturn:
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         if frame.f_code.co_name == "train" and isinstance(frame.f_locals.get("self"), Trainer):
             raise Unmodelled(
-                f"{type(frame.f_locals['self']).__name__}.train() reads the {what} of a tensor on the GPU ({asked}) "
+                f"{type(frame.f_locals['self']).__name__}.train() reads the {what} of a tensor on the GPU ({reader}) "
                 "before it trains, and a trace has no values; measure with memkit run"
             )
-    evaluation = evaluation_that_runs()
-    fix = f"leave out {evaluation}, an evaluation before the training" if evaluation else "remove that line"
+    evaluation = running_evaluation()
+    fix = f"omit {evaluation}, an evaluation before the training" if evaluation else "remove that line"
     raise Unmodelled(
-        f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
+        f"the script reads the {what} of a tensor of the model or on the GPU ({reader}), and a trace has no values; "
         f"{fix}, or measure with memkit run"
     )
 
 
 _REAL_ELEMENTS: Final = 2**24
-"""Of all parameters that a script makes itself: their values can be looked at, and take 64 MiB."""
+"""Total parameters of a script's own modules that stay real: their values can be read, and take 64 MiB."""
 
 
-def _parameters_are_fake(boundary: RealAndFake) -> None:
-    """A parameter keeps its shape, and its memory is given back before anything is written to it: those of libraries'
-    modules, and what is large. What is put into a fake one by `.data` is fake, too."""
+def _patch_parameters(boundary: RealAndFake) -> None:
+    """Makes parameters of libraries' modules, and large ones, fake; their memory is freed before anything is written
+    to it. Assigning `.data` of a fake parameter makes the value fake, too."""
     original, plain = nn.Parameter.__new__, torch.Tensor.data
     real = 0
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         nonlocal real
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
-            own = line_that_asks() is not None
+            own = calling_line() is not None
             real += data.numel() if own else 0
             if not own or real > _REAL_ELEMENTS:
                 data = boundary.empty_like(data)
         return original(cls, data, requires_grad)
 
     def set_data(self: Any, value: torch.Tensor) -> None:
-        become(self, value if isinstance(value, FakeTensor) else boundary.empty_like(value))
+        swap_tensor(self, value if isinstance(value, FakeTensor) else boundary.empty_like(value))
 
     nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
     FakeTensor.data = property(plain.__get__, set_data)  # type: ignore[assignment, attr-defined]
 
 
-def _nothing_is_drawn_again() -> None:
-    """What is outside of its bounds would be drawn again for ever: a fake tensor cannot say so (torch 2.13:
-    nn/init.py, `_no_grad_trunc_normal_`)."""
+def _patch_trunc_normal() -> None:
+    """Patches `trunc_normal_`, which resamples until all values are in range: on a fake tensor that never ends (torch
+    2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
     original = nn.init._no_grad_trunc_normal_
 
-    def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def sample(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if isinstance(tensor, FakeTensor):
             with torch.no_grad():
                 return tensor.normal_()
         return original(tensor, *args, **kwargs)
 
-    nn.init._no_grad_trunc_normal_ = drawn
+    nn.init._no_grad_trunc_normal_ = sample
 
 
-def _values_are_refused(boundary: RealAndFake) -> dict[str, Any]:
-    """`numpy` and `tolist` give what is known, and would give what is made up to whoever writes it down; returns what
-    stood there."""
+def _patch_values(boundary: RealAndFake) -> dict[str, Any]:
+    """Lets `numpy`, `tolist` and printing return known values only, so that no made-up value is written down; returns
+    the original functions."""
 
     def only_known(name: str) -> Any:
         def only(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:
             value = known_values(self)
             if value is not None:
-                if self.is_cuda and name != "tolist":  # as torch says it
+                if self.is_cuda and name != "tolist":  # torch's own message
                     raise TypeError(
                         f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to copy the "
                         "tensor to host memory first."
@@ -219,9 +223,9 @@ def _values_are_refused(boundary: RealAndFake) -> dict[str, Any]:
                 return getattr(value, name)(*args, **kwargs)
             if boundary.read is None:
                 _refuse("values", name)
-            boundary.made_up(name)
-            made = np.ones((), np.float32) if self.dtype.is_floating_point else np.zeros((), np.int64)
-            array = np.broadcast_to(made, tuple(self.shape))
+            boundary.note_made_up(name)
+            number = np.ones((), np.float32) if self.dtype.is_floating_point else np.zeros((), np.int64)
+            array = np.broadcast_to(number, tuple(self.shape))
             return array.tolist() if name == "tolist" else array
 
         return only

@@ -1,4 +1,4 @@
-"""What is saved where weights have no values: nothing made up becomes a file, and nothing is left behind."""
+"""Handles saves of weights without values: no file gets made-up contents, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 
-from hf_memkit.prediction.child.gpu.cuda_questions import replace_everywhere
-from hf_memkit.prediction.child.users_code import users_line
+from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
+from hf_memkit.prediction.child.user_code import users_line
 
 
-def save_no_made_up_values() -> None:
-    """Before `train()`: what has values is saved; a script that saves its model goes on without a file of weights, and
-    is told so."""
+def skip_fake_saves() -> None:
+    """Before `train()`: saves only content with values; a script that saves its model continues after a message."""
     import safetensors.torch
 
     save, save_file = torch.save, safetensors.torch.save_file
 
     def save_values(content: Any, *args: Any, **kwargs: Any) -> Any:
-        return _not_saved() if _has_fakes(content) else save(content, *args, **kwargs)
+        return _report_skipped() if _has_fakes(content) else save(content, *args, **kwargs)
 
     def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        return _not_saved() if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
+        return _report_skipped() if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
 
     torch.save = save_values  # type: ignore[assignment]
     safetensors.torch.save_file = save_file_of_values
     _replace("safe_save_file", save_file_of_values)
-    storages_have_numbers()
+    patch_storage_ids()
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
 
 
-def storages_have_numbers() -> None:
-    """Who saves asks for the addresses of tensors, to find those that share memory; fake ones are all at 0."""
+def patch_storage_ids() -> None:
+    """Identifies storages by number: saving compares addresses to find shared memory, and fake ones are all 0."""
     import huggingface_hub.serialization._torch as hub
 
     def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
@@ -53,34 +52,34 @@ def storages_have_numbers() -> None:
 
 
 def _replace(name: str, function: Any) -> None:
-    """Wherever libraries have imported it by name."""
+    """Replaces a function in the libraries that have imported it by name."""
     for module in ("transformers.modeling_utils", "transformers.pytorch_utils", "peft.peft_model"):
         if hasattr(sys.modules.get(module), name):
             setattr(sys.modules[module], name, function)
 
 
-def _not_saved() -> None:
-    place = users_line()
-    print(f"memkit: {place}: writes no weights: a prediction has none", file=sys.stderr, flush=True)
+def _report_skipped() -> None:
+    print(f"memkit: {users_line()}: writes no weights: a prediction has none", file=sys.stderr, flush=True)
 
 
 def _has_fakes(content: Any) -> bool:
     leaves = tree_leaves(content)
-    parameters = [each for leaf in leaves if isinstance(leaf, nn.Module) for each in leaf.state_dict().values()]
+    parameters = [tensor for leaf in leaves if isinstance(leaf, nn.Module) for tensor in leaf.state_dict().values()]
     return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))
 
 
-def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
-    """From `train()` on: everything is made that a real save makes, and no bytes are written. What is read from such a
-    file has the shapes that were saved, made within `all_fake`.
+def skip_writing(all_fake: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
+    """From `train()` on: makes all tensors that a real save makes, and writes no bytes.
 
-    State dictionaries refer to weights and states, and what is written is copied to the host tensor by tensor. It is
-    more where weights are saved in another form: transformers splits the merged experts of a mixture into one copy
-    each (`revert_weight_conversion`), and makes contiguous what is not.
+    Reading such a file gives tensors of the saved shapes, created within `all_fake`.
+
+    State dictionaries refer to weights and states; saving copies them to the host tensor by tensor. It needs more if
+    weights are saved in another form: transformers splits the merged experts of a mixture into one copy each
+    (`revert_weight_conversion`), and makes tensors contiguous.
     """
     import safetensors.torch
 
-    saved: dict[str, Any] = {}  # file → what it would hold
+    saved: dict[str, Any] = {}  # file → its content
 
     def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
         Path(filename).touch()
@@ -93,32 +92,32 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
 
     load, load_file = torch.load, safetensors.torch.load_file
 
-    def made(file: Any, device: Any) -> Any:
+    def load_fake(file: Any, device: Any) -> Any:
         with all_fake():
-            return tree_map_only(_Shape, lambda shape: shape.made(device), saved[os.path.realpath(file)])
+            return tree_map_only(_Shape, lambda shape: shape.tensor(device), saved[os.path.realpath(file)])
 
     def load_saved(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, str | Path) and os.path.realpath(file) in saved:
-            return made(file, map_location if isinstance(map_location, str | torch.device) else None)
+            return load_fake(file, map_location if isinstance(map_location, str | torch.device) else None)
         return load(file, map_location, *args, **kwargs)
 
     def load_saved_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
         if os.path.realpath(filename) in saved:
-            return made(filename, device)
+            return load_fake(filename, device)
         return load_file(filename, device, **kwargs)
 
     safetensors.torch.save_file = save_file
     torch.save = save  # type: ignore[assignment]
     torch.load = load_saved  # type: ignore[assignment]
     replace_everywhere(load_file, load_saved_file)
-    Trainer._save_rng_state = lambda self, folder: None  # asks the GPU's generator
+    Trainer._save_rng_state = lambda self, folder: None  # reads the GPU's generator
     _replace("safe_save_file", save_file)
-    storages_have_numbers()
+    patch_storage_ids()
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Stands for a tensor in a file."""
+    """A tensor in a saved file."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -128,5 +127,5 @@ class _Shape:
     def of(cls, tensor: torch.Tensor) -> _Shape:
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
-    def made(self, device: Any) -> torch.Tensor:
+    def tensor(self, device: Any) -> torch.Tensor:
         return torch.empty(self.size, dtype=self.dtype, device=self.device if device is None else device)

@@ -1,1 +1,1 @@
-"""What libraries do to a model before it trains: loading, quantising, adapters, DeepSpeed; without weights."""
+"""Library code that prepares a model for training, run without weights: loading, quantising, adapters, DeepSpeed."""

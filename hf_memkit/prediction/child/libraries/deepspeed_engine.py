@@ -1,7 +1,8 @@
-"""DeepSpeed in a user's script: the training is traced without its engine, and what the engine does to the model is
-done before. What it holds is computed by the process that asks (`prediction/split_states.py`).
-`TrainingArguments(deepspeed=…)` keeps its field, and accelerate sees nothing of it. What `accelerate launch` has
-chosen comes into the same field."""
+"""Traces a script that uses DeepSpeed without its engine, after changing the model as the engine would.
+
+The asking process computes the engine's own memory (`prediction/split_states.py`). `TrainingArguments(deepspeed=…)`
+keeps its field, but accelerate does not see it. A config from `accelerate launch` is put into the same field.
+"""
 
 from __future__ import annotations
 
@@ -17,31 +18,31 @@ import torch
 from hf_memkit.catalog.library_versions import is_on, names_of
 from hf_memkit.prediction.traced_training import Engine
 
-_BY_LAUNCHER = "ACCELERATE_USE_DEEPSPEED"
-"""By which `accelerate launch` says that its variables hold a DeepSpeed config."""
+_LAUNCHER_VARIABLE = "ACCELERATE_USE_DEEPSPEED"
+"""Set by `accelerate launch` if its variables hold a DeepSpeed config."""
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def without_engines() -> None:
-    """Replaces how `TrainingArguments` takes a DeepSpeed JSON (transformers 5.23.0: training_args.py,
+def disable_deepspeed() -> None:
+    """Replaces how `TrainingArguments` handles a DeepSpeed JSON (transformers 5.23.0: training_args.py,
     `__post_init__`)."""
     from transformers import TrainingArguments
 
     original = TrainingArguments.__post_init__
-    by_launcher = is_on(os.environ.pop(_BY_LAUNCHER, None))
-    # The engine computes in its weights' type, without the autocast that this asks for elsewhere.
-    launchers = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no") if by_launcher else "no"
+    by_launcher = is_on(os.environ.pop(_LAUNCHER_VARIABLE, None))
+    # The engine computes in its weights' dtype, without the autocast that this variable would enable.
+    launcher_precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no") if by_launcher else "no"
 
     def post_init(self: Any) -> None:
         given, halves = self.deepspeed, {name: getattr(self, name) for name in _HALF}
         if not given and by_launcher:
-            asked = next((name for name, wanted in halves.items() if wanted), None)
-            given = _launchers_config(asked or launchers, by_arguments=asked is not None)
+            wanted = next((name for name, enabled in halves.items() if enabled), None)
+            given = _launchers_config(wanted or launcher_precision, by_arguments=wanted is not None)
         if not given:
             return original(self)  # type: ignore[no-any-return]
         self.deepspeed = self.memkit_engine = None
-        for name in halves:  # the engine's weights are in 16 bits; there is no autocast
+        for name in halves:  # the engine has 16-bit weights and no autocast
             setattr(self, name, False)
         original(self)
         config = given if isinstance(given, Mapping) else json.loads(Path(given).read_text(encoding="utf-8"))
@@ -54,8 +55,8 @@ def without_engines() -> None:
 
 
 def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
-    """The config that `accelerate launch` has put into variables (transformers 5.23.0: training_args.py,
-    `__post_init__`). A precision that the arguments ask for is `"auto"` in it, so that it follows them in plans."""
+    """The config in the variables of `accelerate launch` (transformers 5.23.0: training_args.py, `__post_init__`).
+    `by_arguments`: the arguments set the precision; it is `"auto"` in the config, so that it follows them in plans."""
     from accelerate.utils.dataclasses import DeepSpeedPlugin
 
     plugin = DeepSpeedPlugin()
@@ -65,12 +66,12 @@ def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
 
 
 def traced_engine(trainer: Any) -> Engine | None:
-    """What the ledger of an engine is computed from. None: there is no engine."""
+    """The engine's inputs from which its memory is computed; None without an engine."""
     if getattr(trainer.args, "memkit_engine", None) is None:
         return None
     config = _resolved(trainer)
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
-    rows = [(each.requires_grad, each.numel(), name in decayed) for name, each in trainer.model.named_parameters()]
+    rows = [(p.requires_grad, p.numel(), name in decayed) for name, p in trainer.model.named_parameters()]
     return Engine(
         config=config,
         written=trainer.args.memkit_engine,
@@ -81,30 +82,32 @@ def traced_engine(trainer: Any) -> Engine | None:
 
 
 def _in_linear_layers(trainer: Any) -> int:
-    """Elements of what linear layers hold from forward to backward, the output layer's aside, which backward begins
-    with. With activation checkpointing that is one layer's at a time."""
+    """Elements of the weights that linear layers keep from forward to backward, without the output layer. Backward
+    begins with the output layer. With activation checkpointing it is one layer's at a time: 0."""
     if any(getattr(trainer.args, name, False) for name in names_of("activation_checkpointing")):
         return 0
     output = trainer.model.get_output_embeddings() if hasattr(trainer.model, "get_output_embeddings") else None
-    linears = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Linear) and each is not output]
-    return sum(each.weight.numel() for each in linears)
+    linears = [
+        module for module in trainer.model.modules() if isinstance(module, torch.nn.Linear) and module is not output
+    ]
+    return sum(module.weight.numel() for module in linears)
 
 
 def _resolved(trainer: Any) -> dict[str, Any]:
-    """The config with Trainer's values in place of "auto"; ValueError: some contradict those of the arguments."""
+    """The config with Trainer's values for "auto". Raises ValueError if a value contradicts the arguments."""
     from transformers.integrations import deepspeed
 
     arguments = trainer.args
-    found = deepspeed.HfTrainerDeepSpeedConfig(copy.deepcopy(arguments.memkit_engine))
-    deepspeed.unset_hf_deepspeed_config()  # which making it has set, for all models that are made from then on
-    found.trainer_config_process(arguments)
-    found.trainer_config_finalize(arguments, trainer.model, max(1, arguments.max_steps))
-    return dict(found.config)
+    config = deepspeed.HfTrainerDeepSpeedConfig(copy.deepcopy(arguments.memkit_engine))
+    deepspeed.unset_hf_deepspeed_config()  # creating it sets it for all models that are created from then on
+    config.trainer_config_process(arguments)
+    config.trainer_config_finalize(arguments, trainer.model, max(1, arguments.max_steps))
+    return dict(config.config)
 
 
-def as_the_engine_has_it(trainer: Any) -> torch.dtype | None:
-    """Weights in the engine's dtype, which batches get as well, and an optimizer without states; returns the dtype,
-    None where weights stay as they are."""
+def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
+    """Casts weights to the engine's dtype and uses an optimizer without states. Returns the dtype, which batches get
+    as well; None if the weights keep theirs."""
     arguments = trainer.args
     config = getattr(arguments, "memkit_engine", None)
     if config is None:

@@ -1,6 +1,6 @@
-"""Rules for what libraries do beside torch's dispatcher, or cannot do with tensors that hold nothing.
+"""Patches for library code that bypasses torch's dispatcher, or cannot handle tensors without values.
 
-`script/replacements.py` says when each is installed. Besides: quantised weights (`quantised.py`, for setups
+`script/replacements.py` says when each is installed. See also quantised weights (`quantised.py`, for setups
 `setup_model.py`), and torchao's low-bit AdamW, whose compiled step is bounded (`fake_gpu.py`).
 """
 
@@ -27,8 +27,8 @@ from hf_memkit.setup.setup import Setup
 
 
 def traceable(setup: Setup) -> Setup:
-    """The setup as it is traced: without what looks at the data, and with torch's own flash attention in the place of
-    the flash-attn package, whose kernels keep the same tensors.
+    """The setup as it is traced: without checks of the data, and with torch's flash attention instead of the
+    flash-attn package, whose kernels keep the same tensors.
 
     Raises:
         Unmodelled: its attention is compiled.
@@ -36,20 +36,20 @@ def traceable(setup: Setup) -> Setup:
     if setup.get("model.attn_implementation") == "flex_attention":
         raise Unmodelled("attn_implementation=flex_attention: compiled kernels cannot be traced; use sdpa")
     setup = setup.drop("trainer_parts.check_length_grouping")
-    if with_flash_package(setup):
+    if uses_flash_attention(setup):
         setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")
     return setup
 
 
 def refuse_missing_kernels(setup: Setup) -> None:
-    """Raises Unmodelled if a library of the setup's is not installed, so that it cannot be traced."""
+    """Raises Unmodelled if a library that the setup needs for its trace is not installed."""
     if setup.get("arguments.use_liger_kernel") and not is_installed("triton", "liger_kernel"):
         raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
 
 
-def views_raise_what_real_ones_raise() -> None:
-    """A view that strides do not allow is a RuntimeError, for which code waits (axolotl 0.19.0:
-    monkeypatch/trainer/utils.py, `selective_log_softmax`); of a fake tensor torch makes it a ValueError (2.13:
+def patch_view_errors() -> None:
+    """Raises RuntimeError for a view that strides do not allow, as for real tensors. Code catches that error (axolotl
+    0.19.0: monkeypatch/trainer/utils.py, `selective_log_softmax`); for a fake tensor torch raises ValueError (2.13:
     _refs/__init__.py, `_reshape_view_helper_core_alg`)."""
     import torch._refs as refs
 
@@ -64,9 +64,9 @@ def views_raise_what_real_ones_raise() -> None:
     refs._reshape_view_helper = helper
 
 
-def calls_by_pointer_do_nothing(functional: Any) -> None:
-    """axolotl and Unsloth call bitsandbytes' CUDA functions by pointer, past torch, into tensors that they have made
-    (axolotl 0.19.0: kernels/quantize.py, `_ctypes_nf4_dequant`)."""
+def disable_pointer_calls(functional: Any) -> None:
+    """Skips bitsandbytes' CUDA functions that axolotl and Unsloth call by pointer, outside torch, to fill tensors that
+    they have allocated (axolotl 0.19.0: kernels/quantize.py, `_ctypes_nf4_dequant`)."""
     own = functional.lib
 
     class Lib:
@@ -78,15 +78,14 @@ def calls_by_pointer_do_nothing(functional: Any) -> None:
     functional.lib = Lib()
 
 
-def no_weight_is_looked_at(tokenizer_utils: Any) -> None:
-    """Unsloth looks for rows of the embedding that are zero, and fills them (unsloth_zoo 2026.10.9)."""
+def disable_weight_check(tokenizer_utils: Any) -> None:
+    """Skips Unsloth's search for embedding rows that are zero (unsloth_zoo 2026.10.9)."""
     tokenizer_utils.fix_untrained_tokens = lambda *args, **kwargs: None
 
 
 @contextlib.contextmanager
-def shapes_from_values_are_unmodelled() -> Iterator[None]:
-    """Turns torch's errors about shapes that depend on values, and about kernels that it has no shapes for, into
-    `Unmodelled`."""
+def unmodelled_shapes() -> Iterator[None]:
+    """Raises `Unmodelled` for torch's errors about value-dependent shapes and kernels without shape rules."""
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
@@ -107,9 +106,9 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
         ) from error
 
 
-def constants_can_be_copied() -> None:
-    """A fake tensor made from a number remembers it in a real tensor, which cannot be copied among fake ones: the copy
-    that accelerate makes of an optimizer's groups holds torchao's learning rate."""
+def patch_deepcopy() -> None:
+    """Lets fake tensors made from a number be copied. They keep the number in a real tensor, which cannot be copied
+    within a fake mode; accelerate's copy of an optimizer's groups contains torchao's learning rate."""
     original: Any = FakeTensor.__deepcopy__
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
@@ -120,14 +119,15 @@ def constants_can_be_copied() -> None:
     FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
 
 
-def tensors_become_numbers() -> None:
-    """`torch.tensor([a, b])` of tensors reads their numbers past all modes (torch 2.13: csrc/utils/tensor_new.cpp,
-    `recursive_store`), such as the positions of Qwen2.5-VL (transformers 5.23.0: modeling_qwen2_5_vl.py,
-    `get_rope_index`). Here `item()` does, which knows those that follow from the batch.
+def patch_tensor_constructor() -> None:
+    """Lets `torch.tensor([a, b])` convert fake tensors with known values, by `item()`.
 
-    In autograd's own thread no mode makes a tensor on the GPU at once: it is made on the CPU, and moved. Liger's
-    backward does so (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and layers that are checkpointed run
-    again there.
+    torch reads the numbers outside all modes (torch 2.13: csrc/utils/tensor_new.cpp, `recursive_store`), for example
+    the positions of Qwen2.5-VL (transformers 5.23.0: modeling_qwen2_5_vl.py, `get_rope_index`).
+
+    In autograd's thread no mode can create a tensor on the GPU directly, so it is created on the CPU and moved.
+    Liger's backward does that (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py), and checkpointed layers run
+    there.
     """
     make = torch.tensor
 
@@ -141,18 +141,18 @@ def tensors_become_numbers() -> None:
                 return make(data, **options).to(device)
             if not fakes or isinstance(data, FakeTensor):
                 raise
-        dtype = functools.reduce(torch.promote_types, (each.dtype for each in fakes))
+        dtype = functools.reduce(torch.promote_types, (fake.dtype for fake in fakes))
         numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, FakeTensor) else leaf, data)
         return make(numbers, **{"dtype": dtype, **options})
 
     devices: Any = torch.utils._device
-    devices._device_constructors().add(make)  # which get the script's default device, and are looked up by now
+    devices._device_constructors().add(make)  # functions that get the script's default device
     jit: Any = torch.jit._builtins
     jit._register_builtin(tensor, jit._find_builtin(make))  # functions that call it are scripted
     torch.tensor = tensor  # type: ignore[assignment]
 
 
-def with_flash_package(setup: Setup) -> bool:
+def uses_flash_attention(setup: Setup) -> bool:
     return "flash" in str(setup.get("model.attn_implementation") or "")
 
 
@@ -160,15 +160,15 @@ def is_installed(*names: str) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in names)
 
 
-def tf32_is_available() -> None:
-    """The fake GPU was made for it; transformers asks torch for its CUDA version besides."""
+def patch_tf32_check() -> None:
+    """Makes transformers' TF32 check, which also asks torch for its CUDA version, depend on the fake GPU only."""
     from transformers import training_args
 
     training_args.is_torch_tf32_available = lambda: torch.cuda.get_device_capability() >= (8, 0)
 
 
-def kernels_are_not_launched() -> None:
-    """A launch of a Triton kernel does nothing: its outputs are allocated around it, and hold nothing anyway
+def skip_triton_kernels() -> None:
+    """Skips launches of Triton kernels: their outputs are allocated by the caller, and fake tensors have no values
     (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`)."""
     from triton.runtime import autotuner, jit
 
@@ -190,8 +190,8 @@ def _kernel(kernel: Any) -> Any:
 
 @functools.cache
 def _multiplies(function: Any) -> bool:
-    """Whether a kernel, or a Triton function that it may call, has products of tiles (`tl.dot`): its bytes alone do
-    not say how long it takes."""
+    """Whether a kernel, or a Triton function that it may call, multiplies tiles (`tl.dot`), so that its time does not
+    follow from its bytes."""
     from triton.runtime.jit import JITFunction
 
     try:
@@ -202,20 +202,21 @@ def _multiplies(function: Any) -> bool:
     called = []
     for node in ast.walk(code):
         if isinstance(node, ast.Call):
-            of = node.func
-            name = of.attr if isinstance(of, ast.Attribute) else getattr(of, "id", "")
+            function_node = node.func
+            name = function_node.attr if isinstance(function_node, ast.Attribute) else getattr(function_node, "id", "")
             if name in ("dot", "dot_scaled"):
                 return True
-            owner = (
-                known.get(of.value.id) if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else None
-            )
+            owner = None
+            if isinstance(function_node, ast.Attribute) and isinstance(function_node.value, ast.Name):
+                owner = known.get(function_node.value.id)
             called.append(getattr(owner, name, None) if owner is not None else known.get(name))
-    return any(_multiplies(_kernel(each)) for each in called if isinstance(each, JITFunction))
+    return any(_multiplies(_kernel(callee)) for callee in called if isinstance(callee, JITFunction))
 
 
-def bitsandbytes_optimizers() -> None:
-    """States in managed memory are not the allocator's (bitsandbytes 0.50.2: functional.py, `get_paged`): they are
-    taken for the host's. LARS and LAMB hand the parameter's norm on as a number (`optimizer_update_32bit`)."""
+def patch_bitsandbytes_optimizers() -> None:
+    """Counts paged states as host memory, and avoids reading a norm's value. States in managed memory do not belong to
+    the allocator (bitsandbytes 0.50.2: functional.py, `get_paged`). LARS and LAMB pass the parameter's norm on as a
+    number (`optimizer_update_32bit`)."""
     import bitsandbytes.functional as functional
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
@@ -237,8 +238,8 @@ def bitsandbytes_optimizers() -> None:
     functional.optimizer_update_32bit = update
 
 
-def outliers_are_few() -> None:
-    """How many columns of an input exceed the threshold of 8 bits depends on values: `OUTLIER_COLUMNS` are assumed
+def assume_few_outliers() -> None:
+    """Assumes that `OUTLIER_COLUMNS` columns of an 8-bit layer's input exceed the threshold, which depends on values
     (bitsandbytes 0.50.2: _ops.py; backends/default/ops.py, `int8_vectorwise_quant`, `int8_mixed_scaled_mm`)."""
 
     def vectorwise(inputs: torch.Tensor, threshold: float = 0.0) -> Any:
@@ -258,8 +259,9 @@ def outliers_are_few() -> None:
     torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
-def apollo_draws_on_the_host() -> None:
-    """A generator on a GPU that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
+def patch_apollo_random() -> None:
+    """Draws APOLLO's numbers without a GPU generator, which waits forever on a fake GPU (apollo_torch 1.0.3:
+    random_projector.py)."""
     from apollo_torch import random_projector
 
     def stable_randn(shape: Any, seed: int, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -268,22 +270,22 @@ def apollo_draws_on_the_host() -> None:
     random_projector.stable_randn = stable_randn
 
 
-def wide_states() -> None:
-    """The part makes 16-bit states fp32, and knows them by their exact type, which a fake tensor is not."""
-    from hf_memkit.components.low_bit_adamw import _WideRest
+def patch_low_bit_states() -> None:
+    """Makes 16-bit states of memkit's low-bit AdamW fp32 for fake tensors, too: it compares the exact tensor type."""
+    from hf_memkit.components.low_bit_adamw import _Fp32States
 
-    original = _WideRest._new_buffer
+    original = _Fp32States._new_buffer
 
     def new_buffer(self: Any, p: torch.Tensor, signed: bool) -> torch.Tensor:
         buffer = original(self, p, signed)
         narrow = isinstance(buffer, FakeTensor) and buffer.dtype in (torch.bfloat16, torch.float16)
         return buffer.float() if narrow else buffer
 
-    _WideRest._new_buffer = new_buffer  # type: ignore[method-assign]
+    _Fp32States._new_buffer = new_buffer  # type: ignore[method-assign]
 
 
-def rows_are_packed(*, with_masks: bool) -> None:
-    """transformers looks at position ids to see whether sequences share a row; made-up values would say no
+def patch_packed_sequences(*, with_masks: bool) -> None:
+    """Makes transformers see several sequences in a row, which it detects from the values of position ids
     (transformers 5.23.0: masking_utils.py, `find_packed_sequence_indices`)."""
     from transformers import masking_utils
 

@@ -1,6 +1,7 @@
-"""The setup's model on fake tensors: the class that would be trained, from its config values, without any weights. In
-4 and 8 bits the layers that transformers' quantizer would replace, found by its own functions, become bitsandbytes'
-own."""
+"""Builds a setup's model on fake tensors, from its config and class, without weights.
+
+In 4 and 8 bits the layers that transformers' quantizer would replace become bitsandbytes' layers.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from torch import nn
 
 from hf_memkit.catalog.models import quiet_transformers
 from hf_memkit.common.errors import InputError, Unmodelled
-from hf_memkit.prediction.child.libraries.library_rules import outliers_are_few
+from hf_memkit.prediction.child.libraries.library_rules import assume_few_outliers
 from hf_memkit.prediction.child.older_libraries import no_init_weights
 from hf_memkit.setup.build import add_adapters, install_model_parts
 from hf_memkit.setup.setup import Setup
 
 
 def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
-    """The model with its dtype, attention, padded vocabulary, adapters and parts. No weight is initialised.
+    """The model with its dtype, attention, padded vocabulary, adapters and components; no weight is initialised.
 
     Raises:
         InputError: transformers has no such class.
@@ -37,7 +38,7 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     dtype = getattr(torch, setup.get("model.dtype") or str(getattr(config, "dtype", None) or "float32").split(".")[-1])
     with quiet_transformers(), no_init_weights():
         model = _class_of(setup, config)._from_config(config, dtype=dtype, **options)
-        model.tie_weights()  # initialising would have done it
+        model.tie_weights()  # initialising would do it
         if _has_own_output_layer(setup):
             _untie(model)
         if "model.quantization" in setup:
@@ -49,20 +50,20 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
 
 
 def _has_own_output_layer(setup: Setup) -> bool:
-    """Whether the config says that the output layer is not the embedding. T5's config takes that value for another
-    one: the decoder's outputs are not scaled (transformers 5.23.0: configuration_t5.py). Of such a config a checkpoint
-    has both layers, and a model that is made of the config alone has one."""
+    """Whether the config says that the output layer is not the embedding. T5's config uses that value for scaling of
+    the decoder's outputs (transformers 5.23.0: configuration_t5.py). A checkpoint of such a config has both layers,
+    and a model made from the config alone has one."""
     config = setup.get("model.architecture", {})
     loaded = setup.get("model.origin") != "architecture"
     return config.get("tie_word_embeddings") is False or (loaded and config.get("scale_decoder_outputs") is False)
 
 
 def _untie(model: Any) -> None:
-    """An output layer of its own, where the config says so and transformers ties it none the less."""
-    outside = model.get_output_embeddings()
+    """Adds a separate output layer, where transformers ties it although the config says otherwise."""
+    output = model.get_output_embeddings()
     shared = getattr(model.get_input_embeddings(), "weight", None)
-    if getattr(outside, "weight", None) is shared and shared is not None:
-        outside.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
+    if getattr(output, "weight", None) is shared and shared is not None:
+        output.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
 
 
 def _config(setup: Setup, trust_remote_code: bool) -> Any:
@@ -76,24 +77,24 @@ def _config(setup: Setup, trust_remote_code: bool) -> Any:
 
 
 def _class_of(setup: Setup, config: Any) -> Any:
-    """The class by name, or the causal language model of this architecture."""
+    """The class with the setup's name, else the causal language model of this architecture."""
     import transformers
     from transformers import AutoModelForCausalLM
 
     name = setup.get("model.class")
     if name is None:
         return AutoModelForCausalLM._model_mapping[type(config)]
-    found = getattr(transformers, name, None)
-    if found is None or not hasattr(found, "_from_config"):
+    kind = getattr(transformers, name, None)
+    if kind is None or not hasattr(kind, "_from_config"):
         raise InputError(
             f"transformers {transformers.__version__} has no model class {name!r}; check architectures in the model's "
             f"config.json"
         )
-    return found
+    return kind
 
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Replaces the linear layers of a transformers model, as loading with these fields of `BitsAndBytesConfig` does.
+    """Replaces linear layers of a transformers model as loading with these fields of `BitsAndBytesConfig` does.
 
     Raises:
         Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
@@ -111,7 +112,7 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
 
     config: Any = BitsAndBytesConfig(**options)
     if config.load_in_8bit:
-        outliers_are_few()
+        assume_few_outliers()
     kept = HfQuantizer.get_modules_to_not_convert(
         model, config.llm_int8_skip_modules, getattr(model, "_keep_in_fp32_modules", None)
     )
@@ -136,6 +137,6 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
                 linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
             linear.bias = module.bias
             model.set_submodule(name, linear)
-    of_model: Any = model.config
-    of_model.quantization_config = config
+    model_config: Any = model.config
+    model_config.quantization_config = config
     setattr(model, "is_loaded_in_8bit" if config.load_in_8bit else "is_loaded_in_4bit", True)

@@ -1,1 +1,1 @@
-"""A script, run up to `train()`, that leaves nothing behind and starts no other training."""
+"""Runs a script up to `train()`, without lasting files and without other trainings."""

@@ -1,15 +1,17 @@
-"""A script that waits where it makes its Trainer, and goes on from there once for each set of arguments: until then
-its data are tokenised and its model is made, which takes most of its time.
+"""Lets a script wait where it creates its Trainer, and continues it in a fork for each set of arguments.
+
+By then its data is tokenized and its model is created, which takes most of its time.
 
 ```
 script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)          Trainer.__init__
-                                                      │ "made": before a     │ "early" has been forked;
-                                                      │ subclass prepares    │ "late": after it
+                                                      │ Trainer.__new__:     │ "early" has been forked;
+                                                      │ before a subclass    │ "late": after it
+                                                      │ prepares             │
 ```
 
-A request is a line of JSON on a socket, a `ForkRequest`; the answer, a `ForkEnded`, comes when the forked process has
-ended, or at once where something has acted on what would change. When the other end closes the socket, this process
-ends, with all that it forked.
+A request is a line of JSON on a socket, a `ForkRequest`. The answer, a `ForkEnded`, comes when the forked process has
+ended, or at once if the script has already used a setting that would change. When the other end closes the socket,
+this process and its forks end.
 """
 
 from __future__ import annotations
@@ -32,56 +34,65 @@ from transformers import Trainer, TrainingArguments
 from hf_memkit.common.ended_with_parent import end_with
 from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.child.libraries.adapters import chunk_losses, give_adapters, made_at, with_adapters
+from hf_memkit.prediction.child.libraries.adapters import (
+    add_adapters_to_next,
+    chunk_losses,
+    trainer_call,
+    with_adapters,
+)
 from hf_memkit.prediction.trace.request import EARLY, LATE, ForkEnded, ForkRequest
-from hf_memkit.setup.live_arguments import Reads, changed
+from hf_memkit.setup.live_arguments import FieldReads, change_fields
 from hf_memkit.setup.script_overrides import Overrides
 
 
 @dataclass(slots=True)
 class Forks:
-    """The moments at which this process stops, with sockets in `folder`. `begin` makes a forked process one of its
-    own, which writes to the path; `reads`: which fields have been read so far; `folder_begins` is called with the
-    arguments whose `output_dir` Trainer is about to make."""
+    """The points at which this process waits, with sockets in `folder`.
+
+    Attributes:
+        begin: starts the result of a forked process at a path.
+        reads: fields that have been read so far.
+        folder_begins: called with the arguments whose `output_dir` Trainer is about to create.
+    """
 
     folder: Path
     begin: Callable[[Path], None]
-    reads: Reads
+    reads: FieldReads
     folder_begins: Callable[[Any], None]
-    _asked: Overrides | None = field(default=None, init=False)
+    _overrides: Overrides | None = field(default=None, init=False)
     _prepares: bool = field(default=False, init=False)
 
     def install(self) -> None:
-        """Stops this process where the first Trainer is made."""
+        """Patches Trainer, so that this process waits where the first one is created."""
         plain = vars(Trainer)["__init__"]
         seen: list[type] = []
 
         @functools.wraps(plain)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            if self._asked is None:
+            if self._overrides is None:
                 adapter = self._serve(LATE, args, kwargs).adapter
                 if adapter:
                     args, kwargs = with_adapters(type(trainer), adapter, args, kwargs)
             plain(trainer, *args, **kwargs)
 
-        def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        def create(cls: Any, *args: Any, **kwargs: Any) -> Any:
             trainer = object.__new__(cls)
             if not seen:
                 seen.append(cls)
-                trainer.memkit_made_at = made_at(sys._getframe(1), cls, args, kwargs)
+                trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
-                if self._prepares and self._forked():
+                if self._prepares and self._fork_child():
                     adapter = self._serve(EARLY, args, kwargs).adapter
                     if adapter:
-                        give_adapters(cls, adapter)
+                        add_adapters_to_next(cls, adapter)
             return trainer
 
-        vars_of: Any = Trainer
-        vars_of.__new__ = staticmethod(made)
-        vars_of.__init__ = init
+        trainer_class: Any = Trainer
+        trainer_class.__new__ = staticmethod(create)
+        trainer_class.__init__ = init
 
-    def _forked(self) -> bool:
-        """Whether this is the new one of two processes; the other goes on."""
+    def _fork_child(self) -> bool:
+        """Forks; True in the new process, while the old one continues."""
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -91,20 +102,20 @@ class Forks:
         return True
 
     def _serve(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Overrides:
-        """Waits for requests. Comes back in a process that was forked for one, with its fields."""
-        arguments = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
+        """Waits for requests. Returns in a process that was forked for one, with its overrides."""
+        arguments = next((value for value in (*args, *kwargs.values()) if isinstance(value, TrainingArguments)), None)
         self.folder_begins(arguments)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             temporary = self.folder / f"{name}.new"
             with short_address(temporary) as address:
-                door.bind(address)
-            door.listen(1)
+                listener.bind(address)
+            listener.listen(1)
             temporary.rename(self.folder / name)
-            connection, _ = door.accept()
-        running: dict[int, tuple[int, str]] = {}  # number of the file that tells of its end → (process, path)
+            connection, _ = listener.accept()
+        running: dict[int, tuple[int, str]] = {}  # pidfd → (process, path of its result)
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        asked = b""
+        buffer = b""
         while True:
             for number, _event in poll.poll():
                 if number != connection.fileno():
@@ -112,19 +123,19 @@ class Forks:
                     process, path = running.pop(number)
                     os.close(number)
                     _, status = os.waitpid(process, 0)
-                    _send(connection, ForkEnded(path, _how(status)))
+                    _send(connection, ForkEnded(path, _death(status)))
                     continue
                 received = connection.recv(2**16)
                 if not received:
                     for process, _path in running.values():
                         os.kill(process, signal.SIGKILL)
                     os._exit(0)
-                *lines, asked = (asked + received).split(b"\n")
+                *lines, buffer = (buffer + received).split(b"\n")
                 for line in lines:
-                    request = wire.read(ForkRequest, line.decode())
-                    asked_for = request.overrides
-                    late = self._prepares and name == LATE and asked_for.adapter
-                    if late or self._is_too_late(arguments, asked_for.arguments):
+                    request = wire.loads(ForkRequest, line.decode())
+                    overrides = request.overrides
+                    late = self._prepares and name == LATE and overrides.adapter
+                    if late or self._is_too_late(arguments, overrides.arguments):
                         _send(connection, ForkEnded(request.result, too_late=True))
                         continue
                     parent = os.getpid()
@@ -134,40 +145,40 @@ class Forks:
                         connection.close()
                         for watched in running:
                             os.close(watched)
-                        # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
-                        # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
+                        # A forked process creates torch's thread pool anew, and two threads that request it at the
+                        # same time crash the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
                         torch.set_num_threads(1)
-                        if asked_for.arguments:  # the script has said it all before, in the process that goes on
-                            nowhere = os.open(os.devnull, os.O_WRONLY)
-                            os.dup2(nowhere, 1)
-                            os.dup2(nowhere, 2)
-                        self._asked = asked_for
-                        if asked_for.loss:
+                        if overrides.arguments:  # the waiting process has printed the same before
+                            null = os.open(os.devnull, os.O_WRONLY)
+                            os.dup2(null, 1)
+                            os.dup2(null, 2)
+                        self._overrides = overrides
+                        if overrides.loss:
                             chunk_losses()
                         self.begin(Path(request.result))
-                        if arguments is not None and asked_for.arguments:
-                            changed(arguments, asked_for.arguments)
-                        return asked_for
+                        if arguments is not None and overrides.arguments:
+                            change_fields(arguments, overrides.arguments)
+                        return overrides
                     watched = os.pidfd_open(process)
                     running[watched] = (process, request.result)
                     poll.register(watched, select.POLLIN)
 
     def _is_too_late(self, arguments: Any, fields: Mapping[str, Any]) -> bool:
-        """Whether something has acted on what these fields would change; or it is not known."""
+        """Whether the script has, or may have, already used a field that these would change."""
         if not fields:
             return False
         try:
             return arguments is None or bool(self.reads.too_late(arguments, fields))
-        except Exception:  # the script made from its first line says what is wrong
+        except Exception:  # running the script from its first line shows the error
             return True
 
 
 def _send(connection: socket.socket, ended: ForkEnded) -> None:
     with contextlib.suppress(BrokenPipeError):
-        connection.sendall(wire.written(ended).encode() + b"\n")
+        connection.sendall(wire.dumps(ended).encode() + b"\n")
 
 
-def _how(status: int) -> str | None:
+def _death(status: int) -> str | None:
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     code = os.waitstatus_to_exitcode(status)

@@ -1,6 +1,8 @@
-"""A training loop that the script writes itself: `loss.backward()` and `optimizer.step()` outside of
-`Trainer.train()`. With fake tensors it would run to its end for nothing: it stops at its first optimizer step. Some
-backward passes alone may stand above `train()`: an initialisation by gradients, as LoRA-GA's."""
+"""Stops a script with its own training loop: `loss.backward()` and `optimizer.step()` outside `Trainer.train()`.
+
+On fake tensors the loop would run to its end for nothing, so the script ends at its first optimizer step. Backward
+passes without steps are allowed above `train()`, such as LoRA-GA's initialisation by gradients.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hf_memkit.common.resources import documentation
-from hf_memkit.prediction.child.users_code import users_line
+from hf_memkit.prediction.child.user_code import users_line
 
 _BACKWARD: Final = 64
-"""So many backward passes without an optimizer step are a loop, too: its step is no torch optimizer's."""
+"""More backward passes without an optimizer step are a loop, too, whose optimizer is not torch's."""
 
 _REAL_STEPS: Final = 1_000
-"""Of optimizers whose parameters are real: a small part that a script fits by itself may end before."""
+"""Allowed steps of optimizers with real parameters, because a script may fit a small model before."""
 
 
 class OwnLoop(BaseException):
-    """The script goes no further. No `except Exception` of its own keeps it."""
+    """Ends the script; a BaseException, so that the script's `except Exception` does not catch it."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -33,11 +35,11 @@ class OwnLoop(BaseException):
 
 
 class OwnLoops:
-    """Watches this process.
+    """Watches backward passes and optimizer steps in this process.
 
     Attributes:
-        watches: whether its first step ends the script; False within `Trainer.train()`.
-        place: the line of the first backward pass on fake tensors; empty: there was none.
+        watches: whether an optimizer step ends the script; False within `Trainer.train()`.
+        place: line of the first backward pass on fake tensors; empty if there was none.
     """
 
     def __init__(self) -> None:
@@ -50,9 +52,9 @@ class OwnLoops:
 
         @functools.wraps(backward)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            several = tensors if isinstance(tensors, tuple | list) else (tensors,)
-            outermost = torch._C._current_graph_task_id() == -1  # checkpoints call it, too
-            if self.watches and outermost and any(isinstance(each, FakeTensor) for each in several):
+            roots = tensors if isinstance(tensors, tuple | list) else (tensors,)
+            outermost = torch._C._current_graph_task_id() == -1  # checkpointing calls it within backward
+            if self.watches and outermost and any(isinstance(root, FakeTensor) for root in roots):
                 self.place = self.place or users_line()
                 self._backward += 1
                 if self._backward > _BACKWARD:
@@ -63,7 +65,7 @@ class OwnLoops:
 
         @functools.wraps(scaled)
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._step(optimizer)  # which the scaler leaves out where it takes made-up gradients for infinite
+            self._step(optimizer)  # the scaler skips the step if it takes made-up gradients for infinite
             return scaled(scaler, optimizer, *args, **kwargs)
 
         torch.autograd.backward = watched
@@ -74,7 +76,7 @@ class OwnLoops:
         if not self.watches:
             return
         self._steps += 1
-        fake = any(isinstance(each, FakeTensor) for group in optimizer.param_groups for each in group["params"])
+        fake = any(isinstance(p, FakeTensor) for group in optimizer.param_groups for p in group["params"])
         if fake or self._steps > _REAL_STEPS:
             self.place = self.place or users_line()
             raise OwnLoop

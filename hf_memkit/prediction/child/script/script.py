@@ -1,5 +1,8 @@
-"""A user's script, run as on a machine with the GPU asked for, up to its first `train()`: that is traced, and the
-process, which is the script's own, ends. No line below it runs, not even of `finally`."""
+"""Runs a user's script as on a machine with the requested GPU until its first `train()`, traces that and ends the
+process.
+
+No line below `train()` runs, not even in `finally`.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,20 @@ from hf_memkit.common.errors import MemkitError, Unmodelled
 from hf_memkit.components import packed_batches
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
-from hf_memkit.prediction.child.libraries.adapters import adapters_from_its_first_line, chunk_losses
+from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import (
     refuse_missing_kernels,
-    shapes_from_values_are_unmodelled,
+    unmodelled_shapes,
 )
+from hf_memkit.prediction.child.script.file_guards import redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
-from hf_memkit.prediction.child.script.leaves_nothing import made_up_files_go_away
-from hf_memkit.prediction.child.script.no_real_training import no_real_training, trains_in_a_fork
+from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder
 from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
+from hf_memkit.prediction.child.script.refuse_training_processes import (
+    refuse_forked_training,
+    refuse_training_processes,
+)
 from hf_memkit.prediction.child.script.replacements import (
     ABOVE_TRAIN,
     AT_TRAIN,
@@ -41,14 +48,13 @@ from hf_memkit.prediction.child.script.replacements import (
     TracedScript,
     install_replacements,
 )
-from hf_memkit.prediction.child.script.trainers_folder import MADE, folder_goes_away
-from hf_memkit.prediction.child.tracer.kernel_rules import learn_counts
+from hf_memkit.prediction.child.tracer.kernel_rules import learn_use_counts
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.training.at_train import traced_training
 from hf_memkit.prediction.child.training.batches import lengths_of_batches
 from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Evaluations
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
-from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of, users_line
+from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
 from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import watch_reads
@@ -58,14 +64,14 @@ from hf_memkit.setup.setup import Setup
 
 
 def run_script(request: ScriptRequest, result: Path) -> None:
-    """Writes to `result` what came of the script. Does not come back where it called `train()`."""
-    _enter_its_world(request)
-    differs: list[str] = []
+    """Runs the script and writes its result; does not return if the script calls `train()`."""
+    _set_up_process(request)
+    differences: list[str] = []
     overrides = request.overrides or Overrides()
     if request.overrides is not None:
-        install(overrides, differs=differs.append)
+        install(overrides, on_difference=differences.append)
     if overrides.adapter:
-        adapters_from_its_first_line(overrides.adapter)
+        add_adapters_to_first_trainer(overrides.adapter)
     out = _Result(result)
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu",
@@ -77,10 +83,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         script = TracedScript(request, boundary)
         if script.on_gpu:
             install_replacements(ON_A_GPU, script)
-        learn_counts(in_a_fork=request.forks is not None)
+        learn_use_counts(in_a_fork=request.forks is not None)
         install_replacements(ABOVE_TRAIN, script)
-    no_real_training(out.end)
-    folder_begins = folder_goes_away(result.with_name(MADE))
+    refuse_training_processes(out.end)
+    folder_begins = record_output_folder(result.with_name(RECORD))
     evaluations = Evaluations(worst=request.worst_batch)
 
     def traced(trainer: Any, train: Any) -> Outcome:
@@ -92,18 +98,18 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         if boundary is not None:
             boundary.leave()
         fake = _all_fake(request, boundary, trainer) if boundary is not None else tracer
-        found = traced_training(
+        training = traced_training(
             trainer, train, tracer, fake, evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        return Outcome(replace(found, notes=(*found.notes, *differs)))
+        return Outcome(replace(training, notes=(*training.notes, *differences)))
 
     loops = OwnLoops()
     library = None
     if boundary is not None:
         loops.install()
-        library = LibraryEvaluations(boundary, evaluations.notes, made_up_files_go_away)
+        library = LibraryEvaluations(boundary, evaluations.notes, redirect_writes)
         library.install()
-    _at_train(traced, evaluations, loops, library, out, request.micro_batch_size)
+    _patch_train(traced, evaluations, loops, library, out, request.micro_batch_size)
     if overrides.loss:
         chunk_losses()
     if request.forks is not None:
@@ -115,46 +121,46 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     except BaseException as error:
         raised = error
     if isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
-        found = Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), loops.place, ""))
+        outcome = Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), loops.place, ""))
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
-        found = Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
+        outcome = Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
     else:
-        found = _failure(raised)
-    out.write(found)
+        outcome = _failure(raised)
+    out.write(outcome)
 
 
 class _Result:
-    """The file that tells what came of the script, in a folder of its own for all that this process writes besides."""
+    """Result file, in a temporary folder that also holds this process's other files."""
 
     def __init__(self, path: Path) -> None:
         self.begin(path)
 
     def begin(self, path: Path) -> None:
-        """From here on it is this file, and this process's."""
+        """Makes `path` the result file, and this process its owner."""
         self.path, self._process = path, os.getpid()
-        tempfile.tempdir = str(path.with_name("temporary"))  # removed with all that is in it
+        tempfile.tempdir = str(path.with_name("temporary"))  # removed with its contents
         Path(tempfile.tempdir).mkdir()
 
     def is_mine(self) -> bool:
-        """Whether this is the process that traces: the script may fork others, which come by here, too."""
+        """Whether this process owns the result; the script may fork others."""
         return os.getpid() == self._process
 
     def write(self, content: Outcome) -> None:
-        """By this process alone: a child that the script forked may come here too."""
+        """Writes the result; a process forked by the script exits."""
         if not self.is_mine():
             os._exit(1)
         self._put(content)
 
     def _put(self, content: Outcome) -> None:
         temporary = self.path.with_suffix(f".{os.getpid()}")
-        number = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)  # `open` may lead elsewhere (leaves_nothing.py)
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)  # `open` may be redirected (file_guards.py)
         with os.fdopen(number, "w") as file:
-            file.write(wire.written(content))
+            file.write(wire.dumps(content))
         temporary.replace(self.path)
 
     def end(self, content: Outcome) -> NoReturn:
-        """Writes it and ends the script, whichever of its processes and threads this is."""
+        """Writes the result and ends the script, in any of its processes and threads."""
         self._put(content)
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -164,17 +170,17 @@ class _Result:
         os._exit(0)
 
 
-def _enter_its_world(request: ScriptRequest) -> None:
-    """Folder, environment and standard input as the script would have been started with."""
+def _set_up_process(request: ScriptRequest) -> None:
+    """Sets the folder, environment and standard input with which the script would start."""
     os.environ.clear()
-    # The process that asks may be one of several; whether the traced training is, the request says (`other_ranks.py`).
-    left_out = set(LAUNCHER_VARIABLES) if request.device != "real cpu" else set()
+    # The asking process may be a rank; the request says whether the traced training is one (`other_ranks.py`).
+    omitted = set(LAUNCHER_VARIABLES) if request.device != "real cpu" else set()
     if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
-        left_out.discard("ACCELERATE_USE_DEEPSPEED")
-    os.environ.update({name: each for name, each in request.environment.items() if name not in left_out})
+        omitted.discard("ACCELERATE_USE_DEEPSPEED")
+    os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
     os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
-    sys.path[1:1] = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
+    sys.path[1:1] = [path for path in request.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     torch.set_num_threads(1)
     if request.stdin is not None:
         os.dup2(request.stdin, 0)
@@ -182,7 +188,7 @@ def _enter_its_world(request: ScriptRequest) -> None:
         sys.stdin = os.fdopen(0, closefd=False)
 
 
-def _at_train(
+def _patch_train(
     traced: Callable[[Any, Any], Outcome],
     evaluations: Evaluations,
     loops: OwnLoops,
@@ -190,17 +196,17 @@ def _at_train(
     out: _Result,
     micro_batch_size: int | None,
 ) -> None:
-    """Replaces `Trainer.train`, which traces the training and ends the process; and evaluations, until then: their
+    """Replaces `Trainer.train`, which traces the training and ends the process, and evaluations before it, whose
     values would be made up."""
     original = Trainer.train
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
         if not out.is_mine():
-            trains_in_a_fork(out.end)
+            refuse_forked_training(out.end)
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
-        if micro_batch_size is not None:  # here, as Trainer does it: the script may set its own until now
+        if micro_batch_size is not None:  # as late as Trainer sets it, because the script may still change it
             object.__setattr__(self.args, "per_device_train_batch_size", micro_batch_size)
             object.__setattr__(self.args, "auto_find_batch_size", False)
             self._train_batch_size = self.args.train_batch_size
@@ -209,36 +215,36 @@ def _at_train(
             evaluations.answer, loops.watches = None, False
             if library is not None:
                 library.in_training = True
-            found = traced(self, original)
+            outcome = traced(self, original)
         except Exception as error:
-            found = _failure(error)
-        out.end(found)
+            outcome = _failure(error)
+        out.end(outcome)
 
-    def evaluated(call: EvaluationCall) -> Any:
-        made_up_files_go_away()
+    def remember(call: EvaluationCall) -> Any:
+        redirect_writes()
         return evaluations.remember(call)
 
     Trainer.train = train
-    evaluations.answer = evaluated
+    evaluations.answer = remember
     evaluations.install()
 
 
 @contextlib.contextmanager
 def _all_fake(request: ScriptRequest, boundary: RealAndFake, trainer: Any) -> Iterator[None]:
-    """Within it the training is traced."""
-    # What libraries say of tensors without memory, and of a save that writes nothing.
+    """Context in which the training is traced."""
+    # Hides messages of libraries about tensors without memory, and about saves that write nothing.
     warnings.simplefilter("ignore")
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     setup = _setup_of(trainer)
     refuse_missing_kernels(setup)
     install_replacements(AT_TRAIN, TracedScript(request, boundary, setup))
-    with shapes_from_values_are_unmodelled(), boundary.all_fake():
+    with unmodelled_shapes(), boundary.all_fake():
         yield
 
 
 def _setup_of(trainer: Any) -> Setup:
-    """What the rules of libraries ask of a setup: the optimizer, Liger, packing, attention."""
+    """The settings that patches of libraries need: optimizer, Liger, packing, attention."""
     arguments, why = trainer.args, "the script's"
     setup = Setup(preset="script").put("arguments.optim", str(getattr(arguments.optim, "value", arguments.optim)), why)
     if trainer.optimizer_cls_and_kwargs is not None:
@@ -254,22 +260,22 @@ def _setup_of(trainer: Any) -> Setup:
 
 
 def _failure(error: BaseException) -> Outcome:
-    """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
+    """The error as the user sees it: memkit's own in a line, the script's as its traceback."""
     by_script = not isinstance(error, MemkitError)
     cause = error if by_script else error.__cause__ or error
-    place = line_of(cause.__traceback__) or users_line()  # caught where the script calls train()
+    place = line_in_traceback(cause.__traceback__) or users_line()  # the second: caught where the script calls train()
     message = " ".join(str(error).split())[:200] if by_script else str(error)
     text = _users_traceback(error) if by_script else traceback.format_exc()[-4000:]
     return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
 
 
 def _users_traceback(error: BaseException) -> str:
-    """As Python prints it, from the script's first frame on, without memkit's."""
-    found = traceback.TracebackException.from_exception(error)
-    seen: traceback.TracebackException | None = found
+    """The traceback as Python prints it, from the script's first frame on, without memkit's frames."""
+    printed = traceback.TracebackException.from_exception(error)
+    seen: traceback.TracebackException | None = printed
     while seen is not None:
         frames = [frame for frame in seen.stack if not frame.filename.startswith(MEMKIT)]
         first = next((number for number, frame in enumerate(frames) if not is_library(frame.filename)), 0)
         seen.stack = traceback.StackSummary.from_list(frames[first:])
         seen = seen.__cause__ or seen.__context__
-    return "".join(found.format())
+    return "".join(printed.format())

@@ -1,11 +1,12 @@
-"""Which commands start a training: launchers, and Python that runs code which could train. Nothing is run or imported:
-shell scripts, the first line of programs and the imports of Python files are read.
+"""Detects commands that start a training: launchers, and Python that runs code which could train.
+
+Nothing is run or imported: only shell scripts, first lines of programs and imports of Python files are read.
 
 ```
 torchrun --nproc_per_node 2 train.py      a launcher
 sh -c "cd x && python -m pkg.train"       Python, with a module of a package that needs torch
-axolotl train x.yml                       a program that Python runs, which imports such a package
-python download.py                        no training, if it imports neither such a package nor what starts processes
+axolotl train x.yml                       a Python program that imports such a package
+python download.py                        no training, if it imports no such package and nothing that starts processes
 ```
 """
 
@@ -44,57 +45,61 @@ _WRAPPERS: Final = frozenset(
      "numactl", "pipenv", "poetry", "setsid", "stdbuf", "sudo", "taskset", "time", "timeout", "torchfrtrace", "uv",
      "uvx", "xargs"}
 )  # fmt: skip
-"""Programs, and words of the shell, behind which another command stands."""
+"""Programs, and words of the shell, that are followed by another command."""
 
 _SHELLS: Final = frozenset({"ash", "bash", "dash", "ksh", "sh", "source", "zsh", "."})
 _KEYWORDS: Final = frozenset({"!", "{", "do", "elif", "else", "export", "if", "then", "until", "while"})
 _QUESTIONS: Final = frozenset({"--help", "--version", "-h", "config", "env", "info", "list", "status", "version"})
-"""First arguments at which a launcher only answers."""
+"""First arguments with which a launcher only prints information."""
 
 _PYTHON: Final = re.compile(r"(python|pypy)[\d.]*$")
 _VALUED: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-"""Options of Python with a value."""
+"""Options of Python that take a value."""
 
 _NEED_TORCH: Final = frozenset(
     {"accelerate", "deepspeed", "jax", "keras", "lightning", "pytorch_lightning", "ray", "tensorflow", "torch",
      "transformers"}
 )  # fmt: skip
-"""What trains, and what trains with it requires."""
+"""Libraries that train; a package that requires one may train."""
 
-_OF_DATA: Final = re.compile(r"(Config|FeatureExtractor|Processor|Tokenizer|TokenizerFast|logging|set_seed)$")
-"""Names of transformers that make data ready."""
+_DATA_NAMES: Final = re.compile(r"(Config|FeatureExtractor|Processor|Tokenizer|TokenizerFast|logging|set_seed)$")
+"""Names of transformers for preparing data."""
 
-_STARTS: Final = frozenset({"importlib", "multiprocessing", "pty", "runpy", "subprocess"})
+_STARTING_MODULES: Final = frozenset({"importlib", "multiprocessing", "pty", "runpy", "subprocess"})
 _STARTING: Final = re.compile(r"(exec|spawn|posix_spawn)\w*$|(fork|popen|system)$")
-"""Modules of Python, and functions of `os`, behind which any code may stand."""
+"""Modules of Python, and functions of `os`, that can run any code."""
 
 _PROCESSES: Final = re.compile(r"--(num[_-]processes|nproc[_-]per[_-]node|num[_-]gpus)(=(?P<value>\d+))?$")
-_DEEPEST: Final = 5
-"""Scripts that start scripts."""
+_MAX_DEPTH: Final = 5
+"""Depth of scripts that start scripts."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingCommand:
-    """The words of a command that trains, without those of a shell before it; and what stands for it on memkit's
-    command line, such as `train.py -- --lr 1` (empty: not known)."""
+    """A command that trains.
+
+    Attributes:
+        words: the command, without a shell's words before it.
+        target: its equivalent on memkit's command line, such as `train.py -- --lr 1`; empty if unknown.
+    """
 
     words: tuple[str, ...]
     target: str
 
     def __str__(self) -> str:
         shown = shlex.join(self.words)
-        return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
 
 
-_SHOWN: Final = 200
+_MAX_SHOWN: Final = 200
 
 
 def training_command(
     words: Sequence[str], folder: Path, environment: Mapping[str, str] = os.environ
 ) -> TrainingCommand | None:
-    """The training that a command starts, in this folder and with these variables; None: it starts none."""
-    found = _Reader(folder, environment).training(tuple(words))
-    return None if found is None else TrainingCommand(found, _target(found))
+    """The training that a command starts in this folder with these variables; None if it starts none."""
+    training = _Reader(folder, environment).training(tuple(words))
+    return None if training is None else TrainingCommand(training, _target(training))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +109,9 @@ class _Reader:
     depth: int = 0
 
     def training(self, words: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The words that train."""
+        """The part of a command that trains; None if nothing does."""
         words = tuple(itertools.dropwhile(_ASSIGNMENT.match, words))
-        if not words or self.depth > _DEEPEST:
+        if not words or self.depth > _MAX_DEPTH:
             return None
         program, rest = Path(words[0]).name, words[1:]
         if program in _LAUNCHERS:
@@ -117,8 +122,8 @@ class _Reader:
             return self._deeper()._of_shell(rest)
         if program in _WRAPPERS or program in _STARTERS:
             for number in range(len(rest)):
-                if found := self.training(rest[number:]):
-                    return found
+                if training := self.training(rest[number:]):
+                    return training
             if program in _WRAPPERS or set(rest[:1]) & _QUESTIONS or any(map(self._program, rest)):
                 return None
             return words
@@ -137,28 +142,32 @@ class _Reader:
         if "/" in name:
             path = self.folder / name
             return path if path.is_file() else None
-        found = shutil.which(name, path=self.environment.get("PATH"))
-        return Path(found) if found else None
+        program = shutil.which(name, path=self.environment.get("PATH"))
+        return Path(program) if program else None
 
     # ---- Python ----
 
     def _python_trains(self, rest: tuple[str, ...]) -> bool:
-        """Whether Python with these arguments could train. `-c` is how libraries ask about the machine."""
-        at = 0
-        while at < len(rest) and rest[at].startswith("-"):
-            word = rest[at]
+        """Whether Python with these arguments could train. Not with `-c`, with which libraries query the machine."""
+        index = 0
+        while index < len(rest) and rest[index].startswith("-"):
+            word = rest[index]
             if word in ("-", "-c") or (word[1] != "-" and "c" in word and "m" not in word):
                 return False
             if word[1] != "-" and "m" in word:
-                glued = word.partition("m")[2]
-                name, rest = (glued, rest[at + 1 :]) if glued else (next(iter(rest[at + 1 :]), ""), rest[at + 2 :])
+                attached = word.partition("m")[2]
+                name, rest = (
+                    (attached, rest[index + 1 :])
+                    if attached
+                    else (next(iter(rest[index + 1 :]), ""), rest[index + 2 :])
+                )
                 if self._module_trains(name):
                     return True
-                # A script behind a module that runs scripts, such as `coverage` or `pdb`.
-                scripts = (self.folder / each for each in rest if each.endswith(".py"))
-                return any(each.is_file() and _file_trains(each) for each in scripts)
-            at += 2 if word in _VALUED else 1
-        return at < len(rest) and _file_trains(self.folder / rest[at])
+                # A script after a module that runs scripts, such as `coverage` or `pdb`.
+                scripts = (self.folder / argument for argument in rest if argument.endswith(".py"))
+                return any(script.is_file() and _file_trains(script) for script in scripts)
+            index += 2 if word in _VALUED else 1
+        return index < len(rest) and _file_trains(self.folder / rest[index])
 
     def _module_trains(self, name: str) -> bool:
         top = name.partition(".")[0]
@@ -182,8 +191,8 @@ class _Reader:
         return None
 
     def _in_text(self, text: str, given: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The first command of a shell's script that trains. `given`: `$0`, `$1` …"""
-        variables = {**self.environment, **{str(number): each for number, each in enumerate(given)}}
+        """The first command of a shell script that trains. `given`: `$0`, `$1` …"""
+        variables = {**self.environment, **{str(number): value for number, value in enumerate(given)}}
         variables |= dict.fromkeys("@*", shlex.join(given[1:]))
         for line in text.replace("\\\n", " ").splitlines():
             for command in _commands(line):
@@ -192,8 +201,8 @@ class _Reader:
                     name, equals, value = words.pop(0).partition("=")
                     if equals:
                         variables[name] = value
-                if found := self.training(tuple(words)):
-                    return found
+                if training := self.training(tuple(words)):
+                    return training
         return None
 
 
@@ -202,7 +211,7 @@ _VARIABLE: Final = re.compile(r"\$(?:(?P<name>\w+|[@*])|\{(?P<long>\w+|[@*])(?::
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    """The simple commands of a line of a shell."""
+    """The simple commands in a line of a shell script."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
@@ -220,18 +229,18 @@ def _commands(line: str) -> Iterator[list[str]]:
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
-    """A word with values in place of variables: several words, if nothing else stands in it."""
+    """A word with its variables expanded: several words if it is a single variable."""
 
-    def value(found: re.Match[str]) -> str:
-        name = found["name"] or found["long"]
-        return variables.get(name) or _VARIABLE.sub(value, found["default"] or "")
+    def value(match: re.Match[str]) -> str:
+        name = match["name"] or match["long"]
+        return variables.get(name) or _VARIABLE.sub(value, match["default"] or "")
 
     filled = _VARIABLE.sub(value, word)
     return filled.split() if _VARIABLE.fullmatch(word) else [filled]
 
 
 def _first_line(path: Path) -> tuple[str, ...]:
-    """The interpreter of a script, `env` left out; empty for other programs."""
+    """The interpreter in a script's first line, without `env`; empty for other programs."""
     try:
         with path.open("rb") as file:
             line = file.read(256).partition(b"\n")[0]
@@ -245,24 +254,24 @@ def _first_line(path: Path) -> tuple[str, ...]:
     return tuple(words[:1])
 
 
-# ---- what a Python file could do ----
+# ---- imports of Python files ----
 
 
 @cache
 def _file_trains(path: Path, *, unknown: bool = False) -> bool:
-    """Whether a Python file imports what trains, or what starts anything: itself, or by way of other files that belong
-    to no installed package. One that cannot be read could. `unknown`: whether a package that is missing could."""
+    """Whether a Python file imports a library that trains or starts processes, directly or through other files of the
+    user's; True if a file is unreadable. `unknown`: the answer for a package that is not installed."""
     if (name := _installed_as(path)) is not None:
         return _package_trains(name, unknown=True)
     seen: set[Path] = set()
     left = [path]
     while left:
-        each = left.pop().resolve()
-        if each in seen:
+        file = left.pop().resolve()
+        if file in seen:
             continue
-        seen.add(each)
+        seen.add(file)
         try:
-            tree = ast.parse(each.read_bytes())
+            tree = ast.parse(file.read_bytes())
         except (OSError, SyntaxError, ValueError):
             return True
         for node in ast.walk(tree):
@@ -271,10 +280,10 @@ def _file_trains(path: Path, *, unknown: bool = False) -> bool:
             for name, level in _imported(node):
                 top = name.partition(".")[0]
                 if not level and top in sys.stdlib_module_names:
-                    if top in _STARTS:
+                    if top in _STARTING_MODULES:
                         return True
                     continue
-                folders = [each.parents[level - 1]] if level else [each.parent, path.parent]
+                folders = [file.parents[level - 1]] if level else [file.parent, path.parent]
                 local = _module_file(name, [str(folder) for folder in folders])
                 if local is not None:
                     left.append(local)
@@ -284,30 +293,30 @@ def _file_trains(path: Path, *, unknown: bool = False) -> bool:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """(name of a module that is imported, or that may be one; level of a relative import), its packages too. None of
-    transformers where only what makes data ready is taken from it."""
+    """(module name, level of a relative import) of each imported name and its packages. Skips transformers if only
+    names for preparing data are imported."""
     names: list[str] = []
     level = 0
     if isinstance(node, ast.Import):
-        names = [each.name for each in node.names]
+        names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-        if node.module == "transformers" and all(_OF_DATA.search(each.name) for each in node.names):
+        if node.module == "transformers" and all(_DATA_NAMES.search(alias.name) for alias in node.names):
             return
         level, module = node.level, [node.module] if node.module else []
-        names = [".".join((*module, each.name)) for each in node.names]
+        names = [".".join((*module, alias.name)) for alias in node.names]
     for name in names:
         parts = name.split(".")
         yield from ((".".join(parts[:number]), level) for number in range(1, len(parts) + 1))
 
 
 def _module_file(name: str, folders: Sequence[str]) -> Path | None:
-    """The file of a module in these folders, or of one that is installed from a checkout, without importing it."""
+    """The file of a module in these folders, or installed from a checkout, found without importing it."""
     spec, within = None, list(folders)
     for number, part in enumerate(name.split(".")):
         spec = importlib.machinery.PathFinder.find_spec(part, within)
         if spec is None and number == 0:
-            with contextlib.suppress(ValueError):  # a module without a spec
-                spec = importlib.util.find_spec(part)  # a package that is installed from a checkout, too
+            with contextlib.suppress(ValueError):  # the module has no spec
+                spec = importlib.util.find_spec(part)  # finds packages installed from a checkout
         if spec is None:
             return None
         within = list(spec.submodule_search_locations or ())
@@ -321,7 +330,7 @@ def _module_file(name: str, folders: Sequence[str]) -> Path | None:
 
 
 def _installed_as(path: Path) -> str | None:
-    """The dotted name of a file of an installed package."""
+    """The dotted name of a file in an installed package; None for other files."""
     parts = path.parts
     for folder in ("site-packages", "dist-packages"):
         if folder in parts:
@@ -335,8 +344,8 @@ _distributions: Final = cache(packages_distributions)
 
 @cache
 def _package_trains(name: str, *, unknown: bool) -> bool:
-    """Whether a module's package requires what trains; of torch itself, only its launchers do. `unknown`: the answer
-    for a package that is not installed here."""
+    """Whether a module's package requires a library that trains; of torch itself only its launchers count. `unknown`:
+    the answer for a package that is not installed."""
     top = name.partition(".")[0]
     if top == "torch":
         return name.startswith("torch.distributed")
@@ -345,19 +354,20 @@ def _package_trains(name: str, *, unknown: bool) -> bool:
     distributions = _distributions().get(top)
     if not distributions:
         return unknown
-    asked = [each for one in distributions for each in requires(one) or () if "extra ==" not in each]
-    return any(re.split(r"[^\w.-]", each, maxsplit=1)[0].lower().replace("-", "_") in _NEED_TORCH for each in asked)
+    requirements = [line for name in distributions for line in requires(name) or () if "extra ==" not in line]
+    names = (re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("-", "_") for line in requirements)
+    return any(name in _NEED_TORCH for name in names)
 
 
 # ---- what to type instead ----
 
 
 def _target(words: tuple[str, ...]) -> str:
-    """What a launcher or Python starts, with memkit's options for it; empty if no word says it."""
+    """The target of a launcher or Python, with memkit's options; empty if no word names it."""
     gpus = ""
     for number, word in enumerate(words):
-        if found := _PROCESSES.match(word):
-            value = found["value"] or next(iter(words[number + 1 : number + 2]), "")
+        if match := _PROCESSES.match(word):
+            value = match["value"] or next(iter(words[number + 1 : number + 2]), "")
             gpus = f" --gpus {value}" if value.isdigit() and value != "1" else ""
         module = word in ("-m", "--module") or re.match(r"-[a-zA-Z]*m$", word)
         if module and number + 1 < len(words):

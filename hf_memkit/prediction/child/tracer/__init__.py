@@ -1,1 +1,1 @@
-"""Records what torch's operations make on fake tensors, and corrects those where a real GPU gives another result."""
+"""Records memory and work of torch's operations on fake tensors, with corrections where a real GPU differs."""

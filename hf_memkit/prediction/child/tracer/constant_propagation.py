@@ -1,10 +1,10 @@
-"""The values of fake tensors where they follow from what was given: inputs of the model, positions, constants.
+"""Computes values of fake tensors that follow from known ones: inputs of the model, positions, constants.
 
-Models ask such tensors: whether a mask is all ones, whether a label is below the vocabulary, how many inputs a mask
-picks. The answer decides what is allocated next, so it is computed, on the host and beside the fake tensor, as long as
-everything that a tensor was made from is known and it is small: not weights, and not chance. Images and sound are
-large, and are only looked at (transformers 5.23.0: modeling_idefics3.py, `get_image_features`): their values are known
-as long as they are viewed, converted or compared.
+Models read such values: whether a mask is all ones, whether a label is below the vocabulary, how many inputs a mask
+selects. The answer decides what is allocated next. So it is computed on the host next to the fake tensor, as long as
+all sources of a tensor are known and it is small; not for weights and random numbers. Images and sound are large and
+mostly only inspected (transformers 5.23.0: modeling_idefics3.py, `get_image_features`): their values stay known while
+they are viewed, converted or compared.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
 
-_MOST_NUMBERS: Final = 2**20
-"""Of tensors of whole numbers whose values are followed."""
+_MAX_INTEGERS: Final = 2**20
+"""Elements of integer tensors whose values are computed."""
 
-_MOST_FLOATS: Final = 2**10
-"""Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""
+_MAX_FLOATS: Final = 2**10
+"""Elements of float tensors whose values are computed: no images and no optimizer states."""
 
-_MOST_LOOKED_AT: Final = 2**29
-"""Elements of what a batch brings, and of what is seen in it: 680 images of 512 × 512 pixels."""
+_MAX_INSPECTED: Final = 2**29
+"""Elements of a batch's tensors, and of views and comparisons of them: 680 images of 512 × 512 pixels."""
 
-_MOST_OF_DATA: Final = 2**24
-"""Elements of tensors that are followed before the training: 64 images of 3 × 280 × 280."""
+_MAX_BEFORE_TRAINING: Final = 2**24
+"""Elements of tensors whose values are computed before the training: 64 images of 3 × 280 × 280."""
 
 _aten: Final = torch.ops.aten
 
 _COMPARISONS: Final = tuple(getattr(_aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _COPIES: Final = frozenset({_aten._to_copy.default, _aten.clone.default})
-_LOOKS: Final = frozenset({_aten._unsafe_view.default, _aten.index.Tensor, *(each.Scalar for each in _COMPARISONS)})
-"""Operations besides views that show what a batch holds as it is."""
+_INSPECTIONS: Final = frozenset({_aten._unsafe_view.default, _aten.index.Tensor, *(op.Scalar for op in _COMPARISONS)})
+"""Operations besides views that only inspect a batch."""
 
 _FILLED: Final[Mapping[Any, int | float]] = {
     _aten.zeros.default: 0,
@@ -56,13 +56,13 @@ _FILLED_BY_ARGUMENT: Final[Mapping[Any, int]] = {
     _aten.full_like.default: 1,
     _aten.new_full.default: 2,
 }
-"""Position of the value."""
+"""Operation → position of the value in its arguments."""
 
 _FILLED_LIKE: Final = frozenset(
     {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
     | {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
 )
-"""Those of them that take a tensor, of which only the shape matters."""
+"""Filling operations that use only the shape of a tensor argument."""
 
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
 _CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
@@ -81,12 +81,12 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
     _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
 }
-"""Operations that have a rule here in the place of torch's: those whose kernel gives something else, and those that
-torch would run on real tensors, on a GPU too, to learn the shape of their result."""
+"""Operations with a rule that replaces torch's: their kernel gives something else, or torch would run them on real
+tensors, also on a GPU, to learn the shape of their result."""
 
 
 def _sparse() -> NoReturn:
-    """Its kernels sort and join indices, in memory that no shape tells of."""
+    """Refuses sparse tensors: their kernels sort and join indices, in memory that does not follow from shapes."""
     raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
 
 
@@ -95,8 +95,12 @@ _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.aran
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """Values of a tensor, on the host. Views of one tensor share `known`: what is written to one is written to all.
-    `given`: they are those of a batch, only looked at since."""
+    """Values of a tensor, on the host.
+
+    Attributes:
+        known: shared by views of one tensor, because writing to one changes all.
+        given: they are a batch's values, only inspected since.
+    """
 
     tensor: torch.Tensor
     known: list[bool]
@@ -104,47 +108,47 @@ class _Value:
 
 
 def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Gives a fake tensor the values of a real one on the host, if those are not too many."""
-    if isinstance(tensor, FakeTensor) and values.numel() <= _MOST_LOOKED_AT:
-        with no_dispatch():  # what is large is never written to
+    """Gives a fake tensor the values of a real one on the host, unless it is too large."""
+    if isinstance(tensor, FakeTensor) and values.numel() <= _MAX_INSPECTED:
+        with no_dispatch():  # large tensors are never written to
             own = values.detach().clone() if _small(values) else values.detach()
             tensor.memkit_value = _Value(own, [True], given=True)  # type: ignore[attr-defined]
 
 
 def known_values(tensor: FakeTensor) -> torch.Tensor | None:
-    """The values of a fake tensor, if they are known."""
+    """The values of a fake tensor; None if unknown."""
     value: _Value | None = getattr(tensor, "memkit_value", None)
     return value.tensor if value is not None and value.known[0] else None
 
 
 class KnownValues:
-    """Follows the operations of one training, of which each is told to `follow`.
+    """Computes values along the operations of one training; `follow` is called for each.
 
     Attributes:
-        of_data: whether the script still looks at its data, and nothing is trained: then larger tensors are followed,
-            but for parameters.
+        of_data: the script still handles its data and nothing is trained: larger tensors are followed, except
+            parameters.
     """
 
     def __init__(self) -> None:
         self.of_data = False
-        self._written: dict[int, tuple[int, ...]] = {}  # by id: an operation stays, its own hash is made in Python
+        self._written: dict[int, tuple[int, ...]] = {}  # by id, because hashing an operation runs Python code
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """The values of `tensor`, if they are known. A tensor that is not fake has them itself."""
+        """The values of `tensor`, if known; a real tensor itself."""
         if not isinstance(tensor, FakeTensor):
             return tensor if isinstance(tensor, torch.Tensor) and self._is_small(tensor) else None
         return known_values(tensor)
 
     def _is_small(self, tensor: torch.Tensor, given: bool = False) -> bool:
-        wide = self.of_data and not isinstance(tensor, torch.nn.Parameter)
-        return math.prod(tensor.shape) <= _MOST_OF_DATA if wide and not given else _small(tensor, given)
+        large = self.of_data and not isinstance(tensor, torch.nn.Parameter)
+        return math.prod(tensor.shape) <= _MAX_BEFORE_TRAINING if large and not given else _small(tensor, given)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Computes the values of `result`, what `func` has given, if those of its arguments are known."""
+        """Computes the values of `result`, returned by `func`, if those of its arguments are known."""
         written = self._written.get(id(func))
         if written is None:
-            infos = [each.alias_info for each in func._schema.arguments]
-            written = tuple(number for number, each in enumerate(infos) if each is not None and each.is_write)
+            infos = [argument.alias_info for argument in func._schema.arguments]
+            written = tuple(number for number, info in enumerate(infos) if info is not None and info.is_write)
             self._written[id(func)] = written
         first = args[0] if args else None
         if first.__class__ is FakeTensor and self.of(first) is None and func not in _FILLED_LIKE:
@@ -165,10 +169,10 @@ class KnownValues:
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` gives for the known values of its arguments.
+        """The result of `func` for the known values of its arguments.
 
         Raises:
-            LookupError: one of them is not known, or the operation is one of chance.
+            LookupError: a value is unknown, or the operation is random.
         """
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise LookupError(func)
@@ -178,10 +182,10 @@ class KnownValues:
             return func(*known_args, **known_kwargs)
 
     def shaped(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What `func` gives where its shape, or its answer, follows from values: such as `mask.nonzero()`, `x[mask]`.
+        """The result of `func` whose shape or answer depends on values, such as `mask.nonzero()` and `x[mask]`.
 
         Raises:
-            Unmodelled: those values are not known, such as the experts that a router picks.
+            Unmodelled: the values are unknown, such as the experts that a router selects.
         """
         try:
             if func is _aten.index.Tensor:
@@ -190,8 +194,8 @@ class KnownValues:
                 mask: Any = self._value_or_error(args[1])
                 with no_dispatch():
                     shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
-                    picked = int(mask.expand(shape).sum())
-                return args[0].new_empty(picked)
+                    selected = int(mask.expand(shape).sum())
+                return args[0].new_empty(selected)
             if func in _CTC:
                 return self._ctc(args[0], args[3])
             result = self.compute(func, args, kwargs)
@@ -201,31 +205,30 @@ class KnownValues:
                 "has none; measure with memkit run"
             ) from None
 
-        def alike(leaf: torch.Tensor) -> torch.Tensor:
-            """Where the operation's tensors lie."""
+        def on_device(leaf: torch.Tensor) -> torch.Tensor:
             return args[0].new_empty(leaf.shape, dtype=leaf.dtype)  # type: ignore[no-any-return]
 
-        return tree_map_only(torch.Tensor, alike, result)
+        return tree_map_only(torch.Tensor, on_device, result)
 
     def _positions(self, indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Masks among the indices of `tensor[…]` as positions, as the kernel makes them first."""
-        found: list[torch.Tensor | None] = []
+        """The indices of `tensor[…]` with masks as positions, which the kernel computes first."""
+        positions: list[torch.Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
-                found.append(index)
+                positions.append(index)
                 continue
             try:
                 with no_dispatch():
-                    picked = self._value_or_error(index).nonzero().shape[0]
+                    selected = self._value_or_error(index).nonzero().shape[0]
             except LookupError:
                 if not _is_metric_of_trl():
                     raise
-                picked = index.numel()
-            found += [index.new_empty(picked, dtype=torch.int64) for _ in range(index.dim())]
-        return found
+                selected = index.numel()
+            positions += [index.new_empty(selected, dtype=torch.int64) for _ in range(index.dim())]
+        return positions
 
     def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """A loss for each example, and its paths: twice as many states as the longest target has, and one
+        """A loss for each example and its paths, with 2 × the longest target + 1 states
         (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`)."""
         if isinstance(lengths, torch.Tensor):
             values = self._value_or_error(lengths)
@@ -236,8 +239,8 @@ class KnownValues:
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         leaves = tree_leaves(result)
-        given = self._looks(func, args, result)
-        if given and func in _COPIES and not self._is_small(result):  # in another dtype or place, it looks the same
+        given = self._inspects(func, args, result)
+        if given and func in _COPIES and not self._is_small(result):  # same values in another dtype or place
             self._put(result, self._value_or_error(args[0]), args[:1], given=True)
             return True
         if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not self._is_small(leaf, given), result):
@@ -252,54 +255,54 @@ class KnownValues:
                 self._put(leaf, value, sources, given=given)
         return True
 
-    def _looks(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether an operation shows what a batch holds, and computes nothing new. Images that are picked are copied,
-        and nobody looks at them again."""
+    def _inspects(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether an operation only inspects a batch. Selecting images copies them, and nothing inspects the
+        copies."""
         value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
         if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
             return False
-        return func in _LOOKS or func in _COPIES or bool(func.is_view)
+        return func in _INSPECTIONS or func in _COPIES or bool(func.is_view)
 
     def _value_or_error(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         value = self.of(leaf)
         if value is None:
-            raise LookupError("a tensor whose values are not known")
+            raise LookupError("a tensor with unknown values")
         return value
 
     def _put(
         self, tensor: FakeTensor, value: torch.Tensor, sources: Iterable[FakeTensor], *, given: bool = False
     ) -> None:
         known = [True]
-        place = value.untyped_storage()._cdata
+        storage = value.untyped_storage()._cdata
         for source in sources:
-            found: _Value | None = getattr(source, "memkit_value", None)
-            if found is not None and found.tensor.untyped_storage()._cdata == place:
-                known = found.known
+            held: _Value | None = getattr(source, "memkit_value", None)
+            if held is not None and held.tensor.untyped_storage()._cdata == storage:
+                known = held.known
         tensor.memkit_value = _Value(value, known, given=given)  # type: ignore[attr-defined]
 
     def _forget(self, func: Any, written: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """The values of what the operation writes to are not known any more."""
+        """Marks the values of tensors that the operation writes to as unknown."""
         for number in written:
             leaf = args[number] if number < len(args) else kwargs.get(func._schema.arguments[number].name)
-            for each in tree_leaves(leaf):
-                value = getattr(each, "memkit_value", None)
+            for tensor in tree_leaves(leaf):
+                value = getattr(tensor, "memkit_value", None)
                 if value is not None:
                     value.known[0] = False
 
 
 def _small(tensor: torch.Tensor, given: bool = False) -> bool:
     if given:
-        return math.prod(tensor.shape) <= _MOST_LOOKED_AT
-    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_NUMBERS
-    return math.prod(tensor.shape) <= most
+        return math.prod(tensor.shape) <= _MAX_INSPECTED
+    is_float = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+    return math.prod(tensor.shape) <= (_MAX_FLOATS if is_float else _MAX_INTEGERS)
 
 
 def _is_metric_of_trl() -> bool:
-    """Whether a line of TRL's own asks: of log-probabilities it looks at those of an answer's tokens (1.16:
-    grpo_trainer.py, `importance_sampling_ratio`), here at most at all."""
+    """Whether TRL's own code is the caller: it indexes log-probabilities with a mask of an answer's tokens (1.16:
+    grpo_trainer.py, `importance_sampling_ratio`); all are assumed to be selected."""
     frame: Any = sys._getframe(2)
-    while frame is not None and any(each in frame.f_code.co_filename for each in ("/torch/", "/hf_memkit/")):
+    while frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/hf_memkit/")):
         frame = frame.f_back
     return frame is not None and "/trl/trainer/" in frame.f_code.co_filename

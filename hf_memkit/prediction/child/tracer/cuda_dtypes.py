@@ -1,6 +1,8 @@
-"""Operations that CUDA's kernels refuse in some types, and fake tensors take: `NoKernel`, where the real kernel raises
-NotImplementedError. Only what is certainly refused is: `scripts/cuda_dtypes.py` generates the table beside this file
-from torch's own tests, and what those lack stands here with its source."""
+"""Refuses operations in dtypes that CUDA's kernels lack, but fake tensors accept, with `NoKernel`.
+
+The real kernel raises NotImplementedError. Only certain refusals are listed: `scripts/cuda_dtypes.py` generates the
+JSON table from torch's own tests, and operations that those lack are in this file with their source.
+"""
 
 from __future__ import annotations
 
@@ -26,33 +28,33 @@ _NOT_IN_OPINFOS: Final[Mapping[str, tuple[str, ...]]] = {
     # (pytorch 2.13: aten/src/ATen/native/cuda/AmpKernels.cu; pytorch issue 127176).
     _UNSCALE: ("bfloat16",),
     # "cdist_cuda", "cdist_cuda_backward": AT_DISPATCH_FLOATING_TYPES (native/cuda/DistanceKernel.cu). With p=2 and
-    # many rows a product computes it, so that OpInfos show both.
+    # rows a product computes it, so that OpInfos list both dtypes.
     "aten._cdist_forward.default": _HALF,
     "aten._cdist_backward.default": _HALF,
     # "ctc_loss_cuda", "ctc_loss_backward_cuda": AT_DISPATCH_FLOATING_TYPES (native/cuda/LossCTC.cu).
     "aten._ctc_loss.default": _HALF,
     "aten._ctc_loss.Tensor": _HALF,
 }
-"""By the type of the first tensor."""
+"""By the dtype of the first tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The types in which a kernel is missing; by the first tensor's type, or else all tensors are of it, but for
-    indices."""
+    """Dtypes in which a kernel is missing. `by_first`: the dtype of the first tensor counts; else that of all tensors
+    except indices."""
 
     dtypes: frozenset[torch.dtype]
     by_first: bool = False
 
 
 def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: Refusal, module: str) -> None:
-    """Of an operation of `REFUSED` in a module of this dotted name.
+    """Checks a call of an operation in `REFUSED`; `module` is the dotted name of the running module.
 
     Raises:
-        NoKernel: CUDA has no kernel for the type of these arguments.
+        NoKernel: CUDA has no kernel for the dtype of these arguments.
     """
     first = next(_tensors(args, kwargs), None)
-    if first is None or device_type(first) != "cuda" or not first.numel():  # nothing is launched for no elements
+    if first is None or device_type(first) != "cuda" or not first.numel():  # no kernel runs without elements
         return
     dtype = first.dtype if refusal.by_first else type_of_call(args, kwargs)
     if dtype not in refusal.dtypes:
@@ -66,37 +68,37 @@ def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refu
 
 
 def type_of_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype | None:
-    """The type of all its tensors, where integers beside floating tensors are indices; None: there are several."""
-    found = None
-    for each in _tensors(args, kwargs):
-        if found is None:
-            found = each.dtype
-        elif each.dtype is not found and (each.dtype.is_floating_point or not found.is_floating_point):
+    """The common dtype of all tensors, ignoring integer tensors next to floating ones; None if there are several."""
+    dtype = None
+    for tensor in _tensors(args, kwargs):
+        if dtype is None:
+            dtype = tensor.dtype
+        elif tensor.dtype is not dtype and (tensor.dtype.is_floating_point or not dtype.is_floating_point):
             return None
-    return found
+    return dtype
 
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     for value in (*args, *kwargs.values()):
-        for each in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(each, torch.Tensor):
-                yield each
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
 
 
 def _read() -> dict[int, Refusal]:
-    """By id, as an operation's own hash is computed in Python. Kernels gain types from version to version, so the
-    table holds for older versions of torch, and says nothing of newer ones."""
+    """Id of an operation → its refusal. Later versions add dtypes, so the table is valid for older versions of torch
+    only, and empty for newer ones."""
     table = json.loads(TABLE.read_text())
     if _version(torch.__version__) > _version(table["torch"]):
         return {}
-    found: dict[int, Refusal] = {}
+    refusals: dict[int, Refusal] = {}
     for refused, by_first in ((table["refused"], False), (_NOT_IN_OPINFOS, True)):
         for name, dtypes in refused.items():
             _, packet, overload = name.split(".")
             operation = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-            if operation is not None:  # not every torch has it
-                found[id(operation)] = Refusal(frozenset(getattr(torch, each) for each in dtypes), by_first)
-    return found
+            if operation is not None:  # this version of torch has it
+                refusals[id(operation)] = Refusal(frozenset(getattr(torch, dtype) for dtype in dtypes), by_first)
+    return refusals
 
 
 def _version(text: str) -> tuple[int, ...]:

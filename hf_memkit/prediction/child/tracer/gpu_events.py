@@ -1,7 +1,7 @@
-"""Memory that only a GPU's own libraries take, put into the trace where they would take it.
+"""Adds memory that a GPU's libraries use, such as workspaces, to the trace at the operation that needs it.
 
-The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources. What an H100 takes was measured:
-`calibrate` in benchmarks/results/predict.json.
+The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources. Measurements on an H100: `calibrate` in
+benchmarks/results/predict.json.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def _cudnn(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 
 def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    """torch copies an output, and a gradient of it, whose memory is not in the order batch, length, head (pytorch:
+    """torch copies an output, and its gradient, whose memory is not in the order batch, length, head (pytorch:
     aten/src/ATen/native/transformers/cuda/attention_backward.cu, `_flash_attention_backward`: `contiguous()`)."""
-    copied = [each for each in (args[0], args[4]) if not each.transpose(1, 2).is_contiguous()]
-    return _cudnn(args, kwargs) + sum(int(each.nbytes) for each in copied)
+    copied = [tensor for tensor in (args[0], args[4]) if not tensor.transpose(1, 2).is_contiguous()]
+    return _cudnn(args, kwargs) + sum(int(tensor.nbytes) for tensor in copied)
 
 
 def _flash_varlen(args: Arguments, kwargs: Mapping[str, Any]) -> int:
@@ -53,7 +53,7 @@ def _flash_varlen(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 
 def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    query, key, value = (tuple(each.shape) for each in args[1:4])
+    query, key, value = (tuple(tensor.shape) for tensor in args[1:4])
     return efficient_backward_bytes(query, key, value, args[1].element_size())
 
 
@@ -78,7 +78,7 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_flash_attention_backward": _flash_varlen,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
-    "aten::_foreach_norm": lambda args, kwargs: foreach_norm_bytes([each.numel() for each in args[0]]),
+    "aten::_foreach_norm": lambda args, kwargs: foreach_norm_bytes([tensor.numel() for tensor in args[0]]),
     "bitsandbytes::gemm_4bit": _four_bits,
     "bitsandbytes::int8_vectorwise_quant": _eight_bit_inputs,
     "bitsandbytes::int8_scaled_mm": lambda args, kwargs: _eight_bits(
@@ -89,32 +89,30 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
 
 
 class GpuEvents:
-    """Workspaces and scratch memory of one training on one GPU.
-
-    `keep(bytes, category, name)` puts what stays into the trace.
-    """
+    """Workspaces and scratch memory of one training on one GPU. `keep(bytes, category, name)` adds permanent memory to
+    the trace."""
 
     def __init__(self, capability: tuple[int, int], keep: Callable[[int, Category, str], None]) -> None:
         self._capability = capability
         self._keep = keep
         self._with_workspace: set[bool] = set()
-        # By id: an operation stays, its own hash is computed in Python.
+        # By id, because hashing an operation runs Python code.
         self._known: dict[int, tuple[bool, Callable[[Arguments, Mapping[str, Any]], int] | None]] = {}
 
     def scratch(self, func: Any, args: Arguments, kwargs: Mapping[str, Any]) -> int:
-        """Bytes that the kernel of `func` takes while it runs; workspaces that stay are put into the trace here."""
+        """Bytes that the kernel of `func` uses while it runs; adds permanent workspaces to the trace."""
         known = self._known.get(id(func))
         if known is None:
             name = func._schema.name
             known = self._known[id(func)] = name in _PRODUCTS, _SCRATCH.get(name)
-        product, taken = known
-        if not product and taken is None:
+        product, scratch = known
+        if not product and scratch is None:
             return 0
         first = args[0][0] if isinstance(args[0], list | tuple) else args[0]
         if first.device.type != "cuda":
             return 0
-        # cuBLAS keeps a workspace for each thread that calls it: autograd's backward has a thread of its own.
+        # cuBLAS keeps a workspace per calling thread, and autograd's backward has a separate thread.
         if product and (backward := torch._C._current_graph_task_id() != -1) not in self._with_workspace:
             self._with_workspace.add(backward)
             self._keep(cublas_workspace_bytes(self._capability), "buffers", "cuBLAS workspace")
-        return taken(args, kwargs) if taken is not None else 0
+        return scratch(args, kwargs) if scratch is not None else 0

@@ -1,5 +1,4 @@
-"""What a script's tensors take of RAM: weights before they are on the GPU, adapters that are merged on the host,
-states that are read there."""
+"""Measures the RAM of a script's tensors: weights before they are on the GPU, adapters merged on the host, states."""
 
 from __future__ import annotations
 
@@ -29,36 +28,40 @@ def anonymous_bytes() -> int:
 
 @dataclass(slots=True)
 class _File:
-    """Mapped into memory: how many tensors of it live, and bytes of these that were written to, which last as long as
-    it."""
+    """A file mapped into memory: its living tensors, and bytes of those that were written to, freed with the last."""
 
     tensors: int = 0
     written_bytes: int = 0
 
 
 class HostWatch:
-    """Counts storages of fake tensors on the CPU; `most`: bytes that lived at once, by phase. Weights that are loaded
-    as they are stored stay in their file (safetensors maps it): the system takes their RAM back where it is short. Who
-    writes to one makes a copy (mmap(2): MAP_PRIVATE)."""
+    """Counts storages of fake tensors on the CPU.
+
+    Weights that are loaded in their stored dtype stay in their file (safetensors maps it), and the system can reclaim
+    their RAM. Writing to one makes a copy (mmap(2): MAP_PRIVATE).
+
+    Attributes:
+        peaks: maximum of living bytes, by phase.
+    """
 
     def __init__(self) -> None:
-        self.most: dict[Phase, int] = {}
+        self.peaks: dict[Phase, int] = {}
         self._began, self._own = anonymous_bytes(), 0
-        self._live: dict[int, tuple[weakref.ref[Any], _File | None]] = {}  # and the file that it is mapped from
+        self._live: dict[int, tuple[weakref.ref[Any], _File | None]] = {}  # with the file that it is mapped from
         self._now = self._highest = 0
         self._loading: tuple[_File, torch.dtype | None] | None = None
 
     def training_begins(self) -> None:
-        """What this process has taken so far is the script's own; later it is the prediction's."""
+        """Counts the process's memory so far as the script's own; later memory is the prediction's."""
         self._own = anonymous_bytes() - self._began
 
     def used(self) -> HostMemory:
-        """What the script holds itself, and the most of its tensors."""
-        return HostMemory(self._own, dict(self.most))
+        """The memory of the script itself, and the peaks of its tensors."""
+        return HostMemory(self._own, dict(self.peaks))
 
     @contextlib.contextmanager
     def loading(self, stored: torch.dtype | None) -> Iterator[None]:
-        """Within it a file is read; what is made with the dtype that it has is mapped from it."""
+        """Within it tensors with the stored dtype are counted as mapped from a file."""
         self._loading = _File(), stored
         try:
             yield
@@ -66,7 +69,7 @@ class HostWatch:
             self._loading = None
 
     def watch(self, tensor: torch.Tensor, operation: Any) -> None:
-        """What an operation gave."""
+        """Counts the result of an operation."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         held = self._live.get(address)
@@ -76,8 +79,8 @@ class HostWatch:
                 self._add(size)
             else:
                 file.tensors += 1
-            gone = functools.partial(self._gone, address, size, file)
-            self._live[address] = weakref.ref(storage, gone), file
+            freed = functools.partial(self._freed, address, size, file)
+            self._live[address] = weakref.ref(storage, freed), file
         elif held[1] is not None and self._loading is None and _writes(operation):
             self._add(size)
             held[1].written_bytes += size
@@ -87,7 +90,7 @@ class HostWatch:
         self._now += size
         self._highest = max(self._highest, self._now)
 
-    def _gone(self, address: int, size: int, file: _File | None, _: Any) -> None:
+    def _freed(self, address: int, size: int, file: _File | None, _: Any) -> None:
         del self._live[address]
         if file is None:
             self._now -= size
@@ -96,9 +99,9 @@ class HostWatch:
         if file.tensors == 0:
             self._now -= file.written_bytes
 
-    def ended(self, phase: Phase) -> None:
-        """What has happened since the last call fell into `phase`."""
-        self.most[phase] = max(self.most.get(phase, 0), self._highest)
+    def end_phase(self, phase: Phase) -> None:
+        """Assigns everything since the last call to `phase`."""
+        self.peaks[phase] = max(self.peaks.get(phase, 0), self._highest)
         self._highest = self._now
 
 

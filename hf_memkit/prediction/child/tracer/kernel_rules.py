@@ -1,17 +1,17 @@
-"""Operations whose result on fake tensors differs from the kernel's: in its type, in its layout, in what it reuses.
+"""Corrects operations whose result on fake tensors differs from the kernel's in dtype, layout or reuse of memory.
 
-In: the arguments of one operation, under fake tensors. Out: its result as the kernel would make it. Found by running
-every operation of `tests/prediction/architectures.py` on real and on fake tensors side by side; a layout counts as
-much as a size, because a gradient in another order is copied by the next product.
+Rules get the arguments of an operation on fake tensors, and return the result as the kernel makes it. They come from
+running every operation of `tests/prediction/architectures.py` on real and on fake tensors side by side. A layout
+matters as much as a size, because the next product copies a gradient in another order.
 
 | operation | kernel (torch 2.13) | on fake tensors |
 |---|---|---|
 | layer and group norm | mean and 1/σ are fp32 where weights are fp32 and inputs are not (native/layer_norm.cpp, native/group_norm.cpp: `param_scalar_type`) | of the inputs' type, on a CPU |
 | layer norm's and log-softmax's backward | a contiguous gradient (`LEGACY_CONTIGUOUS_MEMORY_FORMAT`, native/SoftMax.cpp) | in the order of the gradient that came in |
 | group norm's backward | a gradient of the inputs' type | of the wider type |
-| the experts' grouped product | takes all floating types (native/GroupedMMUtils.h, `create_grouped_gemm_output_tensor`) | takes bf16 only |
-| a product that is added in a type of its own (`out_dtype`) | of that type (native/cuda/Blas.cpp, `_addmm_dtype_out_cuda`) | with torch 2.11 the type is taken for a factor, and the operation fails |
-| the sum of two gradients of one tensor | written into the first, where nothing else holds it (autograd/input_buffer.cpp) | another tensor: autograd writes into no tensor while operations are recorded |
+| the experts' grouped product | accepts all floating dtypes (native/GroupedMMUtils.h, `create_grouped_gemm_output_tensor`) | accepts bf16 only |
+| a product with an output dtype (`out_dtype`) | of that dtype (native/cuda/Blas.cpp, `_addmm_dtype_out_cuda`) | with torch 2.11 the dtype is taken for a factor, and the operation fails |
+| the sum of two gradients of one tensor | written into the first if nothing else references it (autograd/input_buffer.cpp) | another tensor: autograd writes into no tensor while operations are recorded |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten: Final = torch.ops.aten
 _HALF: Final = (torch.float16, torch.bfloat16)
-_COUNTED: Final = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
-"""Whether this torch tells who holds a tensor; where it does not, sums of gradients are taken for new tensors."""
+_HAS_COUNTS: Final = hasattr(torch.Tensor, "_use_count") and hasattr(torch._C, "_storage_Use_Count")
+"""Whether this torch counts references to a tensor; if not, sums of gradients are treated as new tensors."""
 
 
 def _layer_norm(*args: Any, **kwargs: Any) -> Any:
@@ -42,9 +42,9 @@ def _group_norm(*args: Any, **kwargs: Any) -> Any:
     return output, *_statistics(args[0], args[1], mean, scale)
 
 
-def _statistics(inputs: torch.Tensor, weight: torch.Tensor | None, *found: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _statistics(inputs: torch.Tensor, weight: torch.Tensor | None, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
     mixed = inputs.dtype in _HALF and weight is not None and weight.dtype is torch.float32
-    return tuple(each.float() if mixed and each.dtype is not torch.float32 else each for each in found)
+    return tuple(value.float() if mixed and value.dtype is not torch.float32 else value for value in values)
 
 
 def _layer_norm_backward(*args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ def _log_softmax_backward(*args: Any, **kwargs: Any) -> Any:
 def _grouped_product(
     a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
-    """Rows of the result begin at multiples of 16 bytes."""
+    """Rows of the result start at multiples of 16 bytes."""
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
         return _aten._grouped_mm.default(a, b, offs, bias, out_dtype)
     rows, columns = a.shape[-2], b.shape[-1]
@@ -77,7 +77,7 @@ def _grouped_product(
 def _typed_product(
     added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, **factors: Any
 ) -> torch.Tensor:
-    """What is added, the kernel of the product adds."""
+    """The kernel of the product also adds `added`."""
     return _aten.mm.dtype(a, b, out_dtype)  # type: ignore[no-any-return]
 
 
@@ -94,26 +94,26 @@ def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _add(*args: Any, **kwargs: Any) -> Any:
-    """The sum, or the first of two gradients, which autograd would add the second one to."""
+    """The sum, or the first of two gradients if autograd would add the second to it in place."""
     if (
-        _COUNTED
-        and _LEARNT  # where nobody tried beforehand, nothing is known
+        _HAS_COUNTS
+        and _EXPECTED_COUNTS
         and torch._C._current_graph_task_id() != -1
         and not torch.is_grad_enabled()
         and len(args) == 2
         and not kwargs
-        and all(isinstance(each, torch.Tensor) for each in args)
+        and all(isinstance(argument, torch.Tensor) for argument in args)
         and (args[0].shape, args[0].dtype, args[0].device) == (args[1].shape, args[1].dtype, args[1].device)
         and _dense(args[0])
-        and _counts(args[0]) == _LEARNT[0]
-        and _autograd_asks()
+        and _counts(args[0]) == _EXPECTED_COUNTS[0]
+        and _called_by_autograd()
     ):
         return args[0]
     return _aten.add.Tensor(*args, **kwargs)
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether it fills its storage without gaps or overlaps, in whatever order of its dimensions."""
+    """Whether it fills its storage without gaps or overlaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -123,60 +123,61 @@ def _dense(tensor: torch.Tensor) -> bool:
 
 
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold the tensor, and its storage; the call itself is among them."""
+    """Reference counts of the tensor and of its storage, including those of the call."""
     return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
 
 
-def _autograd_asks() -> bool:
-    """Whether the operation comes from autograd's engine, and not from a backward function written in Python."""
+def _called_by_autograd() -> bool:
+    """Whether autograd's engine calls the operation, not a backward function written in Python."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("hf_memkit.prediction.child"):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is None or frame.f_code is _engine_run_backward.__code__
 
 
-_LEARNT: Final[list[tuple[int, int]]] = []
+_EXPECTED_COUNTS: Final[list[tuple[int, int]]] = []
 
 
-def learn_counts(*, in_a_fork: bool = False) -> None:
-    """Finds out what `_counts` gives of a gradient that only autograd holds, by a backward pass before the training.
-    `in_a_fork`: in a process of its own, because one that has run a backward pass cannot be forked and run another."""
-    if _LEARNT:
+def learn_use_counts(*, in_a_fork: bool = False) -> None:
+    """Learns the `_counts` of a gradient that only autograd references, by a backward pass before the training.
+    `in_a_fork`: in a forked process, because after a backward pass a process can be forked, but not run another
+    one."""
+    if _EXPECTED_COUNTS:
         return
     if not in_a_fork:
-        _LEARNT.append(_tried_counts())
+        _EXPECTED_COUNTS.append(_measured_counts())
         return
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)  # see forks.py
-        os.write(write, "{} {}".format(*_tried_counts()).encode())
+        os.write(write, "{} {}".format(*_measured_counts()).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as answer:
-        found = answer.read().split()
+        counts = answer.read().split()
     os.waitpid(child, 0)
-    # Where it died, nothing is known: sums of gradients are taken for new tensors.
-    _LEARNT.append((int(found[0]), int(found[1])) if len(found) == 2 else (0, 0))
+    # If the process crashed, sums of gradients are treated as new tensors.
+    _EXPECTED_COUNTS.append((int(counts[0]), int(counts[1])) if len(counts) == 2 else (0, 0))
 
 
-def _tried_counts() -> tuple[int, int]:
-    if not _COUNTED:
+def _measured_counts() -> tuple[int, int]:
+    if not _HAS_COUNTS:
         return 0, 0
-    found: list[tuple[int, int]] = []
+    measured: list[tuple[int, int]] = []
 
-    class Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:
             if func is _aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-                found.append(_counts(args[0]))
+                measured.append(_counts(args[0]))
             return func(*args, **(kwargs or {}))
 
-    with FakeTensorMode(), Seen():  # type: ignore[no-untyped-call]
+    with FakeTensorMode(), Recorder():  # type: ignore[no-untyped-call]
         leaf = torch.ones(2, requires_grad=True)
         (leaf.exp() + leaf.sin()).sum().backward()  # type: ignore[no-untyped-call]
-    (counts,) = found
+    (counts,) = measured
     return counts
 
 

@@ -1,17 +1,17 @@
-"""What one operation of torch's dispatcher costs a GPU: FLOPs, bytes, type, shape, kernels.
+"""Computes the cost of an operation on a GPU: FLOPs, bytes, dtype, shape, kernels.
 
-In: the operation, its arguments and its result, as a dispatch mode below autograd and autocast has them. Out: rows of
-`work.Operation`; none for a view, for an allocation, and for what lies elsewhere.
+Input: the operation, its arguments and its result, as a dispatch mode below autograd and autocast gets them. Output:
+`work.Operation`s; none for a view, an allocation, or an operation on another device.
 
 | operation | FLOPs | bytes |
 |---|---|---|
 | products, convolutions | `torch.utils.flop_counter`'s formulas | factors read, result written |
 | fused attention | of queries × keys and scores × values; two products forward, five backward; half if causal | queries, keys, values, output; no scores |
-| lookups (`index`, `gather`, `embedding`) | none | what is picked, read and written; not what it is picked from |
-| all others | none | each tensor read or written once, what is written in place twice |
+| lookups (`index`, `gather`, `embedding`) | none | selected elements, read and written; not the whole source |
+| all others | none | each tensor read or written once, tensors changed in place twice |
 
-A tensor that is broadcast, or expanded, counts what it holds. An operation that somebody else registered and that
-nobody has looked at is `unknown`: it has its bytes, and may compute anything.
+A broadcast or expanded tensor counts the bytes of its storage. An operation of an unknown library is `unknown`: its
+bytes are counted, but it may compute anything.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,75 +34,75 @@ _ALLOCATES: Final = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "set_"}
     | {"_unsafe_view", "lift", "_nested_tensor_size", "is_same_size", "sym_size", "sym_stride", "sym_numel"}
 )
-"""Operations that no kernel runs for, beside views."""
+"""Operations besides views that run no kernel."""
 
 _ONLY_WRITES: Final = frozenset(
     {"copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "_foreach_zero_"}
     | {"_foreach_copy_", "geometric_", "log_normal_", "cauchy_", "eye", "arange", "linspace"}
 )
-"""What these change in place, they don't read."""
+"""Operations that do not read the tensor that they change in place."""
 
 _ONLY_SHAPE: Final = frozenset(
     {f"{name}_like" for name in ("zeros", "ones", "full", "rand", "randn", "randint")}
     | {f"new_{name}" for name in ("zeros", "ones", "full")}
 )
-"""What these are given, they don't read."""
+"""Operations that do not read their arguments."""
 
 _PICKS: Final = frozenset(
     {"embedding", "index", "index_select", "gather", "take", "take_along_dim", "_unsafe_index", "masked_select"}
     | {"nll_loss_forward", "nll_loss2d_forward"}
 )
-"""What these read of their first tensor is as large as their result; of a loss, a number a row."""
+"""Operations that read as much of their first tensor as their result has; a loss reads a number per row."""
 
 _PUTS: Final = frozenset(
     {"index_put_", "_index_put_impl_", "index_add_", "index_copy_", "scatter_", "scatter_add_", "index_fill_"}
 )
-"""What these change of their first tensor is as large as what they put there."""
+"""Operations that change as much of their first tensor as they write."""
 
 _WAITS: Final = frozenset(
     {"_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
 )
-"""The host needs the answer: how large a result is, or its value (pytorch: native/cuda/Nonzero.cu, Scalar.cu)."""
+"""Operations whose result the host needs: a size or a value (pytorch: native/cuda/Nonzero.cu, Scalar.cu)."""
 
 LIBRARIES: Final = frozenset(
     {"aten", "prims", "bitsandbytes", "torchao", "torchvision", "profiler", "_c10d_functional"}
 )
-"""Namespaces of operations whose costs follow from this table. Others' are `unknown`."""
+"""Namespaces of operations whose costs follow from this table; others are `unknown`."""
 
 _NO_FORMULA: Final = (
     "_linalg_", "linalg_qr", "linalg_inv", "linalg_lu", "linalg_ldl", "linalg_cholesky", "linalg_eig", "linalg_solve",
     "linalg_householder", "linalg_lstsq", "cholesky", "ormqr", "geqrf", "_cudnn_rnn", "_thnn_fused", "_ctc_loss",
 )  # fmt: skip
-"""Operations that compute more than they move, step by step: GaLore's decompositions, recurrent layers. `unknown`."""
+"""Operations that compute more than they move, step by step: GaLore's decompositions, recurrent layers: `unknown`."""
 
 _CHUNK: Final = 65536
-_MOST_TENSORS: Final = (110, 64, 48, 36, 30)
-_MOST_BLOCKS: Final = 320
-"""One launch goes through so many chunks of so many elements, of so many tensors a list by the number of lists
-(torch 2.13: ATen/native/cuda/MultiTensorApply.cuh, `kChunkSize`, `depth_to_max_tensors`, `depth_to_max_blocks`)."""
+_MAX_TENSORS: Final = (110, 64, 48, 36, 30)
+_MAX_BLOCKS: Final = 320
+"""Limits of one launch: elements of a chunk, tensors by the number of lists, chunks (torch 2.13:
+ATen/native/cuda/MultiTensorApply.cuh, `kChunkSize`, `depth_to_max_tensors`, `depth_to_max_blocks`)."""
 
 
 def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device: str) -> tuple[Operation, ...]:
-    """The rows of one call on a type of device, in the order in which their kernels run."""
+    """The operations of one call on a type of device, in the order in which their kernels run."""
     namespace, name, free = _named(func)
     if free:
         return ()
     tensors = list(plain_tensors_in((args, *kwargs.values(), result)))
-    here = [each for each in tensors if device_type(each) == device]
-    if not here and not (namespace == "bitsandbytes" and "optimizer" in name):
+    on_device = [tensor for tensor in tensors if device_type(tensor) == device]
+    if not on_device and not (namespace == "bitsandbytes" and "optimizer" in name):
         return ()
-    if len(here) < len(tensors) and (copied := _transfer(func, name, args, kwargs, result)) is not None:
+    if len(on_device) < len(tensors) and (copied := _transfer(func, name, args, kwargs, result)) is not None:
         return (copied,)
     cost = _SPECIAL.get(name)
-    if cost is not None and (found := cost(func, args, kwargs, result)):
-        return found
+    if cost is not None and (operations := cost(func, args, kwargs, result)):
+        return operations
     return (_memory(func, namespace, name, args, kwargs, result, device),)
 
 
-def beside_dispatcher(name: str, arguments: Iterable[Any], device: str, **fields: Any) -> Operation:
-    """The row of a kernel that is called past the dispatcher: each tensor among its arguments, read or written once.
-    `fields`: of `Operation`, in the place of these."""
-    tensors = [each for each in plain_tensors_in(arguments) if device_type(each) == device]
+def kernel_operation(name: str, arguments: Iterable[Any], device: str, **fields: Any) -> Operation:
+    """A kernel that is called outside the dispatcher and reads or writes each of its tensors once. `fields`: fields of
+    `Operation` that override the computed ones."""
+    tensors = [tensor for tensor in plain_tensors_in(arguments) if device_type(tensor) == device]
     values: dict[str, Any] = {
         "kind": "memory",
         "dtype": _dtype(tensors[0]) if tensors else "",
@@ -114,7 +114,7 @@ def beside_dispatcher(name: str, arguments: Iterable[Any], device: str, **fields
 
 
 def held_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of what a tensor holds: dimensions that it is only expanded over don't count."""
+    """Bytes in a tensor's storage: dimensions over which it is expanded do not count."""
     if tensor.layout is not torch.strided:
         return tensor.element_size() * int(tensor._nnz()) if tensor.is_sparse else 0
     elements = 1
@@ -130,7 +130,7 @@ def held_bytes(tensor: torch.Tensor) -> int:
 def _memory(
     func: Any, namespace: str, name: str, args: Arguments, kwargs: Named, result: Any, device: str
 ) -> Operation:
-    """Its tensors, each once. Of bitsandbytes' 8-bit optimizers, `flops` are the parameters."""
+    """An operation that moves each of its tensors once. For bitsandbytes' 8-bit optimizers `flops` are parameters."""
     moved = 0
     written: set[int] = set()
     picks, puts = name in _PICKS, name in _PUTS
@@ -144,8 +144,8 @@ def _memory(
         twice = changes and name not in _ONLY_WRITES and not argument.is_out
         moved += (2 if twice else 1) * sum(map(held_bytes, tensors))
         if puts and not changes:
-            moved += sum(held_bytes(each) for each in tensors if each.is_floating_point())
-    made = sum(held_bytes(each) for each in plain_tensors_in((result,)) if id(each) not in written)
+            moved += sum(held_bytes(tensor) for tensor in tensors if tensor.is_floating_point())
+    made = sum(held_bytes(tensor) for tensor in plain_tensors_in((result,)) if id(tensor) not in written)
     moved += 2 * made if picks else made
     first = next(plain_tensors_in((result,)), None)
     if first is None:
@@ -158,22 +158,22 @@ def _memory(
 
 
 def _launches(name: str, args: Arguments) -> int:
-    """Kernels of an operation: one, but for lists of tensors."""
+    """Number of kernels: one, except for lists of tensors."""
     if (
         not name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
         or not args
         or not isinstance(args[0], list | tuple)
     ):
         return 1
-    lists = sum(isinstance(each, list | tuple) and bool(each) and isinstance(each[0], torch.Tensor) for each in args)
+    lists = sum(isinstance(arg, list | tuple) and bool(arg) and isinstance(arg[0], torch.Tensor) for arg in args)
     lists += not name.endswith("_")  # and the results
-    chunks: int = sum(-(-each.numel() // _CHUNK) for each in args[0])
-    most = _MOST_TENSORS[min(max(lists, 1), len(_MOST_TENSORS)) - 1]
-    return max(1, -(-chunks // _MOST_BLOCKS), -(-len(args[0]) // most))
+    chunks: int = sum(-(-tensor.numel() // _CHUNK) for tensor in args[0])
+    tensors = _MAX_TENSORS[min(max(lists, 1), len(_MAX_TENSORS)) - 1]
+    return max(1, -(-chunks // _MAX_BLOCKS), -(-len(args[0]) // tensors))
 
 
 def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any) -> Operation | None:
-    """A copy between host and GPU; None: it is none, but has a number on the host among its arguments."""
+    """A copy between host and GPU; None for other operations with a host tensor among their arguments."""
     if name == "_to_copy":
         source, target = args[0], result
     elif name == "copy_":
@@ -184,12 +184,12 @@ def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any)
         return None
     if device_type(source) == device_type(target):
         return None
-    later = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
-    return Operation(str(func), "transfer", _dtype(target), 0, held_bytes(target), waits=not later)
+    asynchronous = kwargs.get("non_blocking", args[2] if name == "copy_" and len(args) > 2 else False)
+    return Operation(str(func), "transfer", _dtype(target), 0, held_bytes(target), waits=not asynchronous)
 
 
 def _given(func: Any, args: Arguments, kwargs: Named) -> Iterator[tuple[Any, Any]]:
-    """Each argument of the schema with its value, if it is given."""
+    """(argument of the schema, its value) for each given argument."""
     for number, argument in enumerate(func._schema.arguments):
         if number < len(args):
             yield argument, args[number]
@@ -203,7 +203,7 @@ def _given(func: Any, args: Arguments, kwargs: Named) -> Iterator[tuple[Any, Any
 def _multiplied(
     func: Any, a: torch.Tensor, shape: tuple[int, int, int, int], moved: Iterable[Any]
 ) -> tuple[Operation, ...]:
-    """One product of `(batch, m, n, k)`, whose factors are of the type of `a`."""
+    """One product of `(batch, m, n, k)`; `a` has the factors' dtype."""
     tensors = list(plain_tensors_in(moved))
     total, aligned = sum(map(held_bytes, tensors)), min(map(_alignment, tensors))
     dtype = _dtype_of_products(a)
@@ -211,14 +211,14 @@ def _multiplied(
 
 
 def _alignment(tensor: torch.Tensor) -> int:
-    """The largest of 8, 4, 2 and 1 that divides the distance of a matrix's rows in memory, in elements."""
+    """The largest of 8, 4, 2 and 1 that divides the distance between a matrix's rows, in elements."""
     if tensor.dim() < 2 or 1 in tensor.shape[-2:]:
         return 8
     return math.gcd(8, max(tensor.stride()[-2:]))
 
 
 def _product(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """Of two matrices, or of two batches of them; what is added stands before them."""
+    """A product of two matrices or two batches of them; an added tensor precedes them in the arguments."""
     added = "add" in func._schema.name
     a, b = args[1:3] if added else args[:2]
     shape = (a.shape[0] if a.dim() > 2 else 1, a.shape[-2], b.shape[-1], a.shape[-1])
@@ -241,8 +241,8 @@ def _linear(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Ope
 
 
 def _grouped_mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """Groups of rows, each with a weight of its own; or, of two matrices, groups of the summed dimension. How many
-    rows a group has is a value: all are taken for equally large (torch 2.13: native/cuda/GroupedBlas.cpp)."""
+    """Groups of rows, each with a separate weight; for two matrices, groups of the summed dimension. The number of
+    rows in a group depends on values; groups are assumed to be equal (torch 2.13: native/cuda/GroupedBlas.cpp)."""
     a, b = args[0], args[1]
     offsets = args[2] if len(args) > 2 else kwargs.get("offs")
     groups = offsets.shape[0] if offsets is not None else a.shape[0]
@@ -260,7 +260,7 @@ def _grouped_mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple
 
 
 def _convolution(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """As a product: output positions × output channels, over input channels × kernel."""
+    """A convolution as a product: output positions × output channels, over input channels × kernel."""
     inputs, weight = args[0], args[1]
     transposed = bool(args[6]) if len(args) > 6 else False
     groups = args[8] if len(args) > 8 else 1
@@ -270,14 +270,14 @@ def _convolution(func: Any, args: Arguments, kwargs: Named, result: Any) -> tupl
 
 
 def _convolution_backward(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """A product for each gradient that is asked for."""
+    """A product for each requested gradient."""
     gradient, inputs, weight = args[:3]
-    transposed, groups, asked = args[7], args[9], args[10]
+    transposed, groups, requested = args[7], args[9], args[10]
     flops = flop_registry[torch.ops.aten.convolution_backward](*args, out_val=result)
     batch, m, n, k = _convolved(inputs.shape, weight.shape, gradient.shape, groups, transposed=transposed)
-    shape = (batch, m, k, n) if asked[0] else (batch, n, k, m)
+    shape = (batch, m, k, n) if requested[0] else (batch, n, k, m)
     tensors = (gradient, inputs, weight, *result)
-    return (_convolved_row(func, gradient, shape, tensors, flops, launches=max(1, sum(map(bool, asked[:2])))),)
+    return (_convolved_row(func, gradient, shape, tensors, flops, launches=max(1, sum(map(bool, requested[:2])))),)
 
 
 def _convolved_row(
@@ -296,8 +296,8 @@ def _convolved(
 
 
 def _four_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """The weight is made of its codes, and multiplied as any other (bitsandbytes 0.50.2: backends/cuda/ops.py,
-    `_dequant_linear_fallback`; with few rows one kernel does both)."""
+    """The weight is dequantised, then multiplied (bitsandbytes 0.50.2: backends/cuda/ops.py,
+    `_dequant_linear_fallback`); with few rows one kernel does both."""
     a, codes, (rows, columns) = args[0], args[1], args[2]
     m, dense = a.numel() // max(1, a.shape[-1]), rows * columns * a.element_size()
     packed = held_bytes(codes) + sum(map(held_bytes, plain_tensors_in((args[3], *kwargs.values()))))
@@ -313,12 +313,12 @@ def _four_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[O
 
 
 _FUSED_ROWS: Final = 512
-"""A third of 1536, as in `gpu_memory.py`: up to which one kernel does both depends on the GPU and the shapes."""
+"""Rows up to which one kernel does both: a third of 1536, as in `gpu_memory.py`; it depends on GPU and shapes."""
 
 
 def _eight_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """A product of whole numbers, and its result scaled in another kernel; outliers in 16 bits are left out: they are
-    few (bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`)."""
+    """An integer product whose result is scaled in another kernel; the few outliers in 16 bits are not counted
+    (bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`)."""
     codes, weight = (args[1], args[2]) if "mixed" in func._schema.name else (args[0], args[1])
     made = result[0] if isinstance(result, tuple | list) else result
     m, k, n = codes.numel() // max(1, codes.shape[-1]), codes.shape[-1], weight.shape[0]
@@ -331,9 +331,9 @@ def _eight_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[
 
 
 def _linear_cross_entropy(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """The output layer and its loss, some tokens at a time: logits; the most of a row, the difference, exponentials,
-    their sum and the share of each, all in place; and the gradients that are asked for, in the forward pass already
-    (torch 2.13: nn/modules/linear_cross_entropy.py, `_linear_cross_entropy_batch_chunked_accumulator`)."""
+    """The output layer and its loss in chunks: logits; maximum, difference, exponentials, sum and share of each row,
+    in place; and the requested gradients, already in the forward pass (torch 2.13: nn/modules/linear_cross_entropy.py,
+    `_linear_cross_entropy_batch_chunked_accumulator`)."""
     hidden, weight, size, (of_hidden, of_weight) = args[0], args[1], args[8], args[12:14]
     (tokens, width), words, item = hidden.shape, weight.shape[0], hidden.element_size()
     dtype, held = _dtype_of_products(hidden), held_bytes(weight)
@@ -357,22 +357,22 @@ def _linear_cross_entropy(func: Any, args: Arguments, kwargs: Named, result: Any
 
 
 def _attention(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """(batch, heads, length, head size); fewer heads of keys are shared."""
+    """Attention on (batch, heads, length, head size)."""
     query, key, value = args[1:4] if "backward" in func._schema.name else args[:3]
     return _attended(func, query.shape, key.shape, value.shape, query, args, kwargs, result)
 
 
 def _flash(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    """`_flash_attention_forward` and `_backward`: (batch, length, heads, head size), or (tokens, heads, head size) of
-    sequences that lie behind one another, taken for equally long."""
+    """`_flash_attention_forward` and `_backward` on (batch, length, heads, head size), or on (tokens, heads, head
+    size) of concatenated sequences, assumed to have equal lengths."""
     query, key, value = args[1:4] if "backward" in func._schema.name else args[:3]
     sequences = _argument(func, "cum_seq_q", args, kwargs)
     count = max(1, sequences.shape[0] - 1) if isinstance(sequences, torch.Tensor) else 0
 
-    def shape(each: torch.Tensor) -> tuple[int, ...]:
+    def shape(tensor: torch.Tensor) -> tuple[int, ...]:
         if count:
-            return count, each.shape[1], -(-each.shape[0] // count), each.shape[2]
-        return each.shape[0], each.shape[2], each.shape[1], each.shape[3]
+            return count, tensor.shape[1], -(-tensor.shape[0] // count), tensor.shape[2]
+        return tensor.shape[0], tensor.shape[2], tensor.shape[1], tensor.shape[3]
 
     return _attended(func, shape(query), shape(key), shape(value), query, args, kwargs, result)
 
@@ -381,13 +381,12 @@ def _attended(
     func: Any, query: Sequence[int], key: Sequence[int], value: Sequence[int], typed: torch.Tensor, args: Arguments,
     kwargs: Named, result: Any,
 ) -> tuple[Operation, ...]:  # fmt: skip
-    """Two products forward; backward those, and two for each: scores are computed again (Dao 2023, arXiv 2307.08691,
-    2.3.1)."""
+    """Two products forward, five backward: the scores are recomputed (Dao 2023, arXiv 2307.08691, 2.3.1)."""
     backward, causal = "backward" in func._schema.name, _argument(func, "is_causal", args, kwargs)
     batch, heads, rows, size = query
     columns = key[-2]
-    of_keys, of_values = (3, 2) if backward else (1, 1)
-    flops = 2 * batch * heads * rows * columns * (of_keys * size + of_values * value[-1])
+    key_products, value_products = (3, 2) if backward else (1, 1)
+    flops = 2 * batch * heads * rows * columns * (key_products * size + value_products * value[-1])
     moved = sum(map(held_bytes, plain_tensors_in((args, *kwargs.values(), result))))
     name = f"{func!s} (dropout)" if _argument(func, "dropout_p", args, kwargs) else str(func)
     return (
@@ -399,7 +398,7 @@ def _attended(
 
 
 def _argument(func: Any, name: str, args: Arguments, kwargs: Named) -> Any:
-    """An argument by its name in the schema, or its default."""
+    """The value of an argument by its name in the schema, or its default."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.name == name:
             return args[number] if number < len(args) else kwargs.get(name, argument.default_value)
@@ -430,15 +429,15 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
 }
 
 
-# ---- small things ----
+# ---- helpers ----
 
 
 @functools.cache
 def _named(func: Any) -> tuple[str, str, bool]:
-    """(namespace, name, whether no kernel runs for it)."""
+    """(namespace, name, whether it runs no kernel)."""
     schema = func._schema
     namespace, _, name = schema.name.partition("::")
-    view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    view = any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
     return namespace, name, view or name in _ALLOCATES or namespace == "prim"
 
 
@@ -447,7 +446,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> str:
-    """`"tf32"` where torch may round the factors of fp32 products to it."""
+    """`"tf32"` if torch may round the factors of fp32 products to it, else the tensor's dtype."""
     if tensor.dtype is torch.float32:
         backends: Any = torch.backends
         backend = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul

@@ -1,4 +1,4 @@
-"""What a tensor is, below autograd: on which device it lies, whether it is fake, which tensors hold its memory."""
+"""Properties of tensors below autograd: device, whether they are fake, and the tensors that hold their memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 
 
 def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, and in lists; of a subclass, such as torchao's 8-bit states, those inside it that hold
-    its memory."""
+    """The tensors among values and in lists; for a subclass, such as torchao's 8-bit states, its inner tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             flatten = None if is_fake(value) else getattr(value, "__tensor_flatten__", None)
@@ -23,7 +22,7 @@ def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def device_type(tensor: torch.Tensor) -> str:
-    """`tensor.device.type`; a fake tensor answers that by an operation of its own, and has it as an attribute too."""
+    """`tensor.device.type`, without the operation that reading the device of a fake tensor runs."""
     device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
     return device.type
 

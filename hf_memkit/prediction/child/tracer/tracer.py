@@ -1,7 +1,9 @@
-"""Records every storage that torch operations make on one kind of device, and when it goes away. A dispatch mode sees
-each operation below autograd and autocast, also those of the backward pass and of the optimizer. A weak reference
-tells when a storage is freed: the order of events is that of the real run, but for cycles that the garbage collector
-would find later."""
+"""Records every storage that torch operations allocate on one type of device, and when it is freed.
+
+A dispatch mode sees each operation below autograd and autocast, also those of the backward pass and of the optimizer.
+A weak reference reports when a storage is freed. The order of events is that of the real run, except for cycles that
+the garbage collector would find later.
+"""
 
 from __future__ import annotations
 
@@ -33,38 +35,38 @@ from hf_memkit.prediction.trace.trace import Trace
 
 _DEVICE: Final = torch.ops.prim.device.default
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
-_SAME: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.default})
-_RARELY: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
-"""What computes a bool that is taken for False: nothing overflows, and no layer is left out by chance."""
-_BY_CHANCE: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
-"""By these LayerDrop compares what it has drawn on the host. Other comparisons there are a library's checks, which a
-training passes."""
+_COMPARISONS_OF_TENSORS: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.default})
+_ASSUMED_FALSE: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
+"""Operations whose bool is assumed to be False: no overflow, no LayerDrop."""
+_LAYERDROP_COMPARISONS: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
+"""Comparisons by which LayerDrop uses a number drawn on the host. Other comparisons there are checks of a library,
+which a training passes."""
 _CAST: Final = torch.ops.aten._to_copy.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
-_OF_SHAPES: Final = frozenset(each for each in KERNEL_RULES if each is not _ADD and not each._schema.is_mutable)
-"""Rules that follow from what their arguments are, and make new tensors; a sum in backward follows from who holds
-them, too."""
+_SHAPE_RULES: Final = frozenset(op for op in KERNEL_RULES if op is not _ADD and not op._schema.is_mutable)
+"""Operations whose rule depends only on metadata and makes new tensors; a sum in backward also depends on
+references."""
 
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
-"""By id, here and below: an operation stays, its own hash is computed in Python."""
+"""By id, here and below, because hashing an operation runs Python code."""
 
 
 class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fills `trace` while it is active.
 
     Args:
-        device_type: which storages count, such as `"cuda"`.
-        capability: of the GPU whose own libraries' memory is traced too; None: of none.
-        work: whether what is computed is recorded too, by `recorder`.
+        device_type: device whose storages are recorded, such as `"cuda"`.
+        capability: of the GPU whose libraries' memory is added; None: none is added.
+        work: whether `recorder` records operations, too.
 
     Attributes:
-        trace: what has been recorded; complete after `finish`.
-        default: the category of what is made from now on, and nothing else names.
-        module: the dotted name of the module that is running, set from outside.
-        items: how often the value of a tensor was asked for, by module, and was made up; then `made_up` is called.
-        host: what lies in RAM beside a GPU; None: the CPU itself trains.
-        known: the values of fake tensors, where they follow from what was given.
+        trace: the events so far; complete after `finish`.
+        default: the category of new storages that nothing else labels.
+        module: dotted name of the running module, set by the caller.
+        items: number of made-up values that were read, by module; `made_up` is called for each.
+        host: RAM of tensors while a GPU trains; None if the CPU itself trains.
+        known: values of fake tensors that follow from known ones.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
@@ -82,13 +84,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.work = self.recorder.work
             activate(self.recorder)
         self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
-        self._live: dict[int, int] = {}  # address of the storage → its number
+        self._live: dict[int, int] = {}  # address of a storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
         self.known = KnownValues()
-        self._values: KnownValues | None = None  # the same, as soon as tensors are fake
+        self._values: KnownValues | None = None  # `known` once tensors are fake
         self._fakes: FastFakes
         self._refused = REFUSED if device_type == "cuda" else {}
 
@@ -100,7 +102,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    # ---- told from outside ----
+    # ---- called by hooks ----
 
     @property
     def module(self) -> str:
@@ -114,16 +116,16 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.modules.append(name)
         self._module = number
 
-    def ended(self, phase: Phase) -> None:
-        """What has happened since the last call fell into `phase`."""
+    def end_phase(self, phase: Phase) -> None:
+        """Assigns everything since the last call to `phase`."""
         self.trace.marks.append((len(self.trace.events), phase))
         if self.recorder is not None:
-            self.recorder.ended(phase)
+            self.recorder.end_phase(phase)
         if self.host is not None:
-            self.host.ended(phase)
+            self.host.end_phase(phase)
 
     def label(self, tensors: Iterable[Any], category: Category) -> None:
-        """Names what `tensors` hold, whenever it was made."""
+        """Sets the category of the storages of `tensors`."""
         number = CATEGORIES.index(category)
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor) and device_type(tensor) == self.device_type:
@@ -133,7 +135,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                         self.trace.category_of[storage - 1] = number
 
     def adopt(self, weights: Iterable[torch.Tensor]) -> None:
-        """Counts weights that were made before this was active."""
+        """Records weights that were allocated before the tracer was active."""
         tensors = list(weights)
         self.default, before = "weights", self.default
         for tensor in tensors:
@@ -142,46 +144,46 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.label(tensors, "weights")
 
     def keep(self, size_bytes: int, category: Category, operation: str) -> None:
-        """Something of the device's libraries that is made now and stays."""
-        self._made(size_bytes, category, self._operation(operation))
+        """Records memory of the device's libraries that is allocated now and stays."""
+        self._allocate(size_bytes, category, self._operation(operation))
 
     def live_bytes(self) -> tuple[int, int]:
-        """(what is allocated now, the most that was)."""
+        """(allocated bytes now, their maximum so far)."""
         sizes = self.trace.sizes_bytes
         totals = list(
-            itertools.accumulate(sizes[each - 1] if each > 0 else -sizes[-each - 1] for each in self.trace.events)
+            itertools.accumulate(sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in self.trace.events)
         )
         return (totals[-1], max(totals)) if totals else (0, 0)
 
     def finish(self, phase: Phase) -> Trace:
-        """The trace, with what came after the last boundary named `phase`."""
-        self.ended(phase)
+        """The trace; events after the last boundary belong to `phase`."""
+        self.end_phase(phase)
         self._order_frees()
         return self.trace
 
     def _order_frees(self) -> None:
-        """What is freed between two allocations comes in the order in which it was made: autocast frees its copies in
-        the order of their addresses, which is another one in each process."""
+        """Sorts frees between two allocations by allocation order: autocast frees its copies in the order of their
+        addresses, which differs between processes."""
         start = 0
         for end, _ in self.trace.marks:
             events = self.trace.events[start:end]
             for made, group in itertools.groupby(enumerate(events), lambda pair: pair[1] > 0):
                 if not made:
-                    places, freed = zip(*group, strict=True)
-                    events[places[0] : places[-1] + 1] = sorted(freed, reverse=True)
+                    indices, freed = zip(*group, strict=True)
+                    events[indices[0] : indices[-1] + 1] = sorted(freed, reverse=True)
             self.trace.events[start:end] = events
             start = end
 
-    # ---- what torch tells ----
+    # ---- called by torch ----
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: keeping torch.compile out of every call would take a fifth of the time."""
+        """Nothing is compiled, and keeping torch.compile out of every call would take a fifth of the time."""
         return False
 
     @contextlib.contextmanager
     def limited(self, limit_s: float) -> Iterator[None]:
-        """Within it, after so many seconds the next operation is refused; within another one, by that one."""
+        """Within it the first operation after `limit_s` seconds raises Unmodelled; an outer limit takes precedence."""
         outer = self._until
         if outer is None:
             self._until, self._limit_s = time.monotonic() + limit_s, limit_s
@@ -194,13 +196,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
-            return device  # autograd and the optimizers ask for it twice as often as they compute
+            return device  # read by autograd and optimizers twice as often as they compute
         if self._until is not None and time.monotonic() > self._until:
             raise Unmodelled(f"the end of its first {self._limit_s:.0f} s")
         kwargs = kwargs or {}
         if (refusal := self._refused.get(id(func))) is not None:
             refuse_types(func, args, kwargs, refusal, self.module)
-        values, known = self._values, None
+        values, entry = self._values, None
         if values is None:
             result = func(*args, **kwargs)
         elif func is _ITEM and is_fake(args[0]):
@@ -210,36 +212,36 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             try:
                 rule = _RULES.get(id(func))
-                if rule is None or func in _OF_SHAPES:
+                if rule is None or func in _SHAPE_RULES:
                     result = self._fakes.run(func, args, kwargs, rule)
-                    known = self._fakes.last
+                    entry = self._fakes.last
                 elif func is _ADD and torch._C._current_graph_task_id() == -1:
                     result = self._fakes.run(func, args, kwargs)
-                    known = self._fakes.last
+                    entry = self._fakes.last
                 else:
                     result = rule(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
-                if func in _SAME:
+                if func in _COMPARISONS_OF_TENSORS:
                     try:
                         return values.compute(func, args, kwargs)
                     except LookupError:
-                        return True  # parts compare what they compute with what the model computes
+                        return True  # components compare their result with the model's
                 result = values.shaped(func, args, kwargs)
             values.follow(func, args, kwargs, result)
         if self.recorder is not None:
-            self.recorder.call(func, args, kwargs, result, known)
+            self.recorder.call(func, args, kwargs, result, entry)
         if isinstance(result, torch.Tensor):
             self._watch(result, func, args)
         elif isinstance(result, tuple | list):
-            for each in result:
-                if isinstance(each, torch.Tensor):
-                    self._watch(each, func, args)
-                elif isinstance(each, tuple | list):
-                    for leaf in tree_leaves(each):
+            for item in result:
+                if isinstance(item, torch.Tensor):
+                    self._watch(item, func, args)
+                elif isinstance(item, tuple | list):
+                    for leaf in tree_leaves(item):
                         if isinstance(leaf, torch.Tensor):
                             self._watch(leaf, func, args)
         if self._gpu is not None and (scratch := self._gpu.scratch(func, args, kwargs)):
-            number = self._made(scratch, self.default, self._operation(f"{func} (scratch)"))
+            number = self._allocate(scratch, self.default, self._operation(f"{func} (scratch)"))
             self.trace.events.append(-number)
         return result
 
@@ -257,7 +259,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation = getattr(tensor, "memkit_made_by", "")
         else:
             operation = self.trace.operations[self.trace.operation_of[number - 1]]
-        return not operation.startswith(_RARELY)
+        return not operation.startswith(_ASSUMED_FALSE)
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
         if hasattr(tensor, "__tensor_flatten__") and not is_fake(tensor):
@@ -271,7 +273,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device_type(tensor) != self.device_type:
             if self.host is not None and device_type(tensor) == "cpu" and is_fake(tensor):
                 self.host.watch(tensor, func)
-                if func in _BY_CHANCE:
+                if func in _LAYERDROP_COMPARISONS:
                     tensor.memkit_made_by = str(func)  # type: ignore[attr-defined]
             return
         size = storage.nbytes()
@@ -279,18 +281,18 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         category = self.default
         if func is _CAST and self._category_of(args[0]) == "weights":
-            category = "weights"  # autocast's 16-bit copy, kept until autocast ends
-        number = self._made(size, category, self._operation(func))
+            category = "weights"  # autocast's 16-bit copy, which lives until autocast ends
+        number = self._allocate(size, category, self._operation(func))
         self._live[address] = number
-        self._watched[number] = weakref.ref(storage, lambda _: self._gone(address, number))
+        self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
 
-    def _gone(self, address: int, number: int) -> None:
+    def _freed(self, address: int, number: int) -> None:
         if self._live.get(address) == number:
             del self._live[address]
         self._watched.pop(number, None)
         self.trace.events.append(-number)
 
-    def _made(self, size_bytes: int, category: Category, operation: int) -> int:
+    def _allocate(self, size_bytes: int, category: Category, operation: int) -> int:
         number = self.trace.add(size_bytes, CATEGORIES.index(category), operation, self._module)
         self.trace.events.append(number)
         return number

@@ -1,6 +1,8 @@
-"""Records what a traced training computes, call by call. The tracer tells it of each operation; kernels that don't
-pass the dispatcher are told by `launched`, or stand in `NOT_TOLD` with the reason
-(tests/prediction/test_work_recorder.py looks for those that do neither)."""
+"""Records the operations of a traced training, call by call.
+
+The tracer records each operation; kernels outside the dispatcher are recorded by `launched`, or listed in
+`NOT_COUNTED` with the reason (tests/prediction/test_work_recorder.py finds kernels with neither).
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,23 @@ from typing import Any, Final
 import torch
 
 from hf_memkit.common.terms import Phase
-from hf_memkit.prediction.child.tracer.fast_fakes import Known
-from hf_memkit.prediction.child.tracer.operation_work import beside_dispatcher, operations_of
+from hf_memkit.prediction.child.tracer.fast_fakes import CacheEntry
+from hf_memkit.prediction.child.tracer.operation_work import kernel_operation, operations_of
 from hf_memkit.prediction.trace.work import Operation, Work
 
-NOT_TOLD: Final[Mapping[str, str]] = {
+NOT_COUNTED: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
     "fill": "bitsandbytes fills new paged states, once",
     "stable_randn": "APOLLO's projection is drawn by torch.randn here, which passes the dispatcher",
-    "is_pinned": "a question, no kernel",
+    "is_pinned": "a query, no kernel",
     "pin_memory": "a copy within RAM, in another thread of a run",
     "record_stream": "no kernel",
 }
-"""What is replaced in this package, may run a kernel or a copy, and has no row; with the reason."""
+"""Functions that this package replaces, which may run a kernel or a copy, and are not recorded → the reason."""
 
 
 class WorkRecorder:
-    """Fills `work` with what is computed on one type of device."""
+    """Fills `work` with the operations on one type of device."""
 
     def __init__(self, device_type: str) -> None:
         self.work = Work()
@@ -35,41 +37,41 @@ class WorkRecorder:
         self._numbers: dict[Operation, int] = {}
 
     def call(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, known: Known | None
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, entry: CacheEntry | None
     ) -> None:
-        """An operation has been called. `known`: what is remembered of it on such arguments; None: nothing is."""
+        """Records a call of an operation. `entry`: its cache entry for such arguments, if any."""
         engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-        if known is None:
+        if entry is None:
             self.work.calls += self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
             return
-        rows = known.engine_work if engine else known.work
+        rows = entry.engine_work if engine else entry.work
         if rows is None:
             rows = self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
             if engine:
-                known.engine_work = rows
+                entry.engine_work = rows
             else:
-                known.work = rows
+                entry.work = rows
         self.work.calls += rows
 
     def add(self, *operations: Operation) -> None:
-        """Rows that the caller has made itself."""
+        """Records operations that the caller has created."""
         engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
         self.work.calls += self._rows(operations, engine)
 
-    def again(self, begin: int, times: float, name: str) -> None:
-        """The calls from `begin` on come so many times more, which are not traced: one row for all of them."""
-        rows = [self.work.operations[each] for each in self.work.calls[begin:]]
-        flops, moved = (sum(getattr(each, field) for each in rows) for field in ("flops", "moved_bytes"))
-        launches = max(1, round(times * sum(each.launches for each in rows)))
+    def repeat(self, begin: int, times: float, name: str) -> None:
+        """Records `times` untraced repetitions of the calls from `begin` on, as one operation."""
+        rows = [self.work.operations[call] for call in self.work.calls[begin:]]
+        flops, moved = (sum(getattr(row, field) for row in rows) for field in ("flops", "moved_bytes"))
+        launches = max(1, round(times * sum(row.launches for row in rows)))
         dtype = rows[0].dtype if rows else ""
         self.add(Operation(name, "unknown", dtype, round(times * flops), round(times * moved), launches=launches))
 
-    def ended(self, phase: Phase) -> None:
-        """What has been called since the last boundary fell into `phase`."""
+    def end_phase(self, phase: Phase) -> None:
+        """Assigns all calls since the last boundary to `phase`."""
         self.work.marks.append((len(self.work.calls), phase))
 
     def _rows(self, operations: Iterable[Operation], engine: bool) -> tuple[int, ...]:
-        return tuple(self._number(each, engine) for each in operations)
+        return tuple(self._number(operation, engine) for operation in operations)
 
     def _number(self, operation: Operation, engine: bool) -> int:
         if engine:
@@ -82,24 +84,24 @@ class WorkRecorder:
 
 
 _active: list[WorkRecorder] = []
-"""The recorder of this process: a case has a process of its own, and one tracer."""
+"""The recorder of this process: each case has a separate process and one tracer."""
 
 
 def activate(recorder: WorkRecorder) -> None:
-    """Makes `recorder` the one that `launched` tells."""
+    """Makes `recorder` the one that `launched` uses."""
     _active[:] = [recorder]
 
 
-def turns(name: str) -> Callable[[float], None]:
-    """A loop begins, of which only some turns are traced; what comes back is told, at its end, how often those come
-    besides."""
+def repetitions(name: str) -> Callable[[float], None]:
+    """Starts a loop of which only some turns are traced; call the result at its end with the number of the others,
+    relative to the traced ones."""
     if not _active:
         return lambda times: None
     recorder, begin = _active[0], len(_active[0].work.calls)
-    return lambda times: recorder.again(begin, times, name) if times > 0 else None
+    return lambda times: recorder.repeat(begin, times, name) if times > 0 else None
 
 
 def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
-    """A kernel would run now that no dispatcher sees: its row, if work is recorded at all."""
+    """Records a kernel that would be launched outside the dispatcher, if work is recorded."""
     if _active:
-        _active[0].add(beside_dispatcher(name, arguments, _active[0].device_type, **fields))
+        _active[0].add(kernel_operation(name, arguments, _active[0].device_type, **fields))

@@ -1,1 +1,1 @@
-"""What is special about a class of Trainer, a file a kind. `docs/contributing.md` says how to add one."""
+"""Special cases of Trainer classes, one file per kind. `docs/contributing.md` says how to add one."""

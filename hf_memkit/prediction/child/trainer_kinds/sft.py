@@ -1,7 +1,8 @@
-"""TRL's SFTTrainer: its rows (a `datasets.Dataset`), a tokenizer, and its fused head on a GPU. That runs Triton
-kernels, which keep and make nothing that the Python around them does not allocate; where Triton is not installed, TRL
-would take another path, whose tiles are larger. Every token has a label here: how many of a user's have none is not
-known."""
+"""TRL's SFTTrainer: its rows (a `datasets.Dataset`), a tokenizer, and its fused head on a GPU.
+
+The head runs Triton kernels, which allocate nothing themselves; without Triton, TRL would use other code with larger
+tiles. All tokens have a label here, because the user's number of tokens without one is unknown.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def is_sft(setup: Setup) -> bool:
 
 
 def sft_rows(setup: Setup, row: dict[str, Any], batch_size: int, count: int) -> Rows:
-    """`count` rows like `row`: of packed ones each holds two sequences, else the first of a batch is the longest."""
+    """`count` rows like `row`: packed ones hold two sequences, else the first row of a batch is the longest."""
     tokens = row["input_ids"]
     row = {"input_ids": tokens, "labels": list(tokens)}
     if setup.get("arguments.packing"):
@@ -31,14 +32,14 @@ def sft_rows(setup: Setup, row: dict[str, Any], batch_size: int, count: int) -> 
 
 
 def as_dataset(rows: Rows | ConcatDataset[Any]) -> Any:
-    """`rows` as SFTTrainer takes them."""
+    """`rows` in the form that SFTTrainer accepts."""
     from datasets import Dataset
 
     return Dataset.from_list([rows[number] for number in range(len(rows))])
 
 
 def tokenizer() -> Any:
-    """A tokenizer that knows its padding; nothing is read with it."""
+    """A tokenizer with a padding token; nothing is tokenized with it."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -47,30 +48,31 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
-# ---- rows behind one another, without padding ----
+# ---- padding-free rows ----
 
 
-def refuses_padding_free(trainer: Any) -> str:
-    """Why `padding_free=True` would not do that here (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+def why_not_padding_free(trainer: Any) -> str:
+    """Why `padding_free=True` would have no effect here; empty if it would (trl 1.16.0: sft_trainer.py,
+    `SFTTrainer.__init__`)."""
     if not hasattr(trainer, "padding_free"):
         if hasattr(trainer.args, "padding_free"):
             return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"
         return "it needs a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
     if not type(trainer.data_collator).__module__.startswith("trl."):
-        return "TRL refuses it beside the script's own data_collator"
+        return "TRL refuses it with the script's own data_collator"
     if trainer.compute_metrics is not None:
         return "compute_metrics would get the rows of a batch as one row"
     return ""
 
 
 def padding_free_change(trainer: Any, longest: int | None, attention: str) -> str:
-    """What to type so that rows lie behind one another; empty where TRL refuses it. `longest`: tokens of the longest
-    row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0: sft_trainer.py,
+    """The settings for padding-free rows; empty if TRL refuses them. `longest`: tokens of the longest row. TRL refuses
+    `padding_free` with `max_length`, and cuts no rows without it (trl 1.16.0: sft_trainer.py,
     `SFTTrainer.__init__`)."""
     arguments, flash = trainer.args, f'attn_implementation="{attention}"'
     if not hasattr(arguments, "padding_free"):
         return f"data_collator=DataCollatorWithFlattening() and {flash}"
-    if refuses_padding_free(trainer):
+    if why_not_padding_free(trainer):
         return ""
     cut_at = None if getattr(arguments, "packing", False) else getattr(arguments, "max_length", None)
     if cut_at is None:
@@ -80,12 +82,12 @@ def padding_free_change(trainer: Any, longest: int | None, attention: str) -> st
     return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
 
 
-# ---- its head ----
+# ---- fused head ----
 
 
-def head_of_triton(kernels: Any) -> None:
-    """Where Triton is not installed, TRL's head takes the path of a GPU with it all the same, and launches no kernel
-    (trl 1.16.0: kernels/chunked_logprob.py). `kernels`: that module, before others import from it."""
+def patch_fused_head(kernels: Any) -> None:
+    """Makes TRL's head use the code for a GPU with Triton, without launching kernels, if Triton is not installed (trl
+    1.16.0: kernels/chunked_logprob.py). `kernels`: that module, before others import from it."""
 
     class Kernel:
         def __init__(self, name: str) -> None:

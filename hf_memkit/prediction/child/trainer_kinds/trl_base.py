@@ -1,4 +1,4 @@
-"""Every Trainer of TRL's: what is asked of values when one is made, and how it loads its model."""
+"""All Trainers of TRL: patches when one is created, and how it loads its model."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from transformers import Trainer
 
-from hf_memkit.prediction.child.trainer_kinds.preference import nothing_is_hashed, rows_have_zeros
-from hf_memkit.prediction.child.trainer_kinds.vllm import vllm_is_installed
+from hf_memkit.prediction.child.trainer_kinds.preference import patch_module_hash, patch_reference_log_probabilities
+from hf_memkit.prediction.child.trainer_kinds.vllm import patch_vllm
 
 
-def answer_trl() -> None:
-    """From now on a Trainer of TRL's that is made gets these answers."""
+def patch_trl() -> None:
+    """Installs the patches of TRL when one of its Trainers is created."""
     original = Trainer.__init__
 
-    @functools.wraps(original)  # libraries look at its parameters
+    @functools.wraps(original)  # libraries inspect its parameters
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if "trl.trainer.utils" in sys.modules:
-            nothing_is_hashed()
-            rows_have_zeros(type(self))
+            patch_module_hash()
+            patch_reference_log_probabilities(type(self))
         if getattr(self.args, "use_vllm", False):
-            vllm_is_installed()
+            patch_vllm()
 
     Trainer.__init__ = init
 
 
-def loads_the_model() -> bool:
-    """Whether a Trainer of TRL's is loading the model itself: it chooses "auto" only outside distributed runs, and
-    under DeepSpeed None, whatever `model_init_kwargs` say (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
+def is_loading_model() -> bool:
+    """Whether a Trainer of TRL is loading its model. It chooses device_map="auto" only outside distributed runs, and
+    None under DeepSpeed, for any `model_init_kwargs` (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")

@@ -1,6 +1,5 @@
-"""Trainers that have a vLLM answer (`use_vllm`). Its answers are as long as they may be; vLLM itself is a share of the
-GPU, by formula (trl 1.16: generation/vllm_generation.py).
-"""
+"""Trainers that generate with vLLM (`use_vllm`): answers have their maximum length, and vLLM's own memory is a share
+of the GPU, by formula (trl 1.16: generation/vllm_generation.py)."""
 
 from __future__ import annotations
 
@@ -19,53 +18,54 @@ _BYTES_A_WEIGHT: Final = 2
 
 
 def traced_vllm(trainer: Any) -> Vllm | None:
-    """What a Trainer's vLLM takes of this GPU; None: it has none. Its own weights are in 16 bits, as vLLM's dtype
-    "auto" makes of fp32; where bitsandbytes has quantised them, as they are (trl 1.16: generation/vllm_generation.py;
-    https://docs.vllm.ai/en/latest/configuration/engine_args/).
+    """The share of this GPU that a Trainer's vLLM uses; None without vLLM.
+
+    vLLM's weights have 16 bits, as its dtype "auto" casts fp32; weights quantised by bitsandbytes stay as they are
+    (trl 1.16: generation/vllm_generation.py; https://docs.vllm.ai/en/latest/configuration/engine_args/).
 
     Raises:
-        Unmodelled: another Trainer has a vLLM of its own.
+        Unmodelled: the Trainer uses vLLM in another way.
     """
     if not getattr(trainer.args, "use_vllm", False):
         return None
-    found: Any = getattr(trainer, "vllm_generation", None)
-    if not isinstance(getattr(found, "llm", None) or getattr(found, "vllm_client", None), _Engine | _Server):
+    generation: Any = getattr(trainer, "vllm_generation", None)
+    if not isinstance(getattr(generation, "llm", None) or getattr(generation, "vllm_client", None), _Engine | _Server):
         raise Unmodelled(f"use_vllm: not supported for {type(trainer).__name__}; omit it, or measure with memkit run")
-    if found.mode != "colocate":
-        return Vllm(found.mode)
+    if generation.mode != "colocate":
+        return Vllm(generation.mode)
     model = base_model(trainer.model)
     adapters = trainer.model.prefix if model is not trainer.model else "-"
-    weights = [each for name, each in model.named_parameters() if adapters not in name]
-    size = sum(each.numel() * min(each.element_size(), _BYTES_A_WEIGHT) for each in weights)
+    weights = [weight for name, weight in model.named_parameters() if adapters not in name]
+    size = sum(weight.numel() * min(weight.element_size(), _BYTES_A_WEIGHT) for weight in weights)
     return Vllm(
-        found.mode, float(found.gpu_memory_utilization), bool(found.enable_sleep_mode),
-        size // found.tensor_parallel_size,
+        generation.mode, float(generation.gpu_memory_utilization), bool(generation.enable_sleep_mode),
+        size // generation.tensor_parallel_size,
     )  # fmt: skip
 
 
-def vllm_is_installed() -> None:
-    """TRL's own code goes on, with an engine that holds nothing and is asked for answers alone. Modules that do not
-    use its `VLLMGeneration` would ask for vLLM itself."""
+def patch_vllm() -> None:
+    """Replaces vLLM in TRL's code by an engine without memory that only returns answers. Modules of TRL that do not
+    use its `VLLMGeneration` still need vLLM."""
     if "trl" not in sys.modules:
         return
     module: Any = importlib.import_module("trl.generation.vllm_generation")
-    for name, each in list(sys.modules.items()):
-        if name.startswith("trl.") and "VLLMGeneration" in vars(each) and "is_vllm_available" in vars(each):
-            each.is_vllm_available = lambda *args, **kwargs: True  # type: ignore[attr-defined]
+    for name, value in list(sys.modules.items()):
+        if name.startswith("trl.") and "VLLMGeneration" in vars(value) and "is_vllm_available" in vars(value):
+            value.is_vllm_available = lambda *args, **kwargs: True  # type: ignore[attr-defined]
     module.LLM, module.VLLMClient = _Engine, _Server
     module.SamplingParams = module.StructuredOutputsParams = SimpleNamespace
 
 
 _WORD: Final = 0
-"""The token that all answers are made of."""
+"""Token of all answers."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Of no effect here."""
+    """Does nothing."""
 
 
 class _Engine:
-    """`vllm.LLM`, as far as TRL asks it."""
+    """The methods of `vllm.LLM` that TRL calls."""
 
     def __init__(self, model: str, max_model_len: int | None = None, **_: Any) -> None:
         driver = SimpleNamespace(model_runner=SimpleNamespace(model=SimpleNamespace(load_weights=list)))
@@ -79,16 +79,16 @@ class _Engine:
     def generate(self, prompts: Sequence[Any], sampling_params: Any, **_: Any) -> list[Any]:
         launched("vllm.generate", (), kind="unknown")
         answer = [_WORD] * sampling_params.max_tokens
-        chances = [{each: SimpleNamespace(rank=1, logprob=0.0)} for each in answer]
+        chances = [{token: SimpleNamespace(rank=1, logprob=0.0)} for token in answer]
         output = SimpleNamespace(token_ids=answer, logprobs=chances)
         return [
-            SimpleNamespace(prompt_token_ids=each["prompt_token_ids"], outputs=[output] * sampling_params.n)
-            for each in prompts
+            SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[output] * sampling_params.n)
+            for prompt in prompts
         ]
 
 
 class _Server:
-    """TRL's client of a vLLM on other GPUs: what it sends and gets."""
+    """The methods that TRL calls of its client for a vLLM on other GPUs."""
 
     __init__ = init_communicator = reset_prefix_cache = _nothing
 

@@ -1,1 +1,1 @@
-"""What happens at `train()`: which batches, evaluations and steps are traced, and what a plan has to know."""
+"""Chooses and traces batches, steps and evaluations at `train()`, and collects facts for plans."""

@@ -1,5 +1,7 @@
-"""What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
-what its arguments ask for besides. With real tensors on a CPU the same steps are made, to compare with."""
+"""Traces a few optimizer steps with the script's Trainer when it calls `train()`, then evaluations and saves.
+
+Tests run the same steps with real tensors on a CPU for comparison.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +25,34 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, name_in_version
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
-from hf_memkit.prediction.child.gpu.cuda_questions import memory_fraction
-from hf_memkit.prediction.child.gpu.fake_gpu import become
-from hf_memkit.prediction.child.libraries.deepspeed_engine import as_the_engine_has_it, traced_engine
+from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
+from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
+from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.trainer_kinds.generation import generates, generates_nothing
+from hf_memkit.prediction.child.trainer_kinds.generation import generates, generation_notes
 from hf_memkit.prediction.child.trainer_kinds.online import (
-    answers_are_made_up,
     before_step,
-    draws_whose_answers,
     learns_from_answers,
+    mixes_answers,
+    patch_rewards,
 )
 from hf_memkit.prediction.child.trainer_kinds.preference import reference_loaders, trace_reference
 from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
-from hf_memkit.prediction.child.training.evaluations import Evaluations, is_asked_for, largest_batch, own_evaluation
+from hf_memkit.prediction.child.training.evaluations import Evaluations, is_enabled, largest_batch, trainers_evaluation
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan_facts
-from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, made_here
+from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, traced_tensor
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, chosen_steps
-from hf_memkit.prediction.child.users_code import line_that_asks
+from hf_memkit.prediction.child.user_code import calling_line
 from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
 from hf_memkit.setup.script_overrides import overrides_optimizer
 
 MICRO_BATCHES: Final = 2
-"""From the second micro-batch on gradients are there during forward; a third one is like the second."""
+"""From the second micro-batch on there are gradients during forward; later ones are like the second."""
 
 SHORT_AND_QUIET: Final[dict[str, Any]] = {
     "max_steps": STEPS,
@@ -69,13 +71,13 @@ SHORT_AND_QUIET: Final[dict[str, Any]] = {
     "push_to_hub": False,
     "resume_from_checkpoint": None,
 }
-"""Fields of TrainingArguments that every traced training has: it is short, and leaves nothing behind."""
+"""Fields of TrainingArguments for every traced training: short, and without lasting files."""
 
-_UNASKED_S: Final = 20.0
-"""For an evaluation that decides nothing."""
+_OPTIONAL_S: Final = 20.0
+"""Time limit for an evaluation that does not affect the verdict."""
 
 _CONTEXT_BYTES: Final = 2**30
-"""More than a process holds beside its tensors."""
+"""Upper bound of a process's memory outside its tensors."""
 
 
 def traced_training(
@@ -88,65 +90,67 @@ def traced_training(
     worst: bool = True,
     for_plan: bool = False,
 ) -> TracedTraining:
-    """Trains two steps with `trainer`, which is changed for that.
+    """Trains two steps with `trainer`, and changes it for that.
 
     Args:
-        trainer: as the script made it.
-        train: `Trainer.train` itself.
-        tracer: records what is made; active within `fake`.
-        fake: the context in which tensors are fake (or, to compare with, real).
+        trainer: as the script created it.
+        train: the original `Trainer.train`.
+        tracer: records allocations; active within `fake`.
+        fake: context in which tensors are fake (or real, for comparison).
         evaluations: of the script.
-        worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
-        for_plan: whether a plan asks, which has to know more.
+        worst: trace the worst and a typical batch; False: the first batches of the script's loader.
+        for_plan: collect facts for a plan, too.
 
     Raises:
-        Unmodelled: something of it cannot be traced.
+        Unmodelled: the training cannot be traced.
     """
     arguments = trainer.args
     _refuse(trainer, tracer.device_type)
     plan = plan_facts(trainer) if for_plan else None
-    found = _training(trainer)
-    notes = [*_left_out(trainer), *answers_are_made_up(trainer)]
+    training = _described(trainer)
+    notes = [*_omissions(trainer), *patch_rewards(trainer)]
     accumulation = int(arguments.gradient_accumulation_steps)
     accumulation = accumulation if learns_from_answers(trainer) else min(accumulation, MICRO_BATCHES)
-    drawn = draws_whose_answers(trainer)
+    random_answers = mixes_answers(trainer)
     chosen = chosen_steps(trainer, accumulation, worst=worst, on_gpu=tracer.device_type == "cuda")
     steps, (rows, length) = chosen.steps, chosen.size()
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     if plan is not None:
-        plan = chosen.known(plan)
+        plan = chosen.added_to(plan)
     notes += [*chosen.notes(), *_too_long(trainer.model, chosen.worst, length)]
     not_run = calls_not_run(trainer)
     notes += notes_on_calls(not_run, trainer.model)
-    evaluated = evaluations.asked(trainer, not_run)
+    evaluated = evaluations.requested(trainer, not_run)
     reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
-    asked: dict[str, None] = {}
-    tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
+    readers: dict[str, None] = {}  # lines of the user's code that read made-up values
+    tracer.made_up = lambda: readers.update({place: None for place in (calling_line(),) if place})
     with tempfile.TemporaryDirectory() as folder:
-        as_it_was = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
+        original = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
         watch = TrainingWatch(tracer)
         watch.watch_parts(trainer)
-        notes += _callbacks(trainer, watch)
+        notes += _remove_callbacks(trainer, watch)
         with fake:
             tracer.adopt(_weights(tracer.device_type))
             if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
-            dtype = as_the_engine_has_it(trainer)
+            dtype = apply_engine_dtype(trainer)
             if reference:
                 trace_reference(trainer, Loader(reference, arguments, dtype), tracer)
             events = tracer.trace.events
             calls = tracer.recorder.work.calls if tracer.recorder is not None else []
-            bounds: list[tuple[int, int]] = []  # of the steps: events, calls
+            bounds: list[tuple[int, int]] = []  # (event, call) at which each step begins
 
             def before(number: int) -> None:
                 if number % accumulation == 0:
                     bounds.append((len(events), len(calls)))
                     if number == needed * accumulation and _surely_fits(tracer):
-                        raise _Enough
+                        raise _EnoughTraced
                     if steps[number // accumulation].flash:
                         base_model(trainer.model).set_attn_implementation(FLASH)
-                    before_step(trainer, own_answers=steps[number // accumulation].own_answers if drawn else None)
+                    before_step(
+                        trainer, own_answers=steps[number // accumulation].own_answers if random_answers else None
+                    )
 
             trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
             attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
@@ -154,39 +158,36 @@ def traced_training(
             try:
                 train(trainer)
                 bounds.append((len(events), len(calls)))
-            except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
+            except Exception:  # _EnoughTraced, or a change that this model cannot be trained with
                 if len(bounds) <= needed:
                     raise
-            if plan is not None and not given and found.engine is None and overrides_optimizer(trainer):
+            if plan is not None and not given and training.engine is None and overrides_optimizer(trainer):
                 plan = replace(plan, own_optimizer=not made_by_trainer(trainer))
             if steps[-1].flash:
                 base_model(trainer.model).set_attn_implementation(attention)
-            steps_end, unasked = len(events), None
-            trainer.is_in_train = True  # then *_full_eval casts nothing
+            steps_end, optional = len(events), None
+            trainer.is_in_train = True  # so that *_full_eval casts nothing
             for call in evaluated:
                 evaluations.trace(call, dtype)
-            tracer.ended(watch.phase)
+            tracer.end_phase(watch.phase)
             evaluation_notes = list(evaluations.notes)
             if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
                 began = len(events)
-                with (
-                    contextlib.suppress(Exception),
-                    tracer.limited(_UNASKED_S),
-                ):  # one that fails decides nothing either
-                    evaluations.trace(own_evaluation(trainer), dtype)
-                    tracer.ended(watch.phase)
-                    unasked = (began, len(events))
+                with contextlib.suppress(Exception), tracer.limited(_OPTIONAL_S):  # an error does not matter either
+                    evaluations.trace(trainers_evaluation(trainer), dtype)
+                    tracer.end_phase(watch.phase)
+                    optional = (began, len(events))
             watch.end()
             del trainer.get_train_dataloader
-            if found.engine is None:
-                _read_back(trainer, as_it_was, tracer)
+            if training.engine is None:
+                _trace_loading(trainer, original, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
-        for name, value in as_it_was.items():
+        for name, value in original.items():
             object.__setattr__(arguments, name, value)
         trainer.is_in_train = False
     notes += [
         f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
-        for place in asked
+        for place in readers
     ]
     notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
     if watch.optimizer_steps < needed:
@@ -195,15 +196,15 @@ def traced_training(
             f"Trainer's ends it early. Omit that method, or measure with memkit run"
         )
     host = tracer.host.used() if tracer.host is not None else None
-    if host is not None and unasked is not None:
+    if host is not None and optional is not None:
         host.tensor_bytes.pop("evaluate", None)
     spans = zip(steps, itertools.pairwise(bounds), strict=False)
     return replace(
-        found,
+        training,
         trace=trace,
-        steps=tuple(TracedStep(each.kind, *zip(begin, end, strict=True)) for each, (begin, end) in spans),
+        steps=tuple(TracedStep(step.kind, *zip(begin, end, strict=True)) for step, (begin, end) in spans),
         steps_end=steps_end,
-        unasked=unasked,
+        optional=optional,
         rows=rows,
         sequence_length=length,
         batches=chosen.shapes,
@@ -213,12 +214,12 @@ def traced_training(
     )
 
 
-class _Enough(Exception):
-    """What is traced from here on is not needed."""
+class _EnoughTraced(Exception):
+    """Ends a traced training whose remaining steps are not needed."""
 
 
 def _surely_fits(tracer: StorageTracer) -> bool:
-    """Whether the tensors so far leave so much of the GPU that nobody asks what would need less."""
+    """Whether the tensors so far leave so much of the GPU that smaller batches are irrelevant."""
     if tracer.device_type != "cuda":
         return False
     left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
@@ -226,11 +227,11 @@ def _surely_fits(tracer: StorageTracer) -> bool:
 
 
 def _refuse(trainer: Any, device_type: str) -> None:
-    """Raises Unmodelled for what cannot be traced, or is no training on the device."""
+    """Raises Unmodelled if the training cannot be traced, or does not run on the device."""
     arguments = trainer.args
     if arguments.device.type != device_type:
-        asked = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
-        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {asked}")
+        fix = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {fix}")
     precision = getattr(arguments, "mixed_precision", "no")
     if precision != "no" and not getattr(arguments, precision, False):
         instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
@@ -250,26 +251,26 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
-def _training(trainer: Any) -> TracedTraining:
-    """What is trained, as the script has it; nothing is traced yet."""
+def _described(trainer: Any) -> TracedTraining:
+    """The training as the script has it, without a trace."""
     model = trainer.model
     base = base_model(model)
-    counted = {id(each): each for each in model.parameters()}.values()
-    trained = [each for each in counted if each.requires_grad]
+    parameters = {id(weight): weight for weight in model.parameters()}.values()
+    trained = [weight for weight in parameters if weight.requires_grad]
     return TracedTraining(
         trainer=type(trainer).__name__,
         arguments=traced_arguments(trainer.args),
         model=TracedModel(
             kind=type(base).__name__,
             name=str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
-            parameters=sum(map(_numbers, counted)),
-            trainable_parameters=sum(map(_numbers, trained)),
-            dtypes=_dtypes(counted),
+            parameters=sum(map(_elements, parameters)),
+            trainable_parameters=sum(map(_elements, trained)),
+            dtypes=_dtypes(parameters),
             trained_dtypes=_dtypes(trained),
         ),
         batches_tried=tuple(_batches_tried(trainer)),
         memory_fraction=memory_fraction(),
-        allocator={name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
+        allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
@@ -277,50 +278,50 @@ def _training(trainer: Any) -> TracedTraining:
 
 
 def traced_arguments(arguments: Any) -> TracedArguments:
-    """Those of `TracedArguments`, from a TrainingArguments of any version."""
-    found = {}
+    """The fields of `TracedArguments`, from TrainingArguments of any version."""
+    values = {}
     installed = tuple(map(int, version("transformers").split(".")[:2]))
-    for each in fields(TracedArguments):
-        value = getattr(arguments, name_in_version(each.name, installed), None)
+    for field in fields(TracedArguments):
+        value = getattr(arguments, name_in_version(field.name, installed), None)
         with contextlib.suppress(TypeError):
-            found[each.name] = json.loads(json.dumps(getattr(value, "value", value)))
-    return TracedArguments(**found)
+            values[field.name] = json.loads(json.dumps(getattr(value, "value", value)))
+    return TracedArguments(**values)
 
 
 def _dtypes(parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
-    return tuple(sorted({str(each.dtype).removeprefix("torch.") for each in parameters}))
+    return tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in parameters}))
 
 
 def fp16_overflow(trainer: Any) -> str:
-    """What overflows in this training, where it computes in fp16; empty: nothing is known."""
+    """What overflows in this training if it computes in fp16; empty if nothing is known."""
     base = base_model(trainer.model)
-    if not trainer.args.fp16 and all(each.dtype != torch.float16 for each in base.parameters()):
+    if not trainer.args.fp16 and all(weight.dtype != torch.float16 for weight in base.parameters()):
         return ""
     kept = getattr(base, "_keep_in_fp32_modules", None) or ()
     return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
 
 
 def _batches_tried(trainer: Any) -> list[int]:
-    """Those that `auto_find_batch_size` would try, each after an out-of-memory error: accelerate itself says which."""
+    """Batch sizes that `auto_find_batch_size` would try after out-of-memory errors, according to accelerate."""
     if not trainer.args.auto_find_batch_size:
         return []
-    found: list[int] = []
+    sizes: list[int] = []
 
     def attempt(batch_size: int) -> None:
-        found.append(batch_size)
+        sizes.append(batch_size)
         raise RuntimeError("CUDA out of memory.")
 
-    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # it looks for garbage each time
+    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # collects garbage each time
     try:
         with contextlib.suppress(RuntimeError):
             memory.find_executable_batch_size(attempt, starting_batch_size=trainer._train_batch_size)()
     finally:
         memory.clear_device_cache = clear
-    return found
+    return sizes
 
 
-def _left_out(trainer: Any) -> Iterator[str]:
-    """What the training asks for and the trace does not show, a sentence each."""
+def _omissions(trainer: Any) -> Iterator[str]:
+    """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
     if given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
@@ -328,7 +329,7 @@ def _left_out(trainer: Any) -> Iterator[str]:
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
-    yield from generates_nothing(trainer)
+    yield from generation_notes(trainer)
 
 
 def _is_installed(distribution: str) -> bool:
@@ -338,16 +339,16 @@ def _is_installed(distribution: str) -> bool:
         return False
 
 
-def _numbers(parameter: torch.Tensor) -> int:
-    """Elements of a parameter; bitsandbytes packs two of 4 bits in a byte."""
+def _elements(parameter: torch.Tensor) -> int:
+    """Elements of a parameter; bitsandbytes packs two 4-bit elements in a byte."""
     packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
     return packed * parameter.numel()
 
 
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:
-    """Shapes do not show that a row has more tokens than the model has positions."""
+    """A note if rows have more tokens than the model has positions, which shapes do not show."""
     text_config = getattr(getattr(model, "config", None), "get_text_config", None)
-    if length is None or text_config is None or any("position_ids" in each for each in batches):
+    if length is None or text_config is None or any("position_ids" in batch for batch in batches):
         return
     longest = getattr(text_config(), "max_position_embeddings", None)
     if isinstance(longest, int) and 0 < longest < length:
@@ -361,7 +362,7 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
 
 
 def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
-    """A few steps, no logs, no pushes, nothing written but to a folder that goes away. The arguments as they were."""
+    """Sets the arguments for a few steps that write only to a temporary folder; returns the original arguments."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
@@ -370,7 +371,7 @@ def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_
         "save_steps": saves_at,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": accumulation,
-        "save_strategy": "steps" if is_asked_for(arguments.save_strategy) else "no",
+        "save_strategy": "steps" if is_enabled(arguments.save_strategy) else "no",
         "logging_first_step": False,
         "restore_callback_states_from_checkpoint": False,
     }
@@ -380,59 +381,59 @@ def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_
     return before
 
 
-def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
-    """Leaves Trainer's own flow and memkit's callbacks; says which of the user's could have changed the figures."""
+def _remove_callbacks(trainer: Any, *added: TrainerCallback) -> list[str]:
+    """Keeps only Trainer's flow callback and adds memkit's; returns notes on the user's that could change memory."""
     notes = []
-    for each in trainer.callback_handler.callbacks:
-        kind = type(each)
+    for callback in trainer.callback_handler.callbacks:
+        kind = type(callback)
         if kind.__module__.startswith(CALLBACKS_OF_LIBRARIES):
             continue
         events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
         overridden = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
         if overridden:
             notes.append(f"callback {kind.__name__} is not called ({', '.join(overridden)})")
-    trainer.callback_handler.callbacks = [DefaultFlowCallback(), *own]
+    trainer.callback_handler.callbacks = [DefaultFlowCallback(), *added]
     return notes
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters with their scales, and buffers, of all modules that there are. What is real, on the host, becomes
-    part of the traced training: buffers, and where that is on the host parameters too."""
-    found: list[torch.Tensor] = []
-    for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
+    """All parameters with their scales, and buffers, of all modules. Real ones on the host become tensors of the
+    traced training: buffers, and parameters if it runs on the host."""
+    tensors: list[torch.Tensor] = []
+    for module in [obj for obj in gc.get_objects() if issubclass(type(obj), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
             if buffer is not None and type(buffer) is torch.Tensor and is_traced():
-                module._buffers[name] = made_here(buffer)
+                module._buffers[name] = traced_tensor(buffer)
         for parameter in module._parameters.values():
             if type(parameter) is torch.nn.Parameter and is_traced() and device_type == "cpu":
-                become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
-        parameters = [each for each in module._parameters.values() if each is not None]
-        scales = [each for parameter in parameters for each in carried_by(parameter)]
-        found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
-    return found
+                swap_tensor(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
+        parameters = [weight for weight in module._parameters.values() if weight is not None]
+        scales = [scale for parameter in parameters for scale in attached_tensors(parameter)]
+        tensors += [*parameters, *scales, *(buffer for buffer in module._buffers.values() if buffer is not None)]
+    return tensors
 
 
-def _read_back(trainer: Any, asked: dict[str, Any], tracer: StorageTracer) -> None:
-    """A checkpoint is read as a training does that is resumed, or keeps its best model: by transformers itself, from
-    what the traced training has saved (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
-    if not asked["resume_from_checkpoint"] and not asked["load_best_model_at_end"]:
+def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTracer) -> None:
+    """Traces loading a checkpoint, when a training is resumed or keeps its best model, by transformers' own code, from
+    the checkpoint of the traced training (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
+    if not arguments["resume_from_checkpoint"] and not arguments["load_best_model_at_end"]:
         return
     folder = trainer.args.output_dir
     if get_last_checkpoint(folder) is None:
         trainer._save_checkpoint(trainer.model, trial=None)
-        tracer.ended("save")
+        tracer.end_phase("save")
     checkpoint = get_last_checkpoint(folder)
-    if asked["resume_from_checkpoint"]:
+    if arguments["resume_from_checkpoint"]:
         trainer.accelerator.free_memory()
         trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
         trainer.callback_handler.lr_scheduler = None
-        tracer.ended(tracer.trace.marks[-1][1])
+        tracer.end_phase(tracer.trace.marks[-1][1])
         trainer._load_from_checkpoint(checkpoint)
         trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
         trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
         trainer._load_optimizer_and_scheduler(checkpoint)
-        tracer.ended("resume")
-    if asked["load_best_model_at_end"]:
+        tracer.end_phase("resume")
+    if arguments["load_best_model_at_end"]:
         trainer.state.best_model_checkpoint = checkpoint
         trainer._load_best_model()
-        tracer.ended("best_model")
+        tracer.end_phase("best_model")

@@ -1,9 +1,9 @@
-"""Which batches the script's own sampler can form: the one that needs most, and a usual one, made by its collator.
+"""Chooses the worst and a typical batch that the script's sampler can form; its collator makes them.
 
-Memory follows the largest batch, and the largest has the longest row: collators pad all rows of a batch to it. Of
-images and sound only headers are read; what the processor makes of them is found out by collating alone the rows that
-could be the largest, and some by chance. A batch of the most tokens need not be the one with the largest images, and
-which of the two needs more is for the trace to say: both are chosen.
+Memory follows the largest batch, and that has the longest row, because collators pad all rows of a batch to it. Of
+images and sound only headers are read. The result of their processor is found by collating single rows: those that may
+be the largest, and random ones. The batch with most tokens may not have the largest images; the trace shows which
+needs more, so both are chosen.
 """
 
 from __future__ import annotations
@@ -22,60 +22,60 @@ from torch.utils.data import BatchSampler, RandomSampler
 from transformers import DataCollatorWithFlattening
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.training.batch_shapes import shape_of, told_apart
-from hf_memkit.prediction.child.training.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
+from hf_memkit.prediction.child.training.batch_shapes import distinct_shapes, shape_of
+from hf_memkit.prediction.child.training.row_sizes import Numbers, RowSizes, Size, elements, row_sizes, size_of
 from hf_memkit.prediction.child.training.traced_batches import on_host
 from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
 _DRAWS: Final = 1_001
-_PASSES: Final = 25
-_FORMED: Final = 10_000
+_MAX_PASSES: Final = 25
+_MAX_FORMED: Final = 10_000
 _PASSES_S: Final = 10.0
-"""Of a sampler that does not let any rows meet, so many passes and batches, or as many as come in that time."""
+"""Limits for a sampler that does not shuffle all rows: passes over the data, batches, time."""
 
 _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
-"""Rows whose sizes only the collator knows are collated alone, the largest first."""
+"""Limits for rows whose size only the collator knows: they are collated singly, the largest first."""
 
-_BY_CHANCE_S: Final = 5.0
-"""As many rows with images or sound, by chance: what a usual batch is."""
+_RANDOM_S: Final = 5.0
+"""Time for random rows with images or sound, from which the typical batch is estimated."""
 
-_TRIED: Final = 8
-"""Batches of images or sound whose estimated sizes say that they may be the largest, and that are collated."""
+_COLLATED: Final = 8
+"""Number of batches of images or sound that are collated because their estimated sizes may be the largest."""
 
 _MUCH_LARGER: Final = 1.1
-"""Times the usual batch: from here on both are traced."""
+"""A worst batch that is this many times as large as the typical one is traced in addition to it."""
 
-_MORE: Final = 1.02
-"""Times as many tokens, or pixels: so much more makes another batch that may be the worst."""
+_LARGER: Final = 1.02
+"""A batch with this many times the tokens, or pixels, of the worst may be the worst, too."""
 
 Batch = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenBatches:
     """Batches of a data loader.
 
     Attributes:
-        worst: the one that needs most of those that the sampler can form.
-        said: which rows were looked at, and what the worst batch is.
+        worst: the batch that needs most memory of those that the sampler can form.
+        description: which rows were read, and the shape of the worst batch.
         rows: of the worst batch; 0: unknown.
-        usual, high: the median batch, and the one that 95 of 100 do not exceed; None: the rows cannot be told apart.
-        half, cut: the worst batch with half of its rows, and with rows cut to so many tokens, the most that 95 of 100
-            rows have; None: there is no such batch.
-        unreadable: a row that cannot be read, and why.
-        others: more batches that may need most: they have more tokens than `worst` has, or larger images.
-        shuffled: whether the sampler lets any rows meet.
+        typical, high: the median batch, and the 95th percentile; None: sizes of rows are unknown.
+        half, cut: the worst batch with half of its rows; with rows cut to the 95th percentile of tokens, and that
+            number; None: not possible.
+        unreadable: a row that cannot be read, and the error.
+        others: further batches that may need most: they have more tokens than `worst`, or larger images.
+        shuffled: whether the sampler can combine any rows.
         digest: of the sizes of all rows; empty: not all were read.
-        mean: how many times the tokens of "usual" and of "worst" batches have on average: with padding, and without.
-        padding: share of a batch that is padding, on average, if rows are padded to the longest of a batch, or of two
-            where the loader gives one. None, and `mean` empty: sizes are no tokens.
+        mean: the average batch's tokens relative to "usual" and "worst" ones: with padding, and without.
+        padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
+            with single rows. None, and `mean` empty: sizes are not tokens.
     """
 
     worst: Batch
-    said: str
+    description: str
     rows: int = 0
-    usual: Batch | None = None
+    typical: Batch | None = None
     high: Batch | None = None
     half: Batch | None = None
     cut: tuple[Batch, int] | None = None
@@ -87,188 +87,194 @@ class Chosen:
     padding: float | None = None
 
 
-def chosen_batches(loader: Any) -> Chosen:
-    """The worst and a usual batch of a data loader.
+def chosen_batches(loader: Any) -> ChosenBatches:
+    """Chooses the worst and a typical batch of a data loader.
 
     Raises:
-        Unmodelled: it gives no batch.
+        Unmodelled: the loader yields no batch.
     """
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     sampler: Any = getattr(loader, "batch_sampler", None)
-    while hasattr(sampler, "batch_sampler"):  # accelerate wraps it for the ranks
+    while hasattr(sampler, "batch_sampler"):  # accelerate's wrapper for ranks
         sampler = sampler.batch_sampler
     size = int(getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0)
     why = "its rows are unknown"
     if dataset is not None and collate is not None and (size or sampler is not None):
         try:
-            return _chosen(dataset, collate, sampler, size)
-        except Exception as error:  # rows that cannot be put together by number, such as those of a sampler's own kind
+            return _choose(dataset, collate, sampler, size)
+        except Exception as error:  # rows cannot be combined by index, such as those of a custom sampler
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     worst = max(first_batches(loader, 2), key=elements)
-    return Chosen(
+    return ChosenBatches(
         worst, f"the larger of the first 2 batches of the script's own data loader ({why}): {shape_of(worst)}"
     )
 
 
 def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of these columns in the batches that `chosen_batches` finds."""
+    """Lengths of these columns in the chosen batches."""
     chosen = chosen_batches(on_host(loader))
 
-    def of(batch: Batch) -> Batch:
+    def columns_of(batch: Batch) -> Batch:
         return {name: batch[name] for name in columns}
 
     def lengths(batch: Batch) -> dict[str, int]:
         return {name: int(batch[name].shape[1]) for name in columns}
 
-    shapes = shapes_of(chosen, of)
-    usual = chosen.usual if shapes is not None else None
+    shapes = shapes_of(chosen, columns_of)
+    typical = chosen.typical if shapes is not None else None
     return BatchLengths(
         worst=lengths(chosen.worst),
-        usual=lengths(usual) if usual is not None else None,
+        typical=lengths(typical) if typical is not None else None,
         half=lengths(chosen.half) if chosen.half is not None else None,
         cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
         rows=chosen.rows,
-        said=chosen.said,
+        description=chosen.description,
         shapes=shapes,
     )
 
 
-def shapes_of(chosen: Chosen, of: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
-    """The worst, usual and high batch in words; `of`: the part of a batch that counts. None: they are about alike."""
-    if chosen.usual is None or not _exceeds(needs(of(chosen.worst)), needs(of(chosen.usual)), _MUCH_LARGER):
+def shapes_of(chosen: ChosenBatches, part: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
+    """The worst, typical and high batch in words; None if they have about the same size. `part` selects the part of a
+    batch that counts."""
+    if chosen.typical is None:
         return None
-    grouping = chosen.shuffled and shape_of(of(chosen.worst)).endswith(" tokens")
-    worst, usual, high = told_apart([of(each) for each in (chosen.worst, chosen.usual, chosen.high)])
-    return BatchShapes(worst, usual, high, grouping)
+    worst, typical = part(chosen.worst), part(chosen.typical)
+    if not _exceeds(size_of(worst), size_of(typical), _MUCH_LARGER):
+        return None
+    grouping = chosen.shuffled and shape_of(worst).endswith(" tokens")
+    shapes = distinct_shapes([worst, typical, part(chosen.high)])
+    return BatchShapes(shapes[0], shapes[1], shapes[2], grouping)
 
 
-def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
-    found = row_sizes(dataset)
-    if not found.read:
-        raise LookupError(f"no row can be read: {found.unreadable}")
+def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatches:
+    data = row_sizes(dataset)
+    if not data.read:
+        raise LookupError(f"no row can be read: {data.unreadable}")
 
     def rows(numbers: Sequence[int]) -> list[Any]:
-        # Copied: collators take out of rows what the next batch has to find there, such as TRL's an image.
-        read = [dataset[number] if found.rows is not None else found.kept[number] for number in numbers]
+        # Copied, because collators remove columns from rows that the next batch needs, such as TRL's an image.
+        read = [dataset[number] if data.rows is not None else data.kept[number] for number in numbers]
         return [dict(row) if type(row) is dict else row for row in read]
 
-    def made(numbers: Sequence[int]) -> Batch:
+    def make(numbers: Sequence[int]) -> Batch:
         return collate(rows(numbers))
 
-    alone: dict[int, Needs] = {}
+    single: dict[int, Size] = {}
     failed = None
-    shuffled = found.rows is not None and _is_shuffled(sampler)
-    unknown = found.marks is not None or found.characters  # what the collator makes of a row
-    first = _candidates(found, size) if shuffled or unknown else []
+    shuffled = data.rows is not None and _is_shuffled(sampler)
+    unknown = data.marks is not None or data.characters  # the size of a row after collating
+    first = _candidates(data, size) if shuffled or unknown else []
     if first:
-        alone, failed = _alone(first, made, _CANDIDATES_S)
-    sizes = found.sizes
-    if found.marks is not None:
-        sizes, more = _by_chance(found, size, made)
-        alone |= more
-    longest = [int(each.argmax()) for each in found.columns]  # of each column, which a collator pads by itself
+        single, failed = _collate_singly(first, make, _CANDIDATES_S)
+    sizes = data.sizes
+    if data.marks is not None:
+        sizes, more = _sample_sizes(data, size, make)
+        single |= more
+    longest = [int(column.argmax()) for column in data.columns]  # of each column, which a collator pads separately
     if shuffled:
-        size = min(size, found.read)  # a row is drawn once
-        candidates = _together(alone, size) or [_filled(first, size)]
+        size = min(size, data.read)  # a row is drawn once
+        candidates = _combined(single, size) or [_filled(first, size)]
         candidates += [_filled(list(dict.fromkeys([row, *longest, *first])), size) for row in longest]
         draws = _drawn(sizes, size)
     else:
-        sizes, marks = _all_marks(found, alone)
-        if found.rows is not None:
+        sizes, marks = _all_marks(data, single)
+        if data.rows is not None:
             passes = _passes(sampler)
         else:
-            passes = iter([[list(range(at, min(at + size, found.read))) for at in range(0, found.read, size)]])
+            starts = range(0, data.read, size)
+            passes = iter([[list(range(start, min(start + size, data.read))) for start in starts]])
         draws = candidates = next(passes)
         for formed in passes:
             candidates = [*_largest(candidates, marks), *formed]
-        images = found.marks is not None and alone
-        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if images else []
-        candidates = [list(each) for each in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
-    most = {at: needs(made(each)) for at, each in enumerate(candidates)}  # not all of them at once: they are large
-    scores = _scores(most)
-    chosen = max(most, key=scores.__getitem__)
-    largest = {max(most, key=most.__getitem__), max(most, key=lambda at: most[at][1])}
+        images = data.marks is not None and single
+        tried = heapq.nlargest(_COLLATED, candidates, key=lambda rows: int(sizes[rows].sum())) if images else []
+        candidates = [list(rows) for rows in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
+    measured = {index: size_of(make(rows)) for index, rows in enumerate(candidates)}  # one at a time: they are large
+    scores = _scores(measured)
+    chosen = max(measured, key=scores.__getitem__)
+    largest = {max(measured, key=measured.__getitem__), max(measured, key=lambda index: measured[index][1])}
     numbers = candidates[chosen]
-    worst = made(numbers)
-    others = [made(candidates[at]) for at in sorted(largest) if _exceeds(most[at], most[chosen], _MORE)]
-    ranks = _scores(alone)
-    rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(found.sizes[number])) for number in numbers}
+    worst = make(numbers)
+    larger = [index for index in sorted(largest) if _exceeds(measured[index], measured[chosen], _LARGER)]
+    others = [make(candidates[index]) for index in larger]
+    ranks = _scores(single)
+    rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(data.sizes[number])) for number in numbers}
     numbers = sorted(numbers, key=rank.__getitem__)
-    held = _behind if _is_flat(worst, len(numbers)) else _padded
-    draws = sorted(draws, key=lambda each: held(each, sizes))
-    usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
+    held = _unpadded if _is_flat(worst, len(numbers)) else _padded
+    draws = sorted(draws, key=lambda rows: held(rows, sizes))
+    typical, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     mean: dict[str, tuple[float, float]] = {}
     padding = None
-    known = shuffled or found.read == len(found.sizes)  # else batches have rows of which nothing is known
-    if found.marks is None and not found.characters and known:
-        named = {"usual": usual, **({} if others else {"worst": numbers})}
+    known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
+    if data.marks is None and not data.characters and known:
+        named = {"usual": typical, **({} if others else {"worst": numbers})}
         mean = {
-            name: (_times(each, draws, sizes, held), _times(each, draws, sizes, _behind))
-            for name, each in named.items()
+            name: (_relative_mean(rows, draws, sizes, held), _relative_mean(rows, draws, sizes, _unpadded))
+            for name, rows in named.items()
         }
-        several = draws if len(usual) > 1 else _drawn(sizes, 2)
-        in_all = sum(_padded(each, sizes) for each in several)
-        padding = 1 - sum(_behind(each, sizes) for each in several) / max(1, in_all)
-    plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
-    read = np.flatnonzero(found.sizes >= 0)
-    long = int(read[np.argsort(found.sizes[read])[int(0.95 * (len(read) - 1))]])
-    return Chosen(
+        several = draws if len(typical) > 1 else _drawn(sizes, 2)
+        padded = sum(_padded(rows, sizes) for rows in several)
+        padding = 1 - sum(_unpadded(rows, sizes) for rows in several) / max(1, padded)
+    plain = data.marks is None  # cutting a row with an image would remove the tokens of the image
+    read = np.flatnonzero(data.sizes >= 0)
+    long = int(read[np.argsort(data.sizes[read])[int(0.95 * (len(read) - 1))]])
+    return ChosenBatches(
         worst,
-        _said(found, numbers[0], worst, others),
+        _description(data, numbers[0], worst, others),
         len(numbers),
-        made(usual),
-        made(high),
-        _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
+        make(typical),
+        make(high),
+        _if_possible(make, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
         _if_possible(_cut, rows(numbers), rows([long]), collate) if plain else None,
-        found.unreadable or failed,
+        data.unreadable or failed,
         others,
         shuffled,
-        hashlib.sha256(found.sizes.tobytes()).hexdigest() if found.read == found.rows else "",
+        hashlib.sha256(data.sizes.tobytes()).hexdigest() if data.read == data.rows else "",
         mean,
         padding,
     )
 
 
 def _if_possible(make: Callable[..., Any], *arguments: Any) -> Any:
-    """None where the script's collator does not take such rows."""
+    """The result of `make`; None if the script's collator refuses such rows."""
     try:
         return make(*arguments)
     except Exception:
         return None
 
 
-def _said(found: RowSizes, longest: int, worst: Batch, others: Sequence[Batch]) -> str:
-    if found.rows is None:
-        part = f"the first {found.read:,} rows of the stream"
-    elif found.read < found.rows:
-        part = f"{'' if found.unreadable else 'a sample of '}{found.read:,} of {found.rows:,} rows"
+def _description(data: RowSizes, longest: int, worst: Batch, others: Sequence[Batch]) -> str:
+    if data.rows is None:
+        part = f"the first {data.read:,} rows of the stream"
+    elif data.read < data.rows:
+        part = f"{'' if data.unreadable else 'a sample of '}{data.read:,} of {data.rows:,} rows"
     else:
-        part = f"{found.rows:,} rows"
-    more = "".join(f"; traced too, because it may need more: {shape_of(each)}" for each in others)
+        part = f"{data.rows:,} rows"
+    more = "".join(f"; traced too, because it may need more: {shape_of(batch)}" for batch in others)
     return f"the largest batch that {part} can give: {shape_of(worst)}; its largest is row {longest:,}{more}"
 
 
 def _cut(rows: Sequence[Any], shorter: Sequence[Any], collate: Any) -> tuple[Batch, int] | None:
-    """The batch with rows no longer than `shorter`, and that length."""
+    """The batch with rows cut to the longest of `shorter`, and that length."""
     if not all(isinstance(row, Mapping) and hasattr(row.get("input_ids"), "__len__") for row in (*rows, *shorter)):
         return None
-    most = max(len(row["input_ids"]) for row in shorter)
-    if most in (0, max(len(row["input_ids"]) for row in rows)):
+    maximum = max(len(row["input_ids"]) for row in shorter)
+    if maximum in (0, max(len(row["input_ids"]) for row in rows)):
         return None
 
     def cut(row: Mapping[str, Any]) -> dict[str, Any]:
         length = len(row["input_ids"])
-        parts = {name: each for name, each in row.items() if hasattr(each, "__len__") and len(each) == length}
-        return {**row, **{name: each[:most] for name, each in parts.items() if not isinstance(each, str)}}
+        parts = {name: value for name, value in row.items() if hasattr(value, "__len__") and len(value) == length}
+        return {**row, **{name: value[:maximum] for name, value in parts.items() if not isinstance(value, str)}}
 
-    return collate([cut(row) for row in rows]), most
+    return collate([cut(row) for row in rows]), maximum
 
 
 def first_batches(loader: Any, count: int) -> list[Batch]:
-    """The first batches that the loader gives, from its begin again where it has fewer.
+    """The first batches of the loader; a shorter loader is repeated.
 
     Raises:
-        Unmodelled: it gives none.
+        Unmodelled: it yields none.
     """
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
@@ -276,30 +282,30 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     return batches
 
 
-def _exceeds(one: Needs, other: Needs, times: float) -> bool:
-    return any(more > times * less for more, less in zip(one, other, strict=True))
+def _exceeds(size: Size, other: Size, factor: float) -> bool:
+    return any(more > factor * less for more, less in zip(size, other, strict=True))
 
 
 def without_padding(batch: Batch) -> Batch | None:
-    """The same rows behind one another, as transformers' `DataCollatorWithFlattening` and TRL's `padding_free` make
-    them; None where it is no batch of texts and labels that are padded much."""
+    """The same rows concatenated, as by transformers' `DataCollatorWithFlattening` and TRL's `padding_free`; None if
+    the batch has other columns or little padding."""
     if not isinstance(batch, Mapping) or set(batch) != {"input_ids", "attention_mask", "labels"}:
         return None
     ids, mask, labels = (batch[name] for name in ("input_ids", "attention_mask", "labels"))
     if ids.dim() != 2 or not ids.shape == mask.shape == labels.shape:
         return None
-    there = mask.bool()
-    if ids.numel() <= _MUCH_LARGER * int(there.sum()):
+    text = mask.bool()
+    if ids.numel() <= _MUCH_LARGER * int(text.sum()):
         return None
-    rows = [{"input_ids": ids[row][own], "labels": labels[row][own]} for row, own in enumerate(there) if own.any()]
+    rows = [{"input_ids": ids[row][kept], "labels": labels[row][kept]} for row, kept in enumerate(text) if kept.any()]
     return dict(DataCollatorWithFlattening()(rows))
 
 
-# ---- what a sampler can form ----
+# ---- batches that a sampler can form ----
 
 
 def _is_shuffled(sampler: Any) -> bool:
-    """Whether any rows may meet in a batch."""
+    """Whether the sampler can combine any rows in a batch."""
     if sampler is None or type(sampler) is not BatchSampler:
         return False
     inner = sampler.sampler
@@ -307,20 +313,20 @@ def _is_shuffled(sampler: Any) -> bool:
 
 
 def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
-    """Batches by chance."""
+    """Random batches."""
     read = np.flatnonzero(sizes >= 0)
     random = np.random.default_rng(0)
     return [random.choice(read, size, replace=len(read) < size).tolist() for _ in range(_DRAWS)]
 
 
 def _passes(sampler: Any) -> Iterator[list[list[int]]]:
-    """Batches of a sampler that does not let any rows meet, pass by pass as long as they differ. It may have no
-    end."""
+    """Batches of a sampler that does not shuffle all rows, pass by pass while the passes differ. A pass may be
+    endless."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
     count = 0
     for number in itertools.count():
-        if number >= _PASSES and count >= _FORMED:
+        if number >= _MAX_PASSES and count >= _MAX_FORMED:
             return
         in_time = itertools.takewhile(lambda _: time.monotonic() < until, sampler)
         formed = [[int(number) for number in numbers] for numbers in in_time]
@@ -330,14 +336,14 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
         before, count = formed, count + len(formed)
 
 
-def _candidates(found: RowSizes, size: int) -> list[int]:
+def _candidates(data: RowSizes, size: int) -> list[int]:
     """Numbers of the rows that may be the largest."""
     count = max(_CANDIDATES, 2 * size)
-    if found.marks is None:
-        order: list[int] = np.argsort(-found.sizes, kind="stable")[:count].tolist()
+    if data.marks is None:
+        order: list[int] = np.argsort(-data.sizes, kind="stable")[:count].tolist()
         return order
-    read = np.flatnonzero(found.sizes >= 0)
-    text, *others = (mark[read] for mark in found.marks)
+    read = np.flatnonzero(data.sizes >= 0)
+    text, *others = (mark[read] for mark in data.marks)
     fronts = itertools.zip_longest(*(_fronts(text, mark) for mark in others if mark.any()), fillvalue=())
     chosen: dict[int, None] = {}
     for front in itertools.chain.from_iterable(fronts):
@@ -347,28 +353,28 @@ def _candidates(found: RowSizes, size: int) -> list[int]:
     return list(chosen)
 
 
-def _fronts(one: Numbers, other: Numbers) -> Iterator[list[int]]:
-    """Places of the rows of which no other has more of both, then those of the rest, and so on: whatever grows with
-    both is largest in the first."""
-    order = np.lexsort((-one, -other))
+def _fronts(values: Numbers, others: Numbers) -> Iterator[list[int]]:
+    """Indices of the rows that no other row exceeds in both values (the Pareto front), then those of the rest, and so
+    on. Any size that grows with both values is largest in the first front."""
+    order = np.lexsort((-values, -others))
     while len(order):
-        before = np.concatenate([[-1], np.maximum.accumulate(one[order])[:-1]])
-        in_front = one[order] > before
+        before = np.concatenate([[-1], np.maximum.accumulate(values[order])[:-1]])
+        in_front = values[order] > before
         yield order[in_front].tolist()
         order = order[~in_front]
 
 
-def _alone(
-    numbers: Iterable[int], made: Callable[[Sequence[int]], Batch], limit_s: float
-) -> tuple[dict[int, Needs], tuple[int, str] | None]:
-    """What the collator makes of each row, as long as time allows; and a row of which it makes nothing, and why."""
+def _collate_singly(
+    numbers: Iterable[int], make: Callable[[Sequence[int]], Batch], limit_s: float
+) -> tuple[dict[int, Size], tuple[int, str] | None]:
+    """Collates each row alone within the time limit; returns the sizes, and a row that failed with its error."""
     until = time.monotonic() + limit_s
-    found: dict[int, Needs] = {}
+    sizes: dict[int, Size] = {}
     failed = None
     for number in numbers:
-        for rows in ([number], [number, number]):  # a collator may want two rows at least
+        for rows in ([number], [number, number]):  # a collator may need at least two rows
             try:
-                found[number] = needs(made(rows))
+                sizes[number] = size_of(make(rows))
                 break
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
@@ -376,72 +382,73 @@ def _alone(
             failed = failed or (number, why)
         if time.monotonic() > until:
             break
-    return found, failed if found else None
+    return sizes, failed if sizes else None
 
 
-def _by_chance(found: RowSizes, size: int, made: Callable[[Sequence[int]], Batch]) -> tuple[Numbers, dict[int, Needs]]:
-    """Sizes of some rows as the collator makes them, -1 for the others; and what those rows need."""
-    rows = np.random.default_rng(0).permutation(np.flatnonzero(found.sizes >= 0))[: max(_CANDIDATES, 2 * size)]
-    alone, _ = _alone(rows.tolist(), made, _BY_CHANCE_S)
-    sizes = np.full(len(found.sizes), -1, np.int64)
-    for number, score in _scores(alone).items():
+def _sample_sizes(
+    data: RowSizes, size: int, make: Callable[[Sequence[int]], Batch]
+) -> tuple[Numbers, dict[int, Size]]:
+    """Sizes of random rows after collating, -1 for the others, as one number and as `Size`."""
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(data.sizes >= 0))[: max(_CANDIDATES, 2 * size)]
+    single, _ = _collate_singly(rows.tolist(), make, _RANDOM_S)
+    sizes = np.full(len(data.sizes), -1, np.int64)
+    for number, score in _scores(single).items():
         sizes[number] = round(1e6 * score)
-    return (sizes if alone else found.sizes), alone
+    return (sizes if single else data.sizes), single
 
 
-def _scores(several: Mapping[int, Needs]) -> dict[int, float]:
-    """By how much each needs of the most tokens, and of the most images or sound."""
-    most = [max(1, *column) for column in zip(*several.values(), strict=True)]
-    return {key: each[0] / most[0] + each[1] / most[1] for key, each in several.items()}
+def _scores(sizes: Mapping[int, Size]) -> dict[int, float]:
+    """Tokens relative to their maximum plus image and sound data relative to its maximum."""
+    largest = [max(1, *column) for column in zip(*sizes.values(), strict=True)]
+    return {key: size[0] / largest[0] + size[1] / largest[1] for key, size in sizes.items()}
 
 
-def _together(alone: Mapping[int, Needs], size: int) -> list[list[int]]:
-    """Rows that may need most together: of the most tokens, to which the others are padded; the one of the most with
-    the largest images; the largest images."""
-    by_tokens = sorted(alone, key=lambda number: alone[number], reverse=True)
-    by_media = sorted(alone, key=lambda number: alone[number][::-1], reverse=True)
+def _combined(sizes: Mapping[int, Size], count: int) -> list[list[int]]:
+    """Batches that may need most: rows with most tokens, to which others are padded; the row with most tokens and the
+    rows with the largest images; the rows with the largest images."""
+    by_tokens = sorted(sizes, key=lambda number: sizes[number], reverse=True)
+    by_media = sorted(sizes, key=lambda number: sizes[number][::-1], reverse=True)
     mixed = [*by_tokens[:1], *(number for number in by_media if number != by_tokens[0])]
-    picked = dict.fromkeys(tuple(_filled(each, size)) for each in (by_tokens, mixed, by_media) if each)
-    return [list(each) for each in picked]
+    picked = dict.fromkeys(tuple(_filled(rows, count)) for rows in (by_tokens, mixed, by_media) if rows)
+    return [list(rows) for rows in picked]
 
 
 def _filled(numbers: Sequence[int], size: int) -> list[int]:
-    """So many, from the first on again where there are fewer."""
+    """The first `size` numbers, repeated if there are fewer."""
     return list(itertools.islice(itertools.cycle(numbers[:size]), size))
 
 
-def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
-    """Sizes of the rows, estimated where only the collator knows them, and all by each of which another batch may be
-    the largest: an image may have no more after it than one with fewer pixels."""
-    known = np.zeros((2, len(found.sizes)), np.int64)
-    for number, each in alone.items():
-        known[:, number] = each
-    if found.marks is None or not alone:
-        return found.sizes, [found.sizes, *known[:1], *found.columns]
-    media = found.marks[1]
-    order = sorted(alone, key=lambda number: int(media[number]))
+def _all_marks(data: RowSizes, single: Mapping[int, Size]) -> tuple[Numbers, list[Numbers]]:
+    """Sizes of all rows, estimated if only the collator knows them, and all values by which a batch may be the
+    largest: a large image may become no more tokens than one with fewer pixels."""
+    known = np.zeros((2, len(data.sizes)), np.int64)
+    for number, size in single.items():
+        known[:, number] = size
+    if data.marks is None or not single:
+        return data.sizes, [data.sizes, *known[:1], *data.columns]
+    media = data.marks[1]
+    order = sorted(single, key=lambda number: int(media[number]))
     sizes = np.interp(media, media[order], known[1, order]).astype(np.int64)
-    return sizes, [sizes, *known, found.sizes, *found.marks]
+    return sizes, [sizes, *known, data.sizes, *data.marks]
 
 
 def _padded(numbers: Sequence[int], sizes: Numbers) -> int:
     return len(numbers) * int(sizes[list(numbers)].max())
 
 
-def _behind(numbers: Sequence[int], sizes: Numbers) -> int:
-    """Of rows that lie behind one another."""
+def _unpadded(numbers: Sequence[int], sizes: Numbers) -> int:
     return int(sizes[list(numbers)].sum())
 
 
-def _times(
-    one: Sequence[int], draws: Sequence[Sequence[int]], sizes: Numbers, held: Callable[[Sequence[int], Numbers], int]
+def _relative_mean(
+    rows: Sequence[int], draws: Sequence[Sequence[int]], sizes: Numbers, held: Callable[[Sequence[int], Numbers], int]
 ) -> float:
-    """How many times what `one` holds batches hold on average."""
-    return sum(held(each, sizes) for each in draws) / len(draws) / max(1, held(one, sizes))
+    """The average size of a batch relative to that of `rows`."""
+    return sum(held(draw, sizes) for draw in draws) / len(draws) / max(1, held(rows, sizes))
 
 
 def longest_row(batch: Batch) -> int | None:
-    """Tokens of the longest row of a padded batch; None: it has no ids."""
+    """Tokens of the longest row of a padded batch; None if it has no ids."""
     ids, mask = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "attention_mask"))
     if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
         return None
@@ -451,15 +458,15 @@ def longest_row(batch: Batch) -> int | None:
 
 
 def _is_flat(batch: Batch, rows: int) -> bool:
-    """Whether the collator lays several rows behind one another."""
+    """Whether the collator concatenates several rows."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     return rows > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1
 
 
 def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:
-    """The batches that need most: by each mark one by its padded rows, and another if it has more without padding."""
-    found = []
+    """The batches that may need most: for each mark the largest with padding and the largest without."""
+    largest = []
     for mark in marks:
-        found.append(max(batches, key=lambda each: _padded(each, mark)))
-        found.append(max(batches, key=lambda each: int(mark[each].sum())))
-    return [list(each) for each in dict.fromkeys(map(tuple, found))]
+        largest.append(max(batches, key=lambda rows: _padded(rows, mark)))
+        largest.append(max(batches, key=lambda rows: int(mark[rows].sum())))
+    return [list(rows) for rows in dict.fromkeys(map(tuple, largest))]

@@ -1,14 +1,14 @@
-"""What Trainer keeps of an evaluation's batches: as if all of them had been evaluated, where a few are traced.
+"""Counts the predictions that Trainer would keep of all batches of an evaluation, while a few batches are traced.
 
 ```
-batches        1 … left out …  n-1  n
-traced         ✓               ✓    ✓
-containers     ├─ as of n-2 ──┤ + 1 = n-1, then n: joined by Trainer itself
+batches        1 … skipped …  n-1  n
+traced         ✓              ✓    ✓
+containers     ├── of n-2 ───┤ + 1 = n-1, then n: joined by Trainer itself
 ```
 
-Losses, predictions, labels and inputs each have a container (transformers 5.23.0: trainer_pt_utils.py,
-`EvalLoopContainer`), and what comes into it is Trainer's business. The first batch that comes stands for those that
-are left out, too. Arrays in RAM are fake tensors: numpy's would have memory.
+Losses, predictions, labels and inputs have separate containers (transformers 5.23.0: trainer_pt_utils.py,
+`EvalLoopContainer`), which Trainer fills. The first traced batch also stands for the skipped ones. Arrays in RAM are
+fake tensors, because numpy's would need memory.
 """
 
 from __future__ import annotations
@@ -24,17 +24,23 @@ from transformers.trainer_pt_utils import EvalLoopContainer, nested_concat
 from hf_memkit.prediction.child.training.traced_batches import is_traced
 
 
-class Kept:
-    """Of one evaluation, of which some batches are traced and others left out; after `every` so many the containers
-    move to RAM (None: at the end). `on_gpu`: batches that are on the GPU together, at most; `gpu_bytes`: the most that
-    all containers held there, before they were joined."""
+class KeptPredictions:
+    """Predictions kept in one evaluation, of which some batches are traced and others skipped.
 
-    def __init__(self, left_out: int, traced: int, every: int | None) -> None:
-        count = left_out + traced
+    Args:
+        every: number of batches after which the containers move to RAM; None: at the end.
+
+    Attributes:
+        on_gpu: maximum number of batches on the GPU at a time.
+        gpu_bytes: maximum size of all containers there, before they are joined.
+    """
+
+    def __init__(self, skipped: int, traced: int, every: int | None) -> None:
+        count = skipped + traced
         self.on_gpu = count if every is None else min(every, count)
         self.gpu_bytes = 0
-        self._more = max(0, self.on_gpu - traced)  # than are traced, on the GPU
-        self._moved = left_out - self._more  # by the time that the first traced one comes
+        self._skipped_on_gpu = max(0, self.on_gpu - traced)
+        self._skipped_in_ram = skipped - self._skipped_on_gpu  # moved before the first traced batch
         self._added: dict[Any, int] = {}  # container → batches in its tensors
         self._in_ram: dict[Any, Any] = {}
 
@@ -42,18 +48,18 @@ class Kept:
         first = container not in self._added
         _ADD(container, tensors)
         self._added[container] = self._added.get(container, 0) + 1
-        if first and self._more:
-            self._added[container] += self._more
+        if first and self._skipped_on_gpu:
+            self._added[container] += self._skipped_on_gpu
             if container.do_nested_concat:
-                container.tensors = _rows(container.tensors, 1 + self._more, 1)
+                container.tensors = _rows(container.tensors, 1 + self._skipped_on_gpu, 1)
             else:
-                container.tensors.append(_rows(tensors, self._more, 1))
-        held = tree_leaves([each.tensors for each in self._added])
-        self.gpu_bytes = max(self.gpu_bytes, sum(each.nbytes for each in held if isinstance(each, torch.Tensor)))
+                container.tensors.append(_rows(tensors, self._skipped_on_gpu, 1))
+        tensors = tree_leaves([container.tensors for container in self._added])
+        self.gpu_bytes = max(self.gpu_bytes, sum(leaf.nbytes for leaf in tensors if isinstance(leaf, torch.Tensor)))
 
     @property
     def containers(self) -> int:
-        """How many have something: of losses, predictions, labels and inputs."""
+        """Number of containers with content: losses, predictions, labels, inputs."""
         return len(self._added)
 
     def move(self, container: Any) -> None:
@@ -63,8 +69,8 @@ class Kept:
         arrays = tree_map(_on_host, container.tensors)
         batches, self._added[container] = self._added[container], 0
         so_far = self._in_ram.get(container)
-        if so_far is None and self._moved:
-            more = _rows(arrays, self._moved, batches)
+        if so_far is None and self._skipped_in_ram:
+            more = _rows(arrays, self._skipped_in_ram, batches)
             so_far = more if container.do_nested_concat else list(more)
         if so_far is None:
             joined = arrays
@@ -81,8 +87,8 @@ _ADD, _MOVE = EvalLoopContainer.add, EvalLoopContainer.to_cpu_and_numpy
 
 
 @contextlib.contextmanager
-def as_of_more_batches(kept: Kept) -> Iterator[None]:
-    """Within it one evaluation runs."""
+def counting_all_batches(kept: KeptPredictions) -> Iterator[None]:
+    """Context for one evaluation whose containers `kept` counts."""
     EvalLoopContainer.add = lambda container, tensors: kept.add(container, tensors)
     EvalLoopContainer.to_cpu_and_numpy = lambda container: kept.move(container)
     try:
@@ -91,20 +97,20 @@ def as_of_more_batches(kept: Kept) -> Iterator[None]:
         EvalLoopContainer.add, EvalLoopContainer.to_cpu_and_numpy = _ADD, _MOVE
 
 
-def _rows(found: Any, times: int, of: int) -> Any:
-    """Tensors that hold `times` batches, of those that hold `of`."""
+def _rows(tensors: Any, times: int, held: int) -> Any:
+    """Tensors with `times` batches, like tensors with `held` batches."""
 
-    def one(leaf: Any) -> Any:
+    def resized(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
         rows, *rest = leaf.shape or (1,)
-        return leaf.new_empty((rows * times // of, *rest))
+        return leaf.new_empty((rows * times // held, *rest))
 
-    return tree_map(one, found)
+    return tree_map(resized, tensors)
 
 
 def _on_host(leaf: Any) -> Any:
-    """As `nested_numpify` moves it. What is on the host already shares its memory with the array."""
+    """Moves a tensor as `nested_numpify` does; an array shares the memory of a host tensor."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     moved = leaf.to("meta" if leaf.device.type == "cpu" else "cpu")

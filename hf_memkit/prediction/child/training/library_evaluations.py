@@ -1,8 +1,8 @@
-"""Evaluations that a library makes, called by the script: an evaluator of sentence-transformers, a metric of evaluate.
+"""Traces evaluations by libraries that the script calls: an evaluator of sentence-transformers, a metric of evaluate.
 
 Such a call computes with the model and then reads values, which a trace does not have. Its forward passes are traced,
-what it reads is made up, and what it gives is NaN; one that reads nothing made up is as it was. Which calls these are
-is seen by where they are defined: in a library's module whose name says that it evaluates.
+the values that it reads are made up, and its result is NaN; a call that reads no made-up value runs unchanged. The
+calls are recognised by their module: one of a library whose name contains "evaluat".
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ from typing import Any, Final
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
-from hf_memkit.prediction.child.libraries.library_rules import shapes_from_values_are_unmodelled
-from hf_memkit.prediction.child.training.evaluations import Metrics, without_values
-from hf_memkit.prediction.child.users_code import MEMKIT, is_library, users_line
+from hf_memkit.prediction.child.libraries.library_rules import unmodelled_shapes
+from hf_memkit.prediction.child.training.evaluations import UnknownMetrics, with_nan
+from hf_memkit.prediction.child.user_code import MEMKIT, is_library, users_line
 
-_WORD: Final = "evaluat"
+_NAME_PART: Final = "evaluat"
 _METHODS: Final = ("__init__", "__call__", "evaluate", "compute", "run")
 _LIMIT_S: Final = 20.0
-"""Of one evaluation: its longest rows come first, or it has none much longer than others."""
+"""Limit for one evaluation: its longest rows come first, or no row is much longer than others."""
 
 
 class LibraryEvaluations:
-    """Watches the modules of libraries that are imported. `notes`: what a reader has to know comes there; `begins`:
-    called before something is made up, which may be written down; `in_training`: whether an evaluation is part of a
-    traced training."""
+    """Watches imported modules of libraries.
+
+    Args:
+        notes: gets sentences for the reader.
+        begins: called before a value is made up, because it may be written to a file.
+
+    Attributes:
+        in_training: whether evaluations are part of a traced training.
+    """
 
     def __init__(self, boundary: RealAndFake, notes: dict[str, None], begins: Callable[[], None]) -> None:
         self.in_training = False
@@ -47,56 +53,56 @@ class LibraryEvaluations:
         file = getattr(module, "__file__", None) or ""
         if not is_library(file) or file.startswith(MEMKIT):
             return
-        for name, each in list(vars(module).items()):
-            if getattr(each, "__module__", None) != module.__name__:
+        for name, member in list(vars(module).items()):
+            if getattr(member, "__module__", None) != module.__name__:
                 continue
-            if inspect.isclass(each):
+            if inspect.isclass(member):
                 for method in _METHODS:
-                    if inspect.isfunction(found := vars(each).get(method)):
-                        setattr(each, method, self._called(found, each.__name__))
-            elif inspect.isfunction(each) and _WORD in name.lower():
-                setattr(module, name, self._called(each, name))
+                    if inspect.isfunction(function := vars(member).get(method)):
+                        setattr(member, method, self._wrapped(function, member.__name__))
+            elif inspect.isfunction(member) and _NAME_PART in name.lower():
+                setattr(module, name, self._wrapped(member, name))
 
-    def _called(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _wrapped(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(method)
-        def called(*args: Any, **kwargs: Any) -> Any:
-            """As the library has it; a text, because evaluate adds to that of a copy (0.4.6: module.py 229)."""
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            """A docstring, because evaluate appends to that of a copy (0.4.6: module.py 229)."""
             place, in_training = users_line(), self.in_training
             with contextlib.ExitStack() as stack:
-                read = stack.enter_context(self._boundary.values_are_made_up(self._begins))
+                read = stack.enter_context(self._boundary.allow_made_up_values(self._begins))
                 stack.enter_context(self._boundary.tracer.limited(_LIMIT_S))
                 if not in_training:
-                    self._boundary.tracer.ended("load")
-                    stack.callback(self._boundary.tracer.ended, "evaluate")
+                    self._boundary.tracer.end_phase("load")
+                    stack.callback(self._boundary.tracer.end_phase, "evaluate")
                 try:
-                    with shapes_from_values_are_unmodelled():
-                        found = method(*args, **kwargs)
+                    with unmodelled_shapes():
+                        result = method(*args, **kwargs)
                 except Exception as error:
                     if method.__name__ == "__init__" or not (in_training or read or isinstance(error, Unmodelled)):
                         raise
-                    self._notes[f"{place}: {name} gives NaN; it is predicted up to {_said(error)}"] = None
-                    return Metrics()
+                    self._notes[f"{place}: {name} gives NaN; it is predicted up to {_message(error)}"] = None
+                    return UnknownMetrics()
             if not (in_training or read):
-                return found
+                return result
             if not in_training:
                 self._notes[f"{place}: {name} gives NaN; its forward passes are predicted"] = None
-            return without_values(found)
+            return with_nan(result)
 
-        return called
+        return wrapped
 
 
-def _said(error: Exception) -> str:
-    what = str(error) if isinstance(error, Unmodelled) else f"{type(error).__name__}: {error}"
-    return (what.splitlines() or [""])[0][:200]
+def _message(error: Exception) -> str:
+    text = str(error) if isinstance(error, Unmodelled) else f"{type(error).__name__}: {error}"
+    return (text.splitlines() or [""])[0][:200]
 
 
 def _evaluates(module: str) -> bool:
-    """Of a dotted name."""
-    return any(part.startswith(_WORD) for part in module.split("."))
+    """Whether a module's dotted name means evaluation."""
+    return any(part.startswith(_NAME_PART) for part in module.split("."))
 
 
 class _Finder:
-    """Finds modules as others do, and shows those that evaluate when they are imported."""
+    """Import hook that passes modules for evaluation to `watch` after their import."""
 
     def __init__(self, watch: Callable[[ModuleType], None]) -> None:
         self._watch = watch
@@ -106,12 +112,12 @@ class _Finder:
     ) -> importlib.machinery.ModuleSpec | None:
         if not _evaluates(name):
             return None
-        found = (
-            each.find_spec(name, path, target)
-            for each in sys.meta_path
-            if each is not self and hasattr(each, "find_spec")
+        specs = (
+            finder.find_spec(name, path, target)
+            for finder in sys.meta_path
+            if finder is not self and hasattr(finder, "find_spec")
         )
-        spec = next((each for each in found if each is not None), None)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None and hasattr(spec.loader, "exec_module"):
             execute = spec.loader.exec_module
 

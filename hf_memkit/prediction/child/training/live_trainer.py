@@ -1,6 +1,6 @@
-"""A Trainer of another process, trained here as a script would train it, up to `train()`.
+"""Recreates a Trainer of another process and calls its `train()`, as a script would.
 
-python -m hf_memkit.prediction.child.training.live_trainer FILE    # of `live_objects.py`
+python -m hf_memkit.prediction.child.training.live_trainer FILE    # written by `live_objects.py`
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hf_memkit.setup.setup import Setup
 
 
 def ready_trainer(path: Path) -> Any:
-    """The Trainer that a file holds, on the GPU of this process.
+    """The Trainer in a file, on the GPU of this process.
 
     Raises:
-        InputError: what should make a model makes something else.
+        InputError: the function that should make a model returns something else.
     """
     given = read_objects(path)
-    return _made(given) if isinstance(given, TrainerParts) else _restored(given)
+    return _create(given) if isinstance(given, TrainerParts) else _restore(given)
 
 
 def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
@@ -39,16 +39,16 @@ def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
     return arguments
 
 
-def _restored(trainer: Any) -> Any:
-    """What the Trainer did when it was made, and what depends on the device (transformers 5.23.0: trainer.py,
+def _restore(trainer: Any) -> Any:
+    """Repeats the part of the Trainer's constructor that depends on the device (transformers 5.23.0: trainer.py,
     `Trainer.__init__`)."""
     accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
-    if accumulation:  # it was put there when the first accelerator was made
+    if accumulation:  # added when the first accelerator was created
         accumulation.pop("num_steps", None)
-    device = _without_fsdp(trainer.args).device  # found out here, which ends all accelerators that there are
+    device = _without_fsdp(trainer.args).device  # determines the device, which resets all accelerators
     trainer.create_accelerator_and_postprocess()
     on_host = vars(trainer).pop(ON_HOST)
-    for module in {id(each): each for each in vars(trainer).values() if isinstance(each, nn.Module)}.values():
+    for module in {id(value): value for value in vars(trainer).values() if isinstance(value, nn.Module)}.values():
         if on_host:
             _move(module, device)
         if vars(module).pop(PREPARED, False) and module is not trainer.model:
@@ -57,19 +57,19 @@ def _restored(trainer: Any) -> Any:
 
 
 def _move(module: nn.Module, device: torch.device) -> None:
-    """`Module.to`: transformers' own refuses some quantised models, and torchao's tensors would move what they hold
-    where no fake mode sees it."""
-    for each in module.modules():
-        for key, parameter in each._parameters.items():
+    """Moves a module: `Module.to` of transformers refuses some quantised models, and torchao's tensors would move
+    their inner tensors outside the fake mode."""
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
             if parameter is not None and is_traceable_wrapper_subclass(parameter):
                 names, context = parameter.__tensor_flatten__()
                 inner = {name: getattr(parameter, name).to(device) for name in names}
                 moved = parameter.__tensor_unflatten__(inner, context, parameter.shape, parameter.stride())
-                each._parameters[key] = nn.Parameter(moved, parameter.requires_grad)
+                part._parameters[key] = nn.Parameter(moved, parameter.requires_grad)
     nn.Module.to(module, device)
 
 
-def _made(parts: TrainerParts) -> Any:
+def _create(parts: TrainerParts) -> Any:
     model = parts.model if isinstance(parts.model, nn.Module) else parts.model()
     if not isinstance(model, nn.Module):
         raise InputError(f"model: must make an nn.Module; it made a {type(model).__name__}")
@@ -81,13 +81,13 @@ def _made(parts: TrainerParts) -> Any:
         arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
     rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
     options = dict(parts.options)
-    if generates(arguments, kind):  # which it does for the sake of metrics alone
+    if generates(arguments, kind):  # only if there are metrics
         options.setdefault("compute_metrics", lambda prediction: {})
     return kind(model=model, args=_without_fsdp(arguments), train_dataset=rows, eval_dataset=rows, **options)
 
 
 def _rows(model: Any, arguments: TrainingArguments, length: int) -> Rows:
-    """Rows of a model of transformers."""
+    """Example rows for a model of transformers."""
     grouped = str(getattr(arguments, "train_sampling_strategy", "")) == "group_by_length"
     setup = Setup(preset="live")
     padded = pads(setup.put("arguments.train_sampling_strategy", "group_by_length", "") if grouped else setup, model)

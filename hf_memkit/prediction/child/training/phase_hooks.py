@@ -1,6 +1,7 @@
-"""Tells the tracer where the training is: phase, module, what comes between the decoder and the loss, whose tensors
-are whose; by Trainer's events and hooks on the model. Phases are those of the memory report, from the same
-`PhaseTracker`."""
+"""Tells the tracer the current phase, module and category by Trainer's events and hooks on the model.
+
+Phases are those of the memory report, from the same `PhaseTracker`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from transformers import GenerationMixin, TrainerCallback
 
 from hf_memkit.common.terms import Category, Phase
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
-from hf_memkit.measuring.memory.holdings import carried_by
+from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
@@ -37,16 +38,16 @@ _DEFAULT: Mapping[Phase, Category] = {
     "optimizer": "optimizer",
     "evaluate": "activations",
 }
-"""What is made in a phase, where nothing else names it: the optimizer's temporaries count with its states."""
+"""Default category of memory that is allocated in a phase; the optimizer's temporaries count with its states."""
 
 
-def _tells(boundary: str) -> Any:
-    """An event of Trainer's that is a boundary of phases."""
+def _boundary_event(boundary: str) -> Any:
+    """A handler of a Trainer event that is a phase boundary."""
     return lambda watch, *args, **kwargs: getattr(watch._phases, boundary)()
 
 
 class TrainingWatch(TrainerCallback):  # type: ignore[misc]
-    """One training, from `on_train_begin` to its end; `model` is the root module that Trainer calls."""
+    """Watches one training, from `on_train_begin` to its end; `model` is the root module that Trainer calls."""
 
     def __init__(self, tracer: StorageTracer) -> None:
         self._tracer = tracer
@@ -64,13 +65,13 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         for parameter in model.parameters():
-            self._tracer.label((parameter, *carried_by(parameter)), "weights")
+            self._tracer.label((parameter, *attached_tensors(parameter)), "weights")
         self._tracer.label(model.buffers(), "weights")
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = self._hooks = HookSet(model, self._guard)
         self._phases.attach(model, hooks)
         model.register_forward_pre_hook(self._root_begins, with_kwargs=True)
-        # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
+        # Global hooks: some functions behave differently if a module has hooks (chunked_loss).
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
         register_optimizer_step_pre_hook(self._step_begins)
@@ -85,23 +86,23 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
                 parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
         self._phases.train_begin()
 
-    on_step_begin, on_step_end = _tells("step_begin"), _tells("step_end")
-    on_substep_end, on_pre_optimizer_step = _tells("substep_end"), _tells("pre_optimizer_step")
-    on_evaluate, on_save = _tells("evaluate_end"), _tells("save_end")
+    on_step_begin, on_step_end = _boundary_event("step_begin"), _boundary_event("step_end")
+    on_substep_end, on_pre_optimizer_step = _boundary_event("substep_end"), _boundary_event("pre_optimizer_step")
+    on_evaluate, on_save = _boundary_event("evaluate_end"), _boundary_event("save_end")
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.optimizer_steps += 1
-        for each in optimizer_states(innermost(optimizer)):
-            self._tracer.label(tensors_in(each), "optimizer")
+        for state in optimizer_states(innermost(optimizer)):
+            self._tracer.label(tensors_in(state), "optimizer")
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         self._phases.prediction_step()
-        self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch is through
+        self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch has been computed
 
-    # ---- parts of a step that no event tells of ----
+    # ---- parts of a step without an event ----
 
     def watch_parts(self, trainer: Any) -> None:
-        """Names what is done in a step without gradients: answers are generated, log-probabilities computed."""
+        """Watches parts of a step without gradients: generating answers, computing log-probabilities."""
         for owner, name in ((trainer, GENERATES), (GenerationMixin, "generate")):
             if hasattr(owner, name):
                 setattr(owner, name, self._generating(getattr(owner, name)))
@@ -119,7 +120,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _within(self, phase: Phase) -> Iterator[None]:
-        """What is made within it belongs to `phase`, if it is in a step, and in no such part already."""
+        """Assigns memory within it to `phase`, if in a step and not within another such part."""
         outer, default = self.phase, self._tracer.default
         if not self._phases.in_step or outer in _WITHIN:
             yield
@@ -140,7 +141,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._passes.pop().close()
 
     def end(self) -> None:
-        """Says no more of phases."""
+        """Stops watching phases."""
         if self._hooks is not None:
             self._hooks.remove()
 
@@ -151,9 +152,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     # ---- hooks ----
 
     def _on_boundary(self, ended: Phase) -> None:
-        self._tracer.ended(ended)
+        self._tracer.end_phase(ended)
         phase = self._phases.phase
-        if not (ended == "forward" and phase == "backward"):  # the loss goes on until its gradient is through
+        if not (ended == "forward" and phase == "backward"):  # the loss ends when its gradient has been computed
             self._tracer.default = _DEFAULT.get(phase, "other")
         if phase not in ("forward", "backward", "evaluate", *_WITHIN):
             self._tracer.module = ""
@@ -175,7 +176,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
                     tensor.register_hook(lambda _, name=name: self._backward_enters(name))  # type: ignore[no-untyped-call]
 
     def _backward_enters(self, name: str) -> None:
-        if not self._stack:  # inside a recomputation the forward's own names are right
+        if not self._stack:  # within a recomputation, forward sets the module
             self._tracer.module = name
 
     def _decoder_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -186,20 +187,20 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._loss_begins(next(tensors_in(args), None))
 
     def _loss_begins(self, hidden: torch.Tensor | None) -> None:
-        if self._generates:  # what comes next is the choice of a token
+        if self._generates:  # the next token is chosen instead
             return
         self._tracer.default = "loss"
         if hidden is not None and hidden.requires_grad:
-            hidden.register_hook(self._loss_is_through)  # type: ignore[no-untyped-call]
+            hidden.register_hook(self._loss_ends)  # type: ignore[no-untyped-call]
 
-    def _loss_is_through(self, gradient: torch.Tensor) -> None:
+    def _loss_ends(self, gradient: torch.Tensor) -> None:
         self._tracer.default = "activations"
 
     def _gradient_arrived(self, parameter: torch.Tensor) -> None:
         self._tracer.label([parameter.grad], "gradients")
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer may step in the middle of backward, parameter by parameter."""
+        """Called for each optimizer step, which may be in the middle of backward, parameter by parameter."""
         self._outside_step.append(self._tracer.default)
         self._tracer.default = "optimizer"
 
@@ -208,15 +209,15 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
 
 def optimizer_states(optimizer: Any) -> list[Any]:
-    """The states of an optimizer, of those that it stands for (Trainer's layer-wise dummy), and what AdaLomo keeps in
-    dictionaries of its own."""
+    """The states of an optimizer, of the optimizers in Trainer's layer-wise dummy, and those that AdaLomo keeps in
+    separate dictionaries."""
     parts = getattr(optimizer, "optimizer_dict", None) or {}
     own = [value for name, value in vars(optimizer).items() if name.startswith("exp_avg") and isinstance(value, dict)]
     return [*states_of(optimizer), *(state for part in parts.values() for state in states_of(part)), *own]
 
 
 def decoder_of(model: Any) -> nn.Module | None:
-    """The model without its head, under PEFT's wrapper too; None where transformers keeps it in several parts."""
+    """The model without its head, unwrapped from PEFT; None if transformers keeps it in several parts."""
     unwrapped = base_model(model)
-    found = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
-    return found if isinstance(found, nn.Module) else None
+    decoder = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
+    return decoder if isinstance(decoder, nn.Module) else None

@@ -1,4 +1,4 @@
-"""The Trainer of a setup, made as a script would make it, with rows that mean nothing.
+"""Creates the Trainer of a setup as a script would, with example rows, and calls its `train()`.
 
 python -m hf_memkit.prediction.child.training.setup_trainer FILE    # a `SetupTraining` (`setup_as_script.py`)
 """
@@ -21,13 +21,13 @@ from hf_memkit.prediction.child.libraries.library_rules import traceable
 from hf_memkit.prediction.child.libraries.setup_model import build_fake_model
 from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
 from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, sft_rows, tokenizer
-from hf_memkit.prediction.child.training.evaluations import is_asked_for
+from hf_memkit.prediction.child.training.evaluations import is_enabled
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.setup.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.setup.setup import Setup
 
-_USUAL_BATCHES: Final = 9
-"""Beside one of the worst: the median is one of them."""
+_TYPICAL_BATCHES: Final = 9
+"""Number of typical batches for one of the worst, so that the median is typical."""
 
 
 def setup_trainer(training: SetupTraining) -> Any:
@@ -38,31 +38,31 @@ def setup_trainer(training: SetupTraining) -> Any:
         "output_dir": tempfile.gettempdir(), "report_to": [], "push_to_hub": False, "hub_model_id": None,
         "train_sampling_strategy": "sequential", **generation_config(setup), **prepared_rows(setup),
     }  # fmt: skip
-    if not torch.cuda.is_available():  # fake tensors on the CPU, which are to show the sizes
+    if not torch.cuda.is_available():  # fake tensors on the CPU, as a fallback
         own |= {"use_cpu": True, "tf32": None, "fp16": False}
     arguments = build_arguments(setup, own, arguments_class(setup, kind))
     model = build_fake_model(setup, trust_remote_code=training.trust_remote_code)
     make = rows_for(training, setup, model)
     size = arguments.train_batch_size
     rows: Any = make(size, max(training.rows, size * arguments.gradient_accumulation_steps))
-    if training.usual is not None:
-        usual = rows_for(training, training.usual, model, training.usual.sequence_length)
-        several: list[Any] = [make(size, size), usual(size, size * _USUAL_BATCHES)]
-        rows = ConcatDataset(several)
+    if training.typical is not None:
+        typical = rows_for(training, training.typical, model, training.typical.sequence_length)
+        parts: list[Any] = [make(size, size), typical(size, size * _TYPICAL_BATCHES)]
+        rows = ConcatDataset(parts)
     size = arguments.eval_batch_size
-    evaluated = make(size, size * training.evaluation_batches) if is_asked_for(arguments.eval_strategy) else None
+    evaluated = make(size, size * training.evaluation_batches) if is_enabled(arguments.eval_strategy) else None
     options = trainer_options(setup, model=model, arguments=arguments)
     collator = options.pop("data_collator", None)
-    # Nothing is computed of the predictions, but they are kept; an evaluation generates only where there is something.
+    # Predictions are kept for metrics, which compute nothing here; evaluations generate only if there are metrics.
     if training.metrics or options.get("compute_metrics") or generates(arguments, kind):
         options["compute_metrics"] = lambda prediction, compute_result=True: {}
     if is_sft(setup):
         options |= {"processing_class": tokenizer(), "eval_dataset": as_dataset(evaluated) if evaluated else None}
         trainer = kind(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
     else:
-        options["data_collator"] = collator or _as_the_weights(model)
+        options["data_collator"] = collator or _collator(model)
         trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
-    if is_sft(setup) or "data.task" in setup:  # as a recipe's run does it
+    if is_sft(setup) or "data.task" in setup:  # as a recipe's run does
         after_making(setup, trainer)
     return trainer
 
@@ -70,11 +70,11 @@ def setup_trainer(training: SetupTraining) -> Any:
 def rows_for(
     training: SetupTraining, setup: Setup, model: Any, length: int | None = None
 ) -> Callable[[int, int], Rows]:
-    """Makes the data set of a batch size and a number of rows, of `length` tokens (None: the training's): of a padded
-    batch the first row is the longest."""
+    """A function (batch size, number of rows) → data set with rows of `length` tokens. Default: the training's length.
+    If batches are padded, the first row of a batch is the longest."""
     padded = training.padded if training.padded is not None else pads(setup, model)
     row = example(model, length or training.sequence_length, with_mask=padded)
-    if "data.target_length" in setup:  # of text pairs
+    if "data.target_length" in setup:  # text pairs
         row["labels"] = row["labels"][:1] * int(setup["data.target_length"])
     if is_sft(setup):
         return lambda batch_size, count: sft_rows(setup, row, batch_size, count)
@@ -82,9 +82,9 @@ def rows_for(
     return lambda batch_size, count: Rows(row, count, shorter, batch_size)
 
 
-def _as_the_weights(model: Any) -> Any:
-    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that
-    (`hf_memkit/components/image_batches.py`, `speech_batches.py`)."""
+def _collator(model: Any) -> Any:
+    """A collator that casts images and sound to the dtype of 16-bit weights, as recipes do: without autocast a
+    convolution needs that (`hf_memkit/components/image_batches.py`, `speech_batches.py`)."""
     name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
 
     def collate(samples: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Batches that the user's loader has made, as tensors of the traced training."""
+"""Turns batches of the user's loader into tensors of the traced training."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ Batches = Sequence[Any]
 
 
 def on_host(loader: Any) -> Any:
-    """The loader without what happens beside it: workers, and accelerate moving batches to the GPU."""
-    for each in (loader, getattr(loader, "base_dataloader", None)):
+    """The loader without workers, and without accelerate's moving of batches to the GPU."""
+    for part in (loader, getattr(loader, "base_dataloader", None)):
         plain = {"device": None, "num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
         for name, value in plain.items():
-            if hasattr(each, name):
-                object.__setattr__(each, name, value)
+            if hasattr(part, name):
+                object.__setattr__(part, name, value)
     return loader
 
 
 class Loader:
-    """Stands for a data loader: batches that were made outside, as tensors of the traced training. Calls `before` with
-    the number of each batch before it is there. `left_out`: batches that it does not give."""
+    """Data loader of given batches, as tensors of the traced training.
+
+    Args:
+        before: called with the index of each batch before it is created.
+        skipped: number of batches that it does not yield.
+    """
 
     def __init__(
         self,
@@ -33,9 +37,9 @@ class Loader:
         dtype: torch.dtype | None,
         before: Callable[[int], None] | None = None,
         *,
-        left_out: int = 0,
+        skipped: int = 0,
     ) -> None:
-        self.left_out = left_out
+        self.skipped = skipped
         self.batches, self._arguments, self._dtype, self._before = batches, arguments, dtype, before
         self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
         self.batch_size = arguments.train_batch_size
@@ -46,7 +50,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         def moved(leaf: Any) -> Any:
-            """accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype."""
+            """Moves a tensor as accelerate does when it fetches a batch; DeepSpeed's get its weights' dtype."""
             if not isinstance(leaf, torch.Tensor):
                 return leaf
             return leaf.to(self._arguments.device, self._dtype if leaf.is_floating_point() else None)
@@ -54,20 +58,20 @@ class Loader:
         for number, batch in enumerate(self.batches):
             if self._before is not None:
                 self._before(number)
-            yield _mapped(moved, _mapped(made_here, batch))
+            yield _mapped(moved, _mapped(traced_tensor, batch))
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """As Trainer goes through a batch (transformers: `Trainer._prepare_input`)."""
+    """Applies a function to the leaves of a batch as Trainer does (transformers: `Trainer._prepare_input`)."""
     if isinstance(value, Mapping):
-        return type(value)({key: _mapped(function, each) for key, each in value.items()})  # type: ignore[call-arg]
+        return type(value)({key: _mapped(function, item) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, each) for each in value)
+        return type(value)(_mapped(function, item) for item in value)
     return function(value)
 
 
-def made_here(leaf: Any) -> Any:
-    """A tensor like a real one, made in the traced training, which knows the real one's values."""
+def traced_tensor(leaf: Any) -> Any:
+    """A tensor of the traced training like a real one, whose values stay known."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if not is_traced():
@@ -78,5 +82,5 @@ def made_here(leaf: Any) -> Any:
 
 
 def is_traced() -> bool:
-    """Whether tensors that are made now are fake."""
+    """Whether new tensors are fake."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

@@ -1,2 +1,2 @@
-"""The scripts that `--export` copies, one a task, and what they share (`job.py`). They read the `args.yaml` beside
-them; their imports from memkit, that of its callback apart, are of files that are copied with them."""
+"""The scripts that `--export` copies, one a task, and their shared code (`job.py`). They read the `args.yaml` next to
+them; except for memkit's callback, the files that they import from memkit are copied with them."""

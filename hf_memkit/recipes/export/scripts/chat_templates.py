@@ -1,8 +1,6 @@
-"""Chat templates that mark the assistant's turns, over which the loss is taken.
-
-Few models ship such a template. TRL has one for many families (`trl/chat_template_utils.py`, told by the exact text of
-the model's own); that of Llama 3.1 to 3.3 is marked here. For any other, nothing is guessed.
-"""
+"""Chat templates that mark the assistant's turns, on which the loss is computed. Few models have such a template. TRL
+has one for many families (`trl/chat_template_utils.py`, selected by the exact text of the model's template); for Llama
+3.1 to 3.3 it is here. Other templates are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ CHATML: Final = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""Plain ChatML, with the assistant's turns marked: for tokenizers that are trained here."""
+"""Plain ChatML with marked turns of the assistant, for tokenizers that are trained here."""
 
 LLAMA_TURN: Final = (
     "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + "
@@ -30,7 +28,7 @@ LLAMA_MARKED: Final = (
     "{%- if message['role'] == 'assistant' %}{%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}"
     "{%- endgeneration %}{%- else %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endif %}"
 )
-"""The same, with the assistant's turns marked."""
+"""The same with marked turns of the assistant."""
 
 _PROBE: Final = (
     {"role": "system", "content": "Be brief."},
@@ -42,12 +40,12 @@ _PROBE: Final = (
 
 
 def training_template(tokenizer: Any, *, marked: bool = True) -> str:
-    """The template with which a tokenizer is trained: its own where that marks the assistant's turns, or one that does
-    and is otherwise the same. Ends the script if there is none.
+    """The template to train with: the tokenizer's own if it marks the assistant's turns, or an equal one with marks.
+    Ends the script if there is none.
 
     Args:
-        tokenizer: with the template that its model came with.
-        marked: whether the assistant's turns must be marked; otherwise its own will do as it is.
+        tokenizer: with the template of its model.
+        marked: whether the assistant's turns must be marked.
     """
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
@@ -56,20 +54,23 @@ def training_template(tokenizer: Any, *, marked: bool = True) -> str:
         own = own.get("default")
     if not own:
         raise SystemExit(
-            f"{name}: its tokenizer has no chat template, which is usual for base models. Give the chat version of "
-            "the model, such as --model NAME-Instruct"
+            f"{name}: its tokenizer has no chat template; base models rarely have one. Give the chat version of the "
+            "model, such as --model NAME-Instruct"
         )
     if not marked or has_generation_markers(own):
         return str(own)
     try:
         return str(get_training_chat_template(tokenizer) or own)
     except ValueError:
-        found = own.replace(LLAMA_TURN, LLAMA_MARKED)
-    both = [tokenizer.apply_chat_template(list(_PROBE), chat_template=each, tokenize=False) for each in (own, found)]
-    if found == own or both[0] != both[1]:
+        with_marks = own.replace(LLAMA_TURN, LLAMA_MARKED)
+    outputs = [
+        tokenizer.apply_chat_template(list(_PROBE), chat_template=template, tokenize=False)
+        for template in (own, with_marks)
+    ]
+    if with_marks == own or outputs[0] != outputs[1]:
         raise SystemExit(
             f"{name}: its chat template does not mark the assistant's turns. To train on all turns: "
             "--set assistant_only_loss=false. To train on the assistant's only: copy the model, put {% generation %} "
             "and {% endgeneration %} around them in its chat_template, and give that folder as --model"
         )
-    return str(found)
+    return str(with_marks)

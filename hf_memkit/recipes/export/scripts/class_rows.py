@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Any
 
 from datasets import Dataset
 
-from hf_memkit.recipes.export.scripts.rows import Source, said
+from hf_memkit.recipes.export.scripts.rows import Source, describe
 
 EXAMPLE = '{"text": "I would buy it again.", "label": "positive"}'
 
-LISTED = 8
-"""Classes that a message names at most."""
+MAX_LISTED = 8
+"""Maximum number of classes in a message."""
 
 
 def read(source: Source) -> Dataset:
-    """The examples, as `text`, `label` (the name of the class) and, where there are pairs, `text_pair`."""
+    """The examples, as `text`, `label` (name of the class) and, for pairs, `text_pair`."""
     source = dataclasses.replace(source, example=EXAMPLE)
     columns = {"text_pair": "text_pair", **source.data["columns"]}
     rows = source.texts(source.load(), columns["text"])
@@ -32,10 +31,10 @@ def read(source: Source) -> Dataset:
 
 
 def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
-    """The class of each row: its name, where the data set has names, or what stands in the column."""
+    """The class of each row: its name if the data set has names, or the value in the column."""
     if column not in rows.column_names:
-        there = ", ".join(map(repr, rows.column_names))
-        source.refuse(f"no column {column!r}; columns here: {there}; expected {EXAMPLE}")
+        columns = ", ".join(map(repr, rows.column_names))
+        source.refuse(f"no column {column!r}; columns here: {columns}; expected {EXAMPLE}")
     known = getattr(rows.features[column], "names", None)
     names: list[str] = []
     kinds: dict[str, int] = {}
@@ -54,19 +53,15 @@ def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
             if len(kinds) > 1:
                 first, before = next(iter(kinds.items()))
                 source.refuse(
-                    f"column {column!r}: {said(value)} is {kind}, and row {before + 1} has {first}; write all labels "
-                    f"in one way, such as {EXAMPLE}", row,
+                    f"column {column!r}: {describe(value)} is {kind}, and row {before + 1} has {first}; write all "
+                    f"labels in one way, such as {EXAMPLE}", row,
                 )  # fmt: skip
-        names.append(known[value] if known else _name(value))
+        names.append(known[value] if known else str(value).lower() if isinstance(value, bool) else str(value).strip())
     return names
 
 
-def _name(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).strip()
-
-
 def _refuse_single(source: Source, names: list[str]) -> None:
-    """Each class needs an example to train on and one to hold out."""
+    """Refuse classes with a single example: each needs one to train on and one to hold out."""
     counts = Counter(names)
     if len(counts) < 2:
         source.refuse(
@@ -76,10 +71,10 @@ def _refuse_single(source: Source, names: list[str]) -> None:
     single = [name for name, count in counts.items() if count == 1]
     if not single:
         return
-    others = ", ".join(f"{name!r} ({count})" for name, count in counts.most_common(LISTED) if count > 1)
-    what = f"label {single[0][:40]!r} appears in this row only"
+    others = ", ".join(f"{name!r} ({count})" for name, count in counts.most_common(MAX_LISTED) if count > 1)
+    why = f"label {single[0][:40]!r} appears in this row only"
     if not others or len(single) > len(names) / 10:
-        what += f", as do {len(single)} of the {len(counts)} labels. Check that the recipe names the right column"
+        why += f", as do {len(single)} of the {len(counts)} labels. Check that the recipe names the right column"
     else:
-        what += f"; the others are {others}. Each class needs at least 2 examples, one to train on and one to hold out"
-    source.refuse(what, names.index(single[0]))
+        why += f"; the others are {others}. Each class needs at least 2 examples, one to train on and one to hold out"
+    source.refuse(why, names.index(single[0]))

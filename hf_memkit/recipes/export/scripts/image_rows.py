@@ -24,9 +24,9 @@ PATHS = Features({"path": Value("string")})
 
 
 def read(source: Source) -> tuple[Dataset, int | None]:
-    """(rows of `image` and `label`, how many of them from the first on are to train on, where the data says it). Each
-    image was opened: of the hub's the first 100."""
-    rows, first = listed(source)
+    """Rows of `image` and `label`, and the number of rows to train on, from the first, if the data has such a part.
+    Every local image is opened, and the first 100 of the hub's."""
+    rows, first = list_rows(source)
     if "hub_id" in source.data:
         for row, image in enumerate(rows["image"][:100]):
             if why := unreadable(image["bytes"] or Path(image["path"]).read_bytes()):
@@ -35,12 +35,12 @@ def read(source: Source) -> tuple[Dataset, int | None]:
         paths = [image["path"] for image in rows["image"]]
         stamps = stamps_of(paths)
         arguments = {"paths": paths, "stamps": stamps}
-        Dataset.from_generator(_good, features=PATHS, gen_kwargs=arguments)  # kept: a second run opens none again
+        Dataset.from_generator(_decoded_paths, features=PATHS, gen_kwargs=arguments)  # cached for the next run
     return rows, first
 
 
-def listed(source: Source) -> tuple[Dataset, int | None]:
-    """As `read`, without opening the images."""
+def list_rows(source: Source) -> tuple[Dataset, int | None]:
+    """`read` without opening the images."""
     data = source.data
     if data.get("made_up"):
         from hf_memkit.recipes.tasks.made_up_images import LABELS, made_up_images
@@ -55,30 +55,30 @@ def listed(source: Source) -> tuple[Dataset, int | None]:
         source.refuse(
             f"all {len(rows)} images have the label {names[0]!r}; the minimum is 2 labels, such as {EXAMPLE}"
         )
-    without = [row for row, label in enumerate(rows["label"]) if label is None or label < 0]
-    if without:
-        source.refuse(f"no label, as {len(without)} of {len(rows)} images. Give each a label", without[0])
+    unlabelled = [row for row, label in enumerate(rows["label"]) if label is None or label < 0]
+    if unlabelled:
+        source.refuse(f"no label, as {len(unlabelled)} of {len(rows)} images. Give each a label", unlabelled[0])
     return rows.cast_column("image", Image(decode=False)), first
 
 
 def _of_folders(folders: dict[str, str]) -> tuple[Dataset, int | None]:
-    """Each with a folder for each label; read together, so that they have the same labels."""
+    """Rows of folders with a folder for each label, read together, so that they have the same labels."""
     files = {name: f"{glob.escape(folder)}/**" for name, folder in folders.items()}
     try:
         parts = load_dataset("imagefolder", data_files=files, drop_labels=False)
-    except Exception as error:  # no image at all: of several classes
+    except Exception as error:  # no images: several classes of errors
         raise SystemExit(f"{folders['train']}: no images ({in_one_line(error)}); expected {EXAMPLE}") from None
     for name, part in parts.items():
         root = Path(folders[name]).resolve()
         for image in part.cast_column("image", Image(decode=False))["image"]:
             if (path := Path(image["path"])).resolve().parent.parent != root:
-                what = "beside the folders of labels" if path.parent == root else "in a folder inside that of a label"
-                raise SystemExit(f"{path}: an image {what}; expected {root.name}/{{label}}/{path.name}")
+                place = "next to the folders of labels" if path.parent == root else "in a folder inside a label's"
+                raise SystemExit(f"{path}: an image {place}; expected {root.name}/{{label}}/{path.name}")
     return concatenate_datasets(list(parts.values())), len(parts["train"]) if "held_out" in parts else None
 
 
 def _of_table(source: Source) -> Dataset:
-    """A table of paths, which start in its own folder; or a data set of the hub, whose images it has itself."""
+    """Rows of a table of paths, relative to its folder; or of a data set of the hub with images."""
     source = dataclasses.replace(source, example=ROW)
     rows = source.load()
     image, label = source.data["columns"]["image"], source.data["columns"]["label"]
@@ -102,21 +102,21 @@ def _of_table(source: Source) -> Dataset:
 
 
 def unreadable(content: bytes) -> str:
-    """Why the whole image cannot be decoded; empty if it can."""
+    """Why the image cannot be decoded; empty if it can."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large images and strange metadata
+            warnings.simplefilter("ignore")  # about large images and unusual metadata
             with Pillow.open(io.BytesIO(content)) as image:
-                image.draft("RGB", (image.width // 8, image.height // 8))  # JPEG: all is read, an eighth computed
+                image.draft("RGB", (image.width // 8, image.height // 8))  # JPEG: reads everything, decodes an eighth
                 image.load()
     except (OSError, SyntaxError, ValueError, Pillow.DecompressionBombError) as error:
         return f"not an image that pillow can read: {in_one_line(error)}. Save it again, or remove it"
     return ""
 
 
-def _good(paths: Sequence[str], stamps: Any) -> Iterator[dict[str, str]]:
-    """Paths whose image was decoded. `stamps` (size, time of change) tell `datasets` that a file is new."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoding leaves Python's lock
+def _decoded_paths(paths: Sequence[str], stamps: Any) -> Iterator[dict[str, str]]:
+    """Paths whose image was decoded. `stamps` (size, modification time) make `datasets` notice changed files."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # decoding releases Python's lock
         for path, why in zip(paths, pool.map(lambda path: unreadable(Path(path).read_bytes()), paths), strict=True):
             if why:
                 raise SystemExit(f"{path}: {why}")

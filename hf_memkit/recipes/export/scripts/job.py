@@ -1,10 +1,10 @@
-"""What the training scripts share: `args.yaml` in, and out of its sections what Trainer takes.
+"""Shared code of the training scripts: from `args.yaml` to Trainer's arguments.
 
 | section | becomes |
 |---|---|
 | `environment` | environment variables, unless they are set |
 | `data` | rows, their held-out part, a tokenizer |
-| `model`, `adapter`, `model_parts` | the model, loaded or built, with LoRA and what files beside this one install |
+| `model`, `adapter`, `model_parts` | the model, loaded or built, with LoRA and components from files in this folder |
 | `arguments` | `TrainingArguments`, or those of another Trainer |
 | `optimizer`, `trainer_parts` | further keyword arguments of Trainer |
 """
@@ -28,22 +28,24 @@ from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrain
 from hf_memkit.recipes.export.scripts.rows import Source
 
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
-"""What `from_pretrained` takes and `from_config` does not."""
+"""Options of `from_pretrained` that `from_config` does not take."""
 
-MOST_CHARACTERS: Final = 100 * 2**20
+MAX_CHARACTERS: Final = 100 * 2**20
+"""Characters of the data that a tokenizer is trained on."""
+
 LONG_WORD, LONG_SPACE = re.compile(r"(\S{256})(?=\S)"), re.compile(r"(\s{256})\s+")
 
 
 class TrainingJob:
-    """The sections of `args.yaml`, each as a dictionary, and what is made of them.
+    """The sections of `args.yaml`, each as a dictionary, and the objects built from them.
 
     Attributes:
-        folder: that of `args.yaml`. Relative names of files in it start there.
-        source: where the rows are.
+        folder: folder of `args.yaml`; relative file names start there.
+        source: source of the rows.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads the file, and sets the environment variables: torch and DeepSpeed look at them when they start."""
+        """Read the file, and set the environment variables, which torch and DeepSpeed read when they start."""
         self.folder = folder
         sections = yaml.safe_load((folder / "args.yaml").read_text(encoding="utf-8"))
         self.data: dict[str, Any] = sections["data"]
@@ -58,31 +60,31 @@ class TrainingJob:
             os.environ.setdefault(name, str(value))
 
     def load_tokenizer(self, texts: Iterable[str]) -> Any:
-        """The model's own tokenizer; where args.yaml names none, a byte-level BPE that is trained on `texts`."""
+        """The model's own tokenizer; if args.yaml names none, a byte-level BPE trained on `texts`."""
         data = self.data
         if data["tokenizer"] is not None:
             tokenizer = AutoTokenizer.from_pretrained(data["tokenizer"])
-            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes one of nothing
-                raise SystemExit(f"{data['tokenizer']}: no tokenizer there; save the model's own beside its weights")
+            if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one from no files
+                raise SystemExit(f"{data['tokenizer']}: no tokenizer in it; save the model's next to its weights")
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
             return tokenizer
         special = list(dict.fromkeys(data["special_tokens"].values()))
         bpe = ByteLevelBPETokenizer()
         size = data["vocabulary_size"]
-        bpe.train_from_iterator(some_of(texts), size, special_tokens=special, show_progress=False)
+        bpe.train_from_iterator(tokenizer_texts(texts), size, special_tokens=special, show_progress=False)
         options = dict(data["special_tokens"])
         if "one_text" in data:
             numbered = [(token, number) for number, token in enumerate(special)]
-            one, two = data["one_text"], data.get("two_texts")
-            bpe._tokenizer.post_processor = TemplateProcessing(single=one, pair=two, special_tokens=numbered)
+            single, pair = data["one_text"], data.get("two_texts")
+            bpe._tokenizer.post_processor = TemplateProcessing(single=single, pair=pair, special_tokens=numbered)
             options["model_input_names"] = ["input_ids", "attention_mask"]
-            if two is not None and ":1" in two:
+            if pair is not None and ":1" in pair:
                 options["model_input_names"].append("token_type_ids")
         return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **options)
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
-        """(to train on, to evaluate): of the last rows, which are held out, as many as `evaluated` says."""
+        """Split the rows: to train on, and to evaluate (the first of the held-out rows at the end)."""
         if len(rows) < 2:
             self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
         held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
@@ -90,21 +92,21 @@ class TrainingJob:
         return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))
 
     def evaluated(self, held_out: int) -> int:
-        """How many of the held-out examples are evaluated: whole batches, because Trainer counts the loss of a smaller
-        last batch as often as that of a whole one."""
+        """Number of held-out examples to evaluate: whole batches, because Trainer counts the loss of a smaller last
+        batch as a whole one."""
         count = min(held_out, self.data["evaluated_blocks"])
         batch = self.arguments["per_device_eval_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
         return int(count // batch * batch or count)
 
     def training_arguments(self, kind: type) -> Any:
-        """`kind`, such as TrainingArguments, of the section `arguments`. To be made before the model, and kept: under
-        ZeRO-3 they tell `from_pretrained` to split the weights while it reads them."""
+        """The section `arguments` as an object of class `kind`, such as TrainingArguments. Create it before the model
+        and keep it: under ZeRO-3 it makes `from_pretrained` split the weights while reading them."""
         options = {**self.arguments, "output_dir": str(Path(self.folder, self.arguments["output_dir"]))}
         if "deepspeed" in options:
             options["deepspeed"] = str(self.folder / options["deepspeed"])
         arguments = kind(**options)
         if arguments.deepspeed and arguments.use_cpu and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-            # On a CPU nobody else starts DeepSpeed's communication before the model is made.
+            # On a CPU nothing else starts DeepSpeed's communication before the model is made.
             import deepspeed
 
             deepspeed.init_distributed(dist_backend="gloo")
@@ -116,7 +118,7 @@ class TrainingJob:
 
         Args:
             kind: one of transformers' `AutoModel…` classes.
-            from_data: config values that only the data says, such as the number of labels.
+            from_data: config values that depend on the data, such as the number of labels.
         """
         model = self.model
         values = {**model.get("config", {}), **from_data}
@@ -126,29 +128,29 @@ class TrainingJob:
         if "architecture" in model:
             architecture = {**model["architecture"], **values}
             config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
-            made = kind.from_config(config, **{name: options[name] for name in options if name not in LOADING})
+            loaded = kind.from_config(config, **{name: options[name] for name in options if name not in LOADING})
         else:
             if "quantization" in model:
                 options["quantization_config"] = BitsAndBytesConfig(**model["quantization"])
-            made = kind.from_pretrained(model["name"], **options, **values)
+            loaded = kind.from_pretrained(model["name"], **options, **values)
         if "pad_vocabulary_to_multiple_of" in model:
-            made.resize_token_embeddings(pad_to_multiple_of=model["pad_vocabulary_to_multiple_of"])
+            loaded.resize_token_embeddings(pad_to_multiple_of=model["pad_vocabulary_to_multiple_of"])
         if self.adapter:
             from peft import LoraConfig, get_peft_model
 
-            made = get_peft_model(made, LoraConfig(**self.adapter))
-        for name, part in self.model_parts.items():
-            import_module(name).install(made, **part)
-        return made
+            loaded = get_peft_model(loaded, LoraConfig(**self.adapter))
+        for name, component_options in self.model_parts.items():
+            import_module(name).install(loaded, **component_options)
+        return loaded
 
     def trainer_options(self, model: Any, arguments: Any, processing_class: Any) -> dict[str, Any]:
-        """Keyword arguments of Trainer: these three, the optimizer, and what the trainer parts give."""
-        known = getattr(model.config.get_text_config(), "vocab_size", None)
-        if known is not None and hasattr(processing_class, "eos_token") and len(processing_class) > known:
+        """Keyword arguments of Trainer: these three, the optimizer, and those of components."""
+        embeddings = getattr(model.config.get_text_config(), "vocab_size", None)
+        if embeddings is not None and hasattr(processing_class, "eos_token") and len(processing_class) > embeddings:
             raise SystemExit(
                 f"{self.model.get('name', 'the model')}: its tokenizer has {len(processing_class)} entries, and the "
-                f"model has embeddings for {known}. Call model.resize_token_embeddings({len(processing_class)}) and "
-                "save the model, or take a model with a larger vocab_size"
+                f"model has embeddings for {embeddings}. Call model.resize_token_embeddings({len(processing_class)}) "
+                "and save the model, or use a model with a larger vocab_size"
             )
         options = {"model": model, "args": arguments, "processing_class": processing_class, "callbacks": []}
         for name, values in self.trainer_parts.items():
@@ -161,12 +163,12 @@ class TrainingJob:
             options["optimizer_cls_and_kwargs"] = _optimizer(self.optimizer, arguments)
         return options
 
-    def ready(self, trainer: Any) -> None:
-        """What a Trainer needs beside its arguments, just before it trains."""
+    def prepare_trainer(self, trainer: Any) -> None:
+        """Set up the Trainer just before it trains."""
         if trainer.args.fp16 and (self.adapter or type(trainer).__name__ == "SFTTrainer"):
             for parameter in trainer.model.parameters():
-                # A new head beside adapters is as narrow as the weights, and SFTTrainer makes adapters beside 4-bit
-                # weights bf16; fp16's loss scaling wants fp32.
+                # fp16's loss scaling needs fp32. A new head with adapters has the weights' dtype, and SFTTrainer makes
+                # adapters of 4-bit weights bf16.
                 if parameter.requires_grad:
                     parameter.data = parameter.data.float()
         if (self.folder / "deepspeed_wiring.py").exists():
@@ -174,27 +176,27 @@ class TrainingJob:
 
             trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with offloaded parameters
 
-    def leave(self) -> None:
-        """The last thing a script does: otherwise Python can abort while it exits."""
+    def finish(self) -> None:
+        """Last call of a script: otherwise Python can abort on exit."""
         if (self.folder / "process_group.py").exists():
             from hf_memkit.setup.process_group import leave_process_group
 
             leave_process_group()
 
 
-def some_of(texts: Iterable[str]) -> Iterator[str]:
-    """What a tokenizer is trained on: the first 100 Mi characters, in words of at most 256. Training takes time in the
-    square of the longest word: 4 minutes for one of a million characters."""
-    left = MOST_CHARACTERS
+def tokenizer_texts(texts: Iterable[str]) -> Iterator[str]:
+    """Texts to train a tokenizer on: the first 100 Mi characters, in words of at most 256. Training time is quadratic
+    in the longest word: 4 minutes for one of a million characters."""
+    remaining = MAX_CHARACTERS
     for text in texts:
-        if left <= 0:
+        if remaining <= 0:
             return
-        yield LONG_SPACE.sub(r"\1", LONG_WORD.sub(r"\1\n", text[:left]))
-        left -= len(text)
+        yield LONG_SPACE.sub(r"\1", LONG_WORD.sub(r"\1\n", text[:remaining]))
+        remaining -= len(text)
 
 
 def _optimizer(section: Mapping[str, Any], arguments: Any) -> tuple[type, dict[str, Any]]:
-    """(class, keyword arguments): of `arguments` those that `takes` names, or all three, and the rest of the
+    """(class, keyword arguments): the values of `arguments` listed in `takes`, or all three, and the rest of the
     section."""
     options = dict(section)
     module, _, name = options.pop("class").partition(":")
@@ -203,5 +205,5 @@ def _optimizer(section: Mapping[str, Any], arguments: Any) -> tuple[type, dict[s
         "betas": (arguments.adam_beta1, arguments.adam_beta2),
         "eps": arguments.adam_epsilon,
     }
-    options |= {each: given[each] for each in options.pop("takes", given)}
+    options |= {key: given[key] for key in options.pop("takes", given)}
     return getattr(import_module(module), name), options

@@ -1,8 +1,6 @@
-"""The rows that the section `data` of `args.yaml` names, as `datasets` loads them.
-
-What is wrong with them ends the script in one line: the file and the row, what was expected there, and an example.
-This file needs datasets only: rows are checked before torch is loaded.
-"""
+"""The rows named by the section `data` of `args.yaml`, loaded by `datasets`. An error ends the script with one line:
+the file and the row, the expected value, and an example. This file needs datasets only: rows are checked before torch
+is loaded."""
 
 from __future__ import annotations
 
@@ -20,12 +18,12 @@ from datasets import Dataset, Value, load_dataset
 
 @dataclass(frozen=True)
 class Source:
-    """Where rows come from.
+    """Source of the rows.
 
     Attributes:
         data: the section `data`.
-        folder: that of `args.yaml`, where relative names start.
-        example: a row as it is expected, for messages.
+        folder: folder of `args.yaml`; relative file names start there.
+        example: an example row for messages.
     """
 
     data: Mapping[str, Any]
@@ -34,27 +32,27 @@ class Source:
 
     @property
     def files(self) -> list[Path]:
-        """The local files; none where a data set of the hub is read."""
+        """The local files; none for a data set of the hub."""
         return [self.folder / name for name in self.data.get("files", ())]
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Name of the source in messages."""
         files = self.files
         more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
         folders = self.data.get("folders", {"train": self.data.get("folder", "made-up examples")})
         return f"{files[0]}{more}" if files else str(self.data.get("hub_id", folders["train"]))
 
-    def refuse(self, what: str, row: int | None = None) -> NoReturn:
-        """Ends the script with what is wrong, in a row where one is given."""
-        raise SystemExit(f"{self.name if row is None else self.place(row)}: {what}")
+    def refuse(self, problem: str, row: int | None = None) -> NoReturn:
+        """End the script with a message, for the whole source or one row."""
+        raise SystemExit(f"{self.name if row is None else self.place(row)}: {problem}")
 
-    def expected(self, column: str, what: str, value: Any, row: int) -> NoReturn:
-        """Ends the script: a row has another value in a column."""
-        self.refuse(f"column {column!r}: expected {what}, found {said(value)}; such as {self.example}", row)
+    def expected(self, column: str, expectation: str, value: Any, row: int) -> NoReturn:
+        """End the script: a row has a wrong value in a column."""
+        self.refuse(f"column {column!r}: expected {expectation}, found {describe(value)}; such as {self.example}", row)
 
     def place(self, row: int) -> str:
-        """`"FILE: row 3"`: where the row with this number among all lies; the first is 0."""
+        """`"FILE: row 3"`: place of the row with this index in all rows, from 0."""
         files = self.files
         for file in files[:-1]:
             count = len(self._read([file]))
@@ -64,15 +62,15 @@ class Source:
         return f"{files[-1] if files else self.name}: row {row + 1}"
 
     def load(self) -> Dataset:
-        """All rows, as they are there. Ends the script if they cannot be read, or there are none."""
+        """All rows, unchanged. Ends the script if they cannot be read, or there are none."""
         if not self.files:
             try:
                 return load_dataset(self.data["hub_id"], self.data["hub_config"], split=self.data["hub_split"])
-            except Exception as error:  # the network, access, a config that is not there: no common base class
+            except Exception as error:  # network, access, a missing config: no common base class
                 self.refuse(f"cannot be loaded from the hub: {in_one_line(error)}")
         try:
             return self._read(self.files)
-        except Exception as error:  # of the reader of each format
+        except Exception as error:  # each format's reader has its own
             for file in self.files:
                 if mistake := self._mistake(file):
                     raise SystemExit(f"{mistake}; expected rows such as {self.example}") from None
@@ -82,14 +80,14 @@ class Source:
             self.refuse(f"cannot be read as {self.data['format']}: {in_one_line(cause)}; expected {self.example}")
 
     def texts(self, rows: Dataset, column: str, *, may_be_empty: bool = False) -> Dataset:
-        """The rows, with numbers of the column as text. Ends the script unless all others are texts."""
+        """The rows, with numbers in the column as text. Ends the script unless all values are texts."""
         if column not in rows.column_names:
-            there = ", ".join(map(repr, rows.column_names))
-            self.refuse(f"no column {column!r}; columns here: {there}; expected {self.example}")
+            columns = ", ".join(map(repr, rows.column_names))
+            self.refuse(f"no column {column!r}; columns here: {columns}; expected {self.example}")
         kind = getattr(rows.features[column], "pa_type", None)
         if kind is not None and (arrow.types.is_integer(kind) or arrow.types.is_floating(kind)):
             rows = rows.cast_column(column, Value("string"))
-        elif not isinstance(rows.features[column], Value) or not _is_text(kind):
+        elif not isinstance(rows.features[column], Value) or kind not in (arrow.string(), arrow.large_string()):
             wrong = next((row for row, value in enumerate(rows[column]) if not isinstance(value, str)), 0)
             self.expected(column, "text", rows[wrong][column], wrong)
         values = rows.data.column(column)
@@ -101,18 +99,18 @@ class Source:
         return rows
 
     def by_roles(self, rows: Dataset, roles: Iterable[str]) -> Dataset:
-        """The columns that have these roles, by their roles' names."""
+        """The columns with these roles, renamed to the roles."""
         names = {self.data["columns"].get(role, role): role for role in roles}
         rows = rows.select_columns(list(names))
         return rows.rename_columns({name: role for name, role in names.items() if name != role})
 
     def _read(self, files: list[Path]) -> Dataset:
-        names = [glob.escape(str(file)) for file in files]  # patterns, to load_dataset
+        names = [glob.escape(str(file)) for file in files]  # load_dataset reads patterns
         options = self.data.get("format_options", {})
         return load_dataset(self.data["format"], data_files=names, split="train", **options)
 
     def _mistake(self, file: Path) -> str:
-        """What is wrong with a file, with its line, where that can be told; else empty."""
+        """The mistake in a file, with its line; empty if it cannot be located."""
         try:
             content = file.read_bytes()
             text = content.decode("utf-8-sig") if self.data["format"] != "parquet" else ""
@@ -129,28 +127,24 @@ class Source:
                 line = number + getattr(error, "lineno", 1) - 1
                 return f"{file}:{line}: not JSON ({getattr(error, 'msg', 'nested too deeply')})"
             if not whole and not isinstance(value, dict):
-                return f"{file}:{number}: expected an object, found {said(value)}"
+                return f"{file}:{number}: expected an object, found {describe(value)}"
         return ""
 
 
-def _is_text(kind: Any) -> bool:
-    return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind))
-
-
 def stamps_of(paths: Iterable[str]) -> list[tuple[int, int]]:
-    """(size, time of change) of each file: they stand for its content."""
+    """(size, modification time) of each file, which identify its content."""
     states = [Path(path).stat() for path in paths]
     return [(state.st_size, state.st_mtime_ns) for state in states]
 
 
-def said(value: Any) -> str:
-    """What a value is called in a message."""
+def describe(value: Any) -> str:
+    """A value in a message."""
     if value is None:
         return "null"
     return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
 
 
 def in_one_line(error: BaseException) -> str:
-    """What a library's error says, without the advice below it."""
+    """The message of a library's error, without the advice below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:300] if lines else type(error).__name__

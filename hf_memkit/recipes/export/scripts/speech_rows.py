@@ -1,5 +1,4 @@
-"""Speech with its transcripts: sound files with a `.txt` beside each, a table of their paths, or a data set of the
-hub."""
+"""Speech with transcripts: sound files with `.txt` files, a table of their paths, or a data set of the hub."""
 
 from __future__ import annotations
 
@@ -23,20 +22,20 @@ PATHS = Features({"path": Value("string")})
 
 
 def read(source: Source) -> Dataset:
-    """Rows of `audio` (`{"path": …}` or `{"bytes": …}`) and `text`. Each local file was decoded."""
-    rows, longest = listed(source), float(source.data["chunk_length"])  # seconds that the model hears at once
+    """Rows of `audio` (`{"path": …}` or `{"bytes": …}`) and `text`. Every local file is decoded."""
+    rows, longest = list_rows(source), float(source.data["chunk_length"])  # maximum seconds of the model
     if "hub_id" in source.data:
         return rows.filter(partial(_is_usable, longest=longest))
     if not source.data.get("made_up"):
         paths = [audio["path"] for audio in rows["audio"]]
         stamps = stamps_of(paths)
         arguments = {"paths": paths, "longest": longest, "stamps": stamps}
-        Dataset.from_generator(_good, features=PATHS, gen_kwargs=arguments)  # kept: a second run decodes none again
+        Dataset.from_generator(_decoded_paths, features=PATHS, gen_kwargs=arguments)  # cached for the next run
     return rows
 
 
-def listed(source: Source) -> Dataset:
-    """As `read`, without opening a file."""
+def list_rows(source: Source) -> Dataset:
+    """`read` without opening a file."""
     data = source.data
     if data.get("made_up"):
         from hf_memkit.recipes.tasks.made_up_speech import made_up_speech
@@ -53,7 +52,7 @@ def listed(source: Source) -> Dataset:
         rows = source.by_roles(source.texts(rows, text, may_be_empty=True), ("audio", "text"))
         return rows.cast_column("audio", Audio(decode=False))
     rows = source.texts(source.texts(rows, audio), text)
-    paths = [(source.files[0].parent / name).resolve() for name in rows[audio]]  # they start in the table's folder
+    paths = [(source.files[0].parent / name).resolve() for name in rows[audio]]  # relative to the table's folder
     for row, path in enumerate(paths):
         if not path.is_file():
             source.refuse(f"{path}: no such file", row)
@@ -64,10 +63,10 @@ def listed(source: Source) -> Dataset:
 
 
 def _of_folder(folder: Path) -> Dataset:
-    """Sound files in it, or in folders in it, each with its transcript beside it."""
-    below = sorted(file for file in folder.rglob("*") if not file.name.startswith("."))
-    sounds = [file for file in below if file.suffix.lower() in SUFFIXES]
-    texts = {file.with_suffix(""): file for file in below if file.suffix.lower() == ".txt"}
+    """Rows of sound files in a folder and its subfolders, each with its transcript next to it."""
+    files = sorted(file for file in folder.rglob("*") if not file.name.startswith("."))
+    sounds = [file for file in files if file.suffix.lower() in SUFFIXES]
+    texts = {file.with_suffix(""): file for file in files if file.suffix.lower() == ".txt"}
     if not sounds:
         raise SystemExit(f"{folder}: no sound files; expected one.wav with its words in one.txt, or metadata.csv")
     words = []
@@ -83,8 +82,8 @@ def _of_folder(folder: Path) -> Dataset:
         if not words[-1].strip():
             raise SystemExit(f"{text}: empty; expected the words of {sound.name}")
     if texts:
-        lonely = next(iter(texts.values()))
-        raise SystemExit(f"{lonely}: a transcript without its sound file; expected {lonely.stem}.wav beside it")
+        unpaired = next(iter(texts.values()))
+        raise SystemExit(f"{unpaired}: a transcript without its sound file; expected {unpaired.stem}.wav next to it")
     return _as_rows(sounds, words)
 
 
@@ -110,9 +109,9 @@ def unusable(path: str, longest: float) -> str:
     return "" if samples.any() else f"{seconds:.1f} s of silence, or no sound at all. Remove it"
 
 
-def _good(paths: Sequence[str], longest: float, stamps: Any) -> Iterator[dict[str, str]]:
-    """Paths whose sound was decoded. `stamps` (size, time of change) tell `datasets` that a file is new."""
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # numpy leaves Python's lock
+def _decoded_paths(paths: Sequence[str], longest: float, stamps: Any) -> Iterator[dict[str, str]]:
+    """Paths whose sound was decoded. `stamps` (size, modification time) make `datasets` notice changed files."""
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # numpy releases Python's lock
         for path, why in zip(paths, pool.map(partial(unusable, longest=longest), paths), strict=True):
             if why:
                 raise SystemExit(f"{path}: {why}")

@@ -1,4 +1,4 @@
-"""Documents: rows of one column of text."""
+"""Documents: rows with one column of text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Trains a model to answer, with TRL's SFTTrainer. What it trains, on what and how stands in args.yaml, with reasons.
-
-Rows are conversations in one of four forms: `messages`, ShareGPT's `conversations`, `prompt` and `completion`, or
-Alpaca's `instruction`, `input` and `output`. The last ones are held out.
-"""
+"""Train a model to answer, with TRL's SFTTrainer. args.yaml has its model, data and settings, with reasons. Rows are
+conversations in one of four forms: `messages`, ShareGPT's `conversations`, `prompt` and `completion`, or Alpaca's
+`instruction`, `input` and `output`. The last ones are held out."""
 
 from __future__ import annotations
 
@@ -23,11 +21,12 @@ def main() -> None:
 
     rows = read(job.source)
     train_dataset, eval_dataset = job.hold_out(rows)
-    tokenizer = job.load_tokenizer("\n".join(each["content"] for each in messages) for messages in rows["messages"])
+    texts = ("\n".join(message["content"] for message in messages) for messages in rows["messages"])
+    tokenizer = job.load_tokenizer(texts)
     if job.data["tokenizer"] is None:
         tokenizer.chat_template = CHATML
     own_template = tokenizer.chat_template
-    # The loss is taken over the assistant's turns, which the template must mark. What is saved is the model's own.
+    # The template must mark the assistant's turns for the loss. The model is saved with its own template.
     tokenizer.chat_template = training_template(tokenizer, marked=job.arguments["assistant_only_loss"])
 
     arguments = job.training_arguments(SFTConfig)
@@ -44,11 +43,11 @@ def main() -> None:
     cut = 0 if arguments.packing else sum(len(ids) >= longest for ids in trainer.train_dataset["input_ids"])
     if cut and arguments.process_index == 0:
         print(f"{cut} of {len(train_dataset)} conversations fill {longest} tokens, and were cut if they were longer")
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
-    job.leave()
+    job.finish()
 
 
 if __name__ == "__main__":

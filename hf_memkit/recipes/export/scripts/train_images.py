@@ -1,8 +1,6 @@
-"""Trains a model to tell kinds of images apart. What it trains, on what and how stands in args.yaml, with reasons.
-
-Images are files that the data loader's workers open when their batch is made. Of each label the last are held out,
-unless the data brings a part for that.
-"""
+"""Train a model to classify images. args.yaml has its model, data and settings, with reasons. The data loader's
+workers open image files when their batch is made. The last images of each label are held out, unless the data has a
+separate part for that."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ from hf_memkit.recipes.export.scripts.job import TrainingJob
 
 
 def hold_out(job: TrainingJob, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
-    """(to train on, to evaluate), with a column that says which images are cropped at random."""
+    """Split the rows: to train on, and to evaluate, with a column that marks images to crop at random."""
     if first is None:
         train, held_out = each_label_split(rows["label"], job.data["held_out"])
-    else:  # its labels mixed evenly, so that what is evaluated of it has all of them
+    else:  # labels mixed evenly, so that the evaluated part has all of them
         train = list(range(first))
         held_out = [first + number for half in each_label_split(rows["label"][first:], 0.5) for number in half]
     trained = set(train)
@@ -49,10 +47,11 @@ def main() -> None:
         image_processor = AutoImageProcessor.from_pretrained(data["tokenizer"])
 
     arguments = job.training_arguments(TrainingArguments)
-    numbers = {name: number for number, name in enumerate(labels)}
-    names = dict(enumerate(labels))
+    label2id = {name: number for number, name in enumerate(labels)}
+    id2label = dict(enumerate(labels))
     job.model.setdefault("ignore_mismatched_sizes", True)  # a head for other labels is replaced, not refused
-    model = job.load_model(AutoModelForImageClassification, num_labels=len(labels), id2label=names, label2id=numbers)
+    kind = AutoModelForImageClassification
+    model = job.load_model(kind, num_labels=len(labels), id2label=id2label, label2id=label2id)
     dtype = getattr(torch, job.model["dtype"]) if "dtype" in job.model else None
     options = {
         "data_collator": ImageBatches(image_processor, smallest_crop=data["smallest_crop"], dtype=dtype),
@@ -61,11 +60,11 @@ def main() -> None:
         **job.trainer_options(model, arguments, image_processor),
     }
     trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
-    job.leave()
+    job.finish()
 
 
 if __name__ == "__main__":

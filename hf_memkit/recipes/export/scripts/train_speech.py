@@ -1,8 +1,5 @@
-"""Trains a model of Whisper's kind to write down speech. What it trains, on what and how stands in args.yaml, with
-reasons.
-
-Sound files are opened by the data loader's workers when their batch is made. The last ones are held out.
-"""
+"""Train a model such as Whisper to transcribe speech. args.yaml has its model, data and settings, with reasons. The
+data loader's workers open sound files when their batch is made. The last ones are held out."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def main() -> None:
     data = job.data
 
     rows = read(job.source)
-    tokens: dict[str, int] = {}  # config values of a tokenizer that is not the model's own
+    tokens: dict[str, int] = {}  # config values for a tokenizer that is trained here
     if data["tokenizer"] is None:
         from hf_memkit.recipes.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer
 
@@ -31,16 +28,16 @@ def main() -> None:
         processor = WhisperProcessor(extractor, train_whisper_tokenizer(rows["text"], data["vocabulary_size"]))
         tokens = token_values(processor.tokenizer)
     else:
-        spoken = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
-        processor = WhisperProcessor.from_pretrained(data["tokenizer"], **spoken)
+        language = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
+        processor = WhisperProcessor.from_pretrained(data["tokenizer"], **language)
 
-    most = data["sequence_length"]  # tokens
+    maximum = data["sequence_length"]  # tokens
     too_long = {
-        number for number, text in enumerate(rows["text"]) if len(label_tokens(processor.tokenizer, text)) > most
+        number for number, text in enumerate(rows["text"]) if len(label_tokens(processor.tokenizer, text)) > maximum
     }
     if too_long and "hub_id" not in data:
         name = rows[min(too_long)]["audio"]["path"]
-        raise SystemExit(f"{name}: its transcript has more than {most} tokens; cut file and text into pieces")
+        raise SystemExit(f"{name}: its transcript has more than {maximum} tokens; cut file and text into pieces")
     rows = rows.select(sorted(set(range(len(rows))) - too_long))
     train_dataset, eval_dataset = job.hold_out(rows)
 
@@ -53,11 +50,11 @@ def main() -> None:
         **job.trainer_options(model, arguments, processor),
     }
     trainer = GeneratingTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
-    job.leave()
+    job.finish()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,6 @@
-"""Trains a model to tell kinds of texts, or of pairs of texts, apart. What it trains, on what and how stands in
-args.yaml, with reasons.
-
-The classes are those that stand in the data, in the order of their numbers if they are numbers, otherwise of the
-alphabet. Of each class the last examples are held out.
-"""
+"""Train a model to classify texts, or pairs of texts. args.yaml has its model, data and settings, with reasons. The
+classes are those in the data, sorted by number if they are numbers, otherwise alphabetically. The last examples of
+each class are held out."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ def main() -> None:
     tokenizer = job.load_tokenizer(rows["text"])
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        second = rows.get("text_pair")  # texts, where there are pairs
+        second = rows.get("text_pair")  # None without pairs
         options = {"truncation": True, "max_length": data["sequence_length"], "return_attention_mask": False}
         inputs = tokenizer(rows["text"], second, **options)
         return {**inputs, "labels": [labels.index(name) for name in rows["label"]]}
@@ -39,25 +36,22 @@ def main() -> None:
     eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])
 
     arguments = job.training_arguments(TrainingArguments)
-    numbers = {name: number for number, name in enumerate(labels)}
-    model = job.load_model(
-        AutoModelForSequenceClassification,
-        num_labels=len(labels),
-        id2label=dict(enumerate(labels)),
-        label2id=numbers,
-    )
+    label2id = {name: number for number, name in enumerate(labels)}
+    id2label = dict(enumerate(labels))
+    kind = AutoModelForSequenceClassification
+    model = job.load_model(kind, num_labels=len(labels), id2label=id2label, label2id=label2id)
     options = {
-        "data_collator": DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),  # tensor cores are fast then
+        "data_collator": DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8),  # faster on tensor cores
         "compute_metrics": accuracy_and_f1,
         "preprocess_logits_for_metrics": likeliest_class,
         **job.trainer_options(model, arguments, tokenizer),
     }
     trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
-    job.leave()
+    job.finish()
 
 
 if __name__ == "__main__":

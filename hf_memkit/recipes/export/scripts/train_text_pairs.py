@@ -1,9 +1,6 @@
-"""Trains a model to write one text for another: translations, summaries, answers. What it trains, on what and how
-stands in args.yaml, with reasons.
-
-An evaluation measures the loss, generates a text for each source, and compares it with the target. The last pairs are
-held out.
-"""
+"""Train a model to write a target text for a source: translations, summaries, answers. args.yaml has its model, data
+and settings, with reasons. An evaluation measures the loss, generates a text for each source, and compares it with the
+target. The last pairs are held out."""
 
 from __future__ import annotations
 
@@ -37,16 +34,16 @@ def main() -> None:
     arguments = job.training_arguments(Seq2SeqTrainingArguments)
     model = job.load_model(AutoModelForSeq2SeqLM)
     options = {
-        "data_collator": DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8),  # tensor cores are fast then
+        "data_collator": DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8),  # faster on tensor cores
         "compute_metrics": generation_metrics(tokenizer),
         **job.trainer_options(model, arguments, tokenizer),
     }
     trainer = GeneratingTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
-    job.ready(trainer)
+    job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
     trainer.train()
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
-    job.leave()
+    job.finish()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which code is the user's, and which line of it is meant."""
+"""Tells the user's code from libraries' code, and finds the user's line."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Final
 
 MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
-"""The folder of this package."""
+"""Folder of this package."""
 
 PYTHON: Final = str(Path(os.__file__).parent)
-"""The folder of Python's own library."""
+"""Folder of Python's standard library."""
 
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
 _PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")
-"""Libraries wherever they are: in a checkout (`pip install -e`), or a folder of their own (`pip install --target`)."""
+"""Libraries in any folder: a checkout (`pip install -e`), or a target folder (`pip install --target`)."""
 
 
-def line_that_asks() -> str | None:
-    """`"train.py, line 12"`, if the first caller outside torch is the user's; None: a library asks."""
+def calling_line() -> str | None:
+    """`"train.py, line 12"` if the first caller outside torch is the user's code; None if it is a library."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -34,31 +34,31 @@ def line_that_asks() -> str | None:
     return None
 
 
-def line_of(found: types.TracebackType | None) -> str:
-    """`"train.py, line 12"`: the innermost line of the user's own code in a traceback; empty if there is none."""
+def line_in_traceback(trace: types.TracebackType | None) -> str:
+    """`"train.py, line 12"`: the innermost line of the user's code in a traceback; empty if there is none."""
     place = ""
-    for frame, line in traceback.walk_tb(found):
+    for frame, line in traceback.walk_tb(trace):
         if not is_library(frame.f_code.co_filename):
             place = f"{Path(frame.f_code.co_filename).name}, line {line}"
     return place
 
 
 def is_library(file: str) -> bool:
-    """Whether a file of code belongs to an installed library, and not to the user."""
+    """Whether a code file belongs to an installed library, not to the user."""
     known = file.startswith(("<", PYTHON, *_package_folders())) or MEMKIT in file
     return known or any(part in file for part in _LIBRARIES) or _is_installed(str(Path(file).parent))
 
 
 @cache
 def _is_installed(folder: str) -> bool:
-    """Whether the folder is of a package that pip has put there (`--target`): a RECORD beside it lists it."""
+    """Whether the folder belongs to a package installed by pip (`--target`): a RECORD next to it lists the package."""
     top = Path(folder)
     if not (top / "__init__.py").exists():
         return False
     while (top.parent / "__init__.py").exists():
         top = top.parent
     records = top.parent.glob("*.dist-info/RECORD")
-    return any(f"{top.name}/__init__.py," in each.read_text(encoding="utf-8") for each in records)
+    return any(f"{top.name}/__init__.py," in record.read_text(encoding="utf-8") for record in records)
 
 
 @cache
@@ -68,7 +68,7 @@ def _package_folders() -> tuple[str, ...]:
 
 
 def users_line() -> str:
-    """`"train.py, line 12"`: the innermost line of the user's own code that is running; empty if there is none."""
+    """`"train.py, line 12"`: the innermost running line of the user's code; empty if there is none."""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         if not is_library(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}, line {line}"
@@ -78,14 +78,14 @@ def users_line() -> str:
 _EVALUATES: Final = re.compile("evaluat|predict|metric|valid|perplexity|accura|(^|_)(eval|test|infer)", re.IGNORECASE)
 
 
-def evaluation_that_runs() -> str:
-    """`"evaluate_all() (train.py, line 12)"`: the outermost call in the user's code, of the user's or of a library's,
-    whose name says that it evaluates; empty if there is none."""
-    found, called = "", ""  # from the inside outwards: the call, and what it calls
+def running_evaluation() -> str:
+    """`"evaluate_all() (train.py, line 12)"`: the outermost call in the user's code to a function whose name means
+    evaluation; empty if there is none."""
+    evaluation, called = "", ""
     for frame, line in traceback.walk_stack(sys._getframe(1)):
         file, name = frame.f_code.co_filename, frame.f_code.co_qualname
         if not is_library(file) and _EVALUATES.search(called):
-            found = f"{called}() ({Path(file).name}, line {line})"
+            evaluation = f"{called}() ({Path(file).name}, line {line})"
         if not file.startswith(MEMKIT):
             called = name.split(".<")[0]
-    return found
+    return evaluation

@@ -1,5 +1,7 @@
-"""What scripts ask of `torch.cuda` and `torch.accelerator` beside what Trainer asks: memory, generators, times, and
-what NVML knows. Torch would start CUDA to answer, or end the process.
+"""Patches further functions of `torch.cuda` and `torch.accelerator` that scripts call: memory, generators, timing,
+NVML.
+
+The original functions would initialize CUDA, or end the process.
 """
 
 from __future__ import annotations
@@ -16,33 +18,33 @@ _fraction: float | None = None
 
 
 def memory_fraction() -> float | None:
-    """What the script set by `torch.cuda.set_per_process_memory_fraction`; None: nothing."""
+    """The script's value of `torch.cuda.set_per_process_memory_fraction`; None if it was not called."""
     return _fraction
 
 
 _FROM_NVML: Final = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used")
 
 
-def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
-    """Installs the answers; memory is what `tracer` has recorded."""
+def patch_memory_queries(tracer: StorageTracer, capacity_bytes: int) -> None:
+    """Installs the patches; memory figures come from `tracer`."""
 
     def stats(*args: Any, **kwargs: Any) -> Counter[str]:
-        """By torch's names; what is not counted is 0."""
+        """Statistics under torch's names; other keys are 0."""
         live, peak = tracer.live_bytes()
-        found: Counter[str] = Counter()
+        values: Counter[str] = Counter()
         for kind in ("allocated", "reserved", "active", "requested"):
-            found[f"{kind}_bytes.all.current"] = live
-            found[f"{kind}_bytes.all.peak"] = peak
-        return found
+            values[f"{kind}_bytes.all.current"] = live
+            values[f"{kind}_bytes.all.peak"] = peak
+        return values
 
     def memory_info(*args: Any, **kwargs: Any) -> tuple[int, int]:
         return capacity_bytes - stats()["allocated_bytes.all.current"], capacity_bytes
 
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        """There is nothing to do it to."""
+    def do_nothing(*args: Any, **kwargs: Any) -> None:
+        pass
 
     def set_fraction(fraction: float, device: Any = None) -> None:
-        """With the errors of torch (2.13: torch/cuda/memory.py)."""
+        """Raises the same errors as torch (2.13: torch/cuda/memory.py)."""
         global _fraction
         if not isinstance(fraction, float):
             raise TypeError("Invalid type for fraction argument, must be `float`")
@@ -65,7 +67,7 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
                 "init", "seed", "seed_all", "reset_accumulated_memory_stats",
                 "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
             ),
-            nothing,
+            do_nothing,
         ),
     }  # fmt: skip
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
@@ -73,20 +75,20 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
             if hasattr(module, name):
                 setattr(module, name, answer)
         for name in ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"):
-            setattr(module, name, nothing)
+            setattr(module, name, do_nothing)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-        setattr(torch.cuda.nvtx, name, nothing)
-    _accelerator(stats, memory_info, nothing)
+        setattr(torch.cuda.nvtx, name, do_nothing)
+    _accelerator(stats, memory_info, do_nothing)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.Generator = _Generator  # type: ignore[misc]
     torch.cuda.default_generators = (_Generator("cuda:0"),)
 
 
-_SAVE: Final = ("safetensors", "transformers", "accelerate", "peft")
+_WEIGHT_LIBRARIES: Final = ("safetensors", "transformers", "accelerate", "peft")
 
 
-def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...] = _SAVE) -> None:
-    """In all modules of these packages that have imported it; by default of those that read and write weights."""
+def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...] = _WEIGHT_LIBRARIES) -> None:
+    """Replaces `original` in all loaded modules of these packages; by default those that read and write weights."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages:
             names = vars(module)
@@ -94,8 +96,8 @@ def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...
                 names[key] = replacement
 
 
-def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
-    """`torch.accelerator` asks the hooks of C++, which know nothing of memory and streams."""
+def _accelerator(stats: Any, memory_info: Any, do_nothing: Any) -> None:
+    """Patches `torch.accelerator`, which asks C++ hooks that know no memory and streams."""
     answers: dict[str, Any] = {
         "is_available": lambda: True, "device_count": lambda: torch.cuda.device_count(),
         "current_accelerator": lambda *args, **kwargs: torch.device("cuda"),
@@ -103,8 +105,8 @@ def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
         "current_stream": lambda *args: torch.cuda.current_stream(),
         "memory_stats": stats, "get_memory_info": memory_info,
         **{
-            f"{most}memory_{kind}": lambda *args, key=f"{kind}_bytes.all.{when}", **kwargs: stats()[key]
-            for most, when in (("", "current"), ("max_", "peak"))
+            f"{prefix}memory_{kind}": lambda *args, key=f"{kind}_bytes.all.{when}", **kwargs: stats()[key]
+            for prefix, when in (("", "current"), ("max_", "peak"))
             for kind in ("allocated", "reserved")
         },
     }  # fmt: skip
@@ -112,7 +114,7 @@ def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
         "set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats",
         "reset_accumulated_memory_stats",
     ):  # fmt: skip
-        answers[name] = nothing
+        answers[name] = do_nothing
     for module in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
         for name, answer in answers.items():
             if hasattr(module, name):
@@ -127,8 +129,8 @@ class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
 
 
 class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
-    """A generator of the GPU is one of the host that says otherwise: fake tensors take no numbers from it (torch
-    2.13: a build without CUDA aborts the process when one is made)."""
+    """A generator of the host that reports another device: a build without CUDA aborts the process when a GPU
+    generator is created (torch 2.13), and fake tensors draw no numbers from it."""
 
     memkit_device: torch.device
 

@@ -1,4 +1,4 @@
-"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many GPUs."""
+"""Replays the start of a trace once for GPUs of many sizes, and copies the allocator's state to continue."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "
 
 
 class CapRange(NamedTuple):
-    """Of every cap from `from_bytes` up to, but without, `below_bytes` (None: without end) comes the same: the device
-    grants and refuses the same requests."""
+    """All caps in [from_bytes, below_bytes) (None: no upper limit) give the same result: the device grants and refuses
+    the same requests."""
 
     completes: bool
     from_bytes: int
     below_bytes: int | None
 
 
-class Started:
-    """A trace, replayed up to where it first reserves more than `reserved_bytes`: until then a GPU that has at least
-    so much refuses nothing, and the allocator does the same on all of them."""
+class ReplayPrefix:
+    """A trace replayed until it first reserves more than `reserved_bytes`. Up to there every GPU with at least that
+    much memory grants all requests, so the allocator's state is the same."""
 
     def __init__(
         self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, gpu_bytes: int | None
@@ -35,37 +35,36 @@ class Started:
         self._known: list[CapRange] = []
 
     def _run(self, stop: int, most_reserved: int | None) -> int:
-        """The first event before `stop` that reserves more than `most_reserved`, or `stop`."""
+        """Replays the events before `stop`; returns the first that reserves more than `most_reserved`, or `stop`."""
         self._blocks: dict[int, Block] = {}
         self._allocator = CachingAllocator(self._settings, DeviceMemory(total_bytes=self._gpu_bytes))
         for index in range(stop):
-            _do(self._trace, index, self._allocator, self._blocks)
+            _replay_event(self._trace, index, self._allocator, self._blocks)
             if most_reserved is not None and self._allocator.reserved > most_reserved:
                 return index
         return stop
 
     def outcome(self, cap_bytes: int) -> CapRange:
-        """What comes of a GPU that has `cap_bytes` for the allocator, and of which others the same."""
-        for each in self._known:
-            if each.from_bytes <= cap_bytes and (each.below_bytes is None or cap_bytes < each.below_bytes):
-                return each
+        """Whether the trace completes with `cap_bytes` for the allocator, and which caps give the same result."""
+        for outcome in self._known:
+            if outcome.from_bytes <= cap_bytes and (outcome.below_bytes is None or cap_bytes < outcome.below_bytes):
+                return outcome
         held = self._allocator.reserved
         device = DeviceMemory(cap_bytes - held, total_bytes=self._gpu_bytes)
-        allocator, blocks = _copied(self._allocator, device, self._blocks)
+        allocator, blocks = _copy_state(self._allocator, device, self._blocks)
         completes = True
         try:
             for index in range(self._beyond, len(self._trace.events)):
-                _do(self._trace, index, allocator, blocks)
+                _replay_event(self._trace, index, allocator, blocks)
         except OutOfDeviceMemory:
             completes = False
         below = None if device.same_below is None else held + device.same_below
-        found = CapRange(completes, held + device.same_from, below)
-        self._known.append(found)
-        return found
+        outcome = CapRange(completes, held + device.same_from, below)
+        self._known.append(outcome)
+        return outcome
 
 
-def _do(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
-    """One event, as `replay` does it."""
+def _replay_event(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
     number = trace.events[index]
     if number < 0:
         block = blocks.pop(-number, None)
@@ -75,10 +74,10 @@ def _do(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int,
         blocks[number] = allocator.malloc(size)
 
 
-def _copied(
+def _copy_state(
     allocator: CachingAllocator, device: DeviceMemory, blocks: dict[int, Block]
 ) -> tuple[CachingAllocator, dict[int, Block]]:
-    """The same state on another device, of which new segments get the addresses that they would have had."""
+    """Copies the allocator's state to another device, which continues the addresses of new segments."""
     device.count_from(allocator.device)
     result = copy.copy(allocator)
     result.device = device
