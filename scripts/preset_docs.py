@@ -31,9 +31,9 @@ def sized() -> str:
     command = "memkit preset show resident --model gpt2-xl --gpu 16GB --batch-size 32"
     parts = (
         ("resident:", ""),
-        ("model.dtype", "arguments.bf16"),
-        ("optimizer.class", "optimizer.bf16"),
-        ("arguments.per_device_train_batch_size", "arguments.per_device_eval_batch_size"),
+        ("  model.dtype", "  arguments.bf16"),
+        ("  optimizer.class", "  optimizer.bf16"),
+        ("  arguments.per_device_train_batch_size", "  arguments.per_device_eval_batch_size"),
         ("place", "host"),
     )
     return shown(command, excerpt(output_of(command), *parts))

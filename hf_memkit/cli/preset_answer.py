@@ -75,7 +75,7 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
             Table(("technique", "saves", "costs"), rows, whole=True),
             settings_block(s for s in setup.settings if s.key not in ("model.origin", "model.architecture")),
             ledger_block(setup.ledger),
-            Lines(list(_aside(setup, file))),
+            Lines(list(_aside(setup, file)), "command"),
             Lines([f"Write this to a file: memkit preset copy {setup.preset} args.yaml{beside}"], "command"),
         ),
     )

@@ -70,7 +70,7 @@ def _all(blocks: Iterable[AnswerBlock]) -> Iterator[AnswerBlock]:
 def _sections(blocks: Sequence[AnswerBlock]) -> Iterator[Html]:
     """A section from each heading to the next."""
     starts = [place for place, each in enumerate(blocks) if each.heading]
-    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=True):
+    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
         head = blocks[start]
         yield el("section", el("h2", head.heading), *_shown(blocks[start:end]), id=head.name or None)
 
