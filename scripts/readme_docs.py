@@ -36,11 +36,9 @@ def explain() -> str:
         (Path(folder) / "train.log").write_text(LOG)
         command = "memkit explain train.log"
         output = output_of(command, Path(folder))
-    happened, cause, fixes = (
-        output[output.index(heading) :] for heading in ("What happened", "Cause:", "Generic fixes")
-    )
+    cause, fixes = (output[output.index(heading) :] for heading in ("Cause:", "Generic fixes"))
     first_two = fixes[: fixes.index("  3. ")]
-    paragraphs = [happened.split("\n\n")[0], "…", cause.split("\n\n")[0], "…", f"{first_two}  …"]
+    paragraphs = [output.split("\n\n")[0], "…", cause.split("\n\n")[0], "…", f"{first_two}  …"]
     return shown(command, "\n\n".join(paragraphs))
 
 
