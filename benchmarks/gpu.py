@@ -7,7 +7,7 @@
     python benchmarks/gpu.py --predict-for H200 --ram 128GB --cpus 16 --results predict-h200
                                                        # on any machine: what trainings will be compared with; of
                                                        # those that are measured, the step time as it is priced now
-    python scripts/docs.py predict                     # the tables, from the results
+    python scripts/docs.py predict.md                  # the tables, from the results
 
 Every case runs in a process of its own. Its result is written to `benchmarks/results/NAME.json` (`--results NAME`) as
 soon as it is known: fits, does not fit (out of memory), refused (with the reason), or failed (with the error). Without

@@ -35,7 +35,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
 from hf_memkit.deepspeed import techniques as _zero_techniques  # noqa: F401  # its techniques, in the registry
 from hf_memkit.measuring.memory.records import read_records, steps
-from hf_memkit.prediction.running_scripts import script_request
+from hf_memkit.prediction.running_scripts import ScriptJob, script_request
 from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, as_script
 from hf_memkit.prediction.split_states import is_split
 from hf_memkit.prediction.time.step_time import step_time
@@ -200,7 +200,7 @@ def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -
     rates = rates_of(gpu.name) if gpu is not None else None
     if gpu is None or gpu.capability is None or rates is None or is_split(setup):
         return None
-    request = replace(script_request(SETUP_SCRIPT, machine, os.environ, gpus=1, nodes=1), for_plan=True)
+    request = replace(script_request(ScriptJob(SETUP_SCRIPT, machine)), for_plan=True)
     with as_script(SetupTraining(setup, case.shape(on_cpu=on_cpu)[1])) as script:
         found = shared_worker().run(replace(request, script=script)).training
     if found is None:

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
-from evidence_tables import update
+from docs_blocks import write
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal import common_cuda
 from torch.testing._internal.common_device_type import onlyCPU
@@ -76,8 +76,7 @@ def all_ops() -> list[OpInfo]:
     """Torch's, as of the newest GPU: what that supports, nothing may refuse. They look for the machine's own."""
     for name in [each for each in vars(common_cuda) if each.startswith(("SM", "PLATFORM_SUPPORTS_"))]:
         setattr(common_cuda, name, True)
-    found: list[OpInfo] = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
-    return found
+    return importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
 
 
 def is_proven(op: OpInfo) -> bool:
@@ -93,71 +92,59 @@ def is_proven(op: OpInfo) -> bool:
     return not op.dynamic_dtypes
 
 
-def on_gpu(value: Any, *, gradients: bool) -> Any:
-    """A sample with fake CUDA tensors."""
+def samples_of(op: OpInfo, dtype: torch.dtype, *, gradients: bool) -> list[Any]:
+    try:
+        return list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=gradients), SAMPLES))
+    except Exception:
+        return []
 
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        found = leaf.detach().to("cuda")
-        return found.requires_grad_(gradients and leaf.requires_grad)
 
-    return tree_map(moved, value)
+def trained(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result that have gradients."""
+    return [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
 
 
 def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[tuple[set[Call], set[Call] | None]]:
     """Of each sample that fake tensors do not refuse themselves: what its forward calls, and what its backward does,
     None where there is none."""
-    differentiable = op.supports_autograd and dtype.is_floating_point
-    try:
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), SAMPLES))
-    except Exception:
-        return
-    for sample in samples:
+    gradients = op.supports_autograd and dtype.is_floating_point
+
+    def on_gpu(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return leaf.detach().to("cuda").requires_grad_(gradients and leaf.requires_grad)
+
+    for sample in samples_of(op, dtype, gradients=gradients):
         forward, backward = Recorder(), Recorder()
         try:
-            with FakeTensorMode(allow_non_fake_inputs=True), contextlib.ExitStack() as stack:
-                given = on_gpu((sample.input, sample.args, sample.kwargs), gradients=differentiable)
-                stack.enter_context(forward)
-                result = op.op(given[0], *given[1], **given[2])
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                given = tree_map(on_gpu, (sample.input, sample.args, sample.kwargs))
+                with forward:
+                    outputs = [
+                        each for each in trained(op.op(given[0], *given[1], **given[2])) if each.is_floating_point()
+                    ]
         except Exception:
-            continue
-        outputs = [
-            each
-            for each in tree_leaves(result)
-            if isinstance(each, torch.Tensor) and each.requires_grad and each.is_floating_point()
-        ]
-        if not outputs:
-            yield forward.calls, None
             continue
         try:
             with backward:
                 torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
         except Exception:
-            yield forward.calls, None
-            continue
-        yield forward.calls, backward.calls
+            outputs = []
+        yield forward.calls, backward.calls if outputs else None
 
 
 def runs_on_cpu(op: OpInfo, dtype: torch.dtype, *, backward: bool) -> bool:
     """Whether a sample runs there, though the OpInfo says that the type is not supported. PyTorch's tests let a type
     pass that some samples support, such as bool of `cumsum`, which fails only with `dtype=bool`: then the OpInfo says
     nothing of the kernel."""
-    try:
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=backward), SAMPLES))
-    except Exception:
-        return False
-    for sample in samples:
-        if any(
-            isinstance(each, torch.Tensor) and not each.numel() for each in tree_leaves((sample.input, sample.args))
-        ):
+    for sample in samples_of(op, dtype, gradients=backward):
+        tensors = [each for each in tree_leaves((sample.input, sample.args)) if isinstance(each, torch.Tensor)]
+        if not all(each.numel() for each in tensors):
             continue  # nothing is computed
         with contextlib.suppress(Exception):
-            result = op.op(sample.input, *sample.args, **sample.kwargs)
-            if not backward:
-                return True
-            outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
-            torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+            outputs = trained(op.op(sample.input, *sample.args, **sample.kwargs))
+            if backward:
+                torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
             return True
     return False
 
@@ -207,15 +194,11 @@ def written(found: Mapping[str, Any]) -> str:
     return f'{{\n "torch": {json.dumps(found["torch"])},\n "refused": {{\n{lines}\n }}\n}}\n'
 
 
-def main(arguments: list[str]) -> int:
+if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     cuda_device_guard.install()
     patch_cuda_device((12, 0), 80 * 2**30)
-    return update({TABLE: written(content())}, "cuda_dtypes.py", check="--check" in arguments)
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    current = write(TABLE, written(content()), check="--check" in sys.argv)
     sys.stdout.flush()
-    os._exit(code)  # destructors look for a GPU that is not there
+    os._exit(not current)  # destructors look for a GPU that is not there

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Writes what the installed DeepSpeed knows of its config into hf_memkit/checks; with --check only compares.
 
-.venv/bin/python scripts/deepspeed_keys.py [--check]
-
 `memkit check` reads that file instead of DeepSpeed, whose import takes seconds. What DeepSpeed's classes do not say is
 in hf_memkit/checks/deepspeed_keys.py.
 """
@@ -10,9 +8,8 @@ in hf_memkit/checks/deepspeed_keys.py.
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import re
+import pydoc
 import sys
 import typing
 from collections.abc import Mapping
@@ -22,50 +19,38 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import annotated_types
 import deepspeed
 import pydantic
-from deepspeed.comm.config import CommsLoggerConfig
-from deepspeed.compile.config import CompileConfig
-from deepspeed.monitor.config import CSVConfig, TensorBoardConfig, WandbConfig
 from deepspeed.runtime import config, lr_schedules
 from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT_DEFAULT
-from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
-from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
-from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
-from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-from evidence_tables import ROOT, update
+from docs_blocks import ROOT, compact_json, write
 
 TARGET = ROOT / "hf_memkit" / "checks" / "deepspeed_0_19.json"
 
-MODELS: dict[str, type[pydantic.BaseModel]] = {
-    "zero_optimization": DeepSpeedZeroConfig,
-    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
-    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
-    "zero_optimization.zenflow": ZenFlowConfig,
-    "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,
-    "bf16": DeepSpeedBF16Config,
-    "fp16": DeepSpeedFP16Config,
-    "comms_logger": CommsLoggerConfig,
-    "tensorboard": TensorBoardConfig,
-    "csv_monitor": CSVConfig,
-    "wandb": WandbConfig,
-    "timers.throughput": DeepSpeedThroughputTimerConfig,
-    "compile": CompileConfig,
+MODELS = {
+    "zero_optimization": "runtime.zero.config.DeepSpeedZeroConfig",
+    "zero_optimization.offload_optimizer": "runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig",
+    "zero_optimization.offload_param": "runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig",
+    "zero_optimization.zenflow": "runtime.zenflow.zenflow_config.ZenFlowConfig",
+    "zero_optimization.leaf_module": "runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig",
+    "bf16": "runtime.precision_config.DeepSpeedBF16Config",
+    "fp16": "runtime.precision_config.DeepSpeedFP16Config",
+    "comms_logger": "comm.config.CommsLoggerConfig",
+    "tensorboard": "monitor.config.TensorBoardConfig",
+    "csv_monitor": "monitor.config.CSVConfig",
+    "wandb": "monitor.config.WandbConfig",
+    "timers.throughput": "utils.config.DeepSpeedThroughputTimerConfig",
+    "compile": "compile.config.CompileConfig",
 }
+"""Section → its class in DeepSpeed."""
+
 DEFAULTS: dict[str, Mapping[str, Any]] = {"aio": AIO_DEFAULT_DICT, "activation_checkpointing": ACT_CHKPT_DEFAULT}
 """Sections that have no class: their keys with their defaults."""
 
 KINDS: dict[type, str] = {bool: "switch", int: "whole", float: "number", str: "text", Path: "text", list: "list"}
-BOUNDS = {
-    annotated_types.Ge: ("least", "ge"),
-    annotated_types.Le: ("most", "le"),
-    annotated_types.Gt: ("above", "gt"),
-    annotated_types.Lt: ("below", "lt"),
-}
+BOUNDS = {"Ge": "least", "Le": "most", "Gt": "above", "Lt": "below"}
+"""Classes of annotated_types → our names."""
 
 
 def described(annotation: Any) -> dict[str, Any]:
@@ -92,9 +77,9 @@ def keys_of(model: type[pydantic.BaseModel]) -> dict[str, dict[str, Any]]:
     for name, field in model.model_fields.items():
         key = described(field.annotation)
         for bound in field.metadata:
-            if type(bound) in BOUNDS:
-                ours, theirs = BOUNDS[type(bound)]
-                key[ours] = getattr(bound, theirs)
+            kind = type(bound).__name__
+            if kind in BOUNDS:
+                key[BOUNDS[kind]] = getattr(bound, kind.lower())
         found[field.alias or name] = key
     return found
 
@@ -123,7 +108,8 @@ def content() -> dict[str, Any]:
     """What the file holds."""
     package = Path(deepspeed.__file__).parent
     sections: dict[str, Any] = {}
-    for name, model in MODELS.items():
+    for name, place in MODELS.items():
+        model = pydoc.locate(f"deepspeed.{place}")
         path = Path(inspect.getfile(model)).relative_to(package)
         sections[name] = {
             "source": f"{path} {inspect.getsourcelines(model)[1]}",
@@ -149,15 +135,5 @@ def content() -> dict[str, Any]:
     }
 
 
-def written(found: Mapping[str, Any]) -> str:
-    """As JSON, a key a line."""
-    lists = re.sub(r"\[[^]]*\]", lambda each: " ".join(each[0].split()), json.dumps(found, indent=1))
-    return re.sub(r"\{[^{}]*\}", lambda each: " ".join(each[0].split()), lists) + "\n"
-
-
-def main(arguments: list[str]) -> int:
-    return update({TARGET: written(content())}, "deepspeed_keys.py", check="--check" in arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(not write(TARGET, compact_json(content(), sections=True), check="--check" in sys.argv))

@@ -1,64 +1,52 @@
 #!/usr/bin/env python3
-"""Writes every generated part of the pages; with --check compares them, then checks links, options and commands.
+"""Writes the generated blocks of the pages; with --check compares them, then checks links, options and commands.
 
-.venv/bin/python scripts/docs.py [--check] [NAME…]    # NAME_docs.py, or pictures; then only these
+.venv/bin/python scripts/docs.py [--check] [NAME…]    # part of PAGE#BLOCK: plan.md, techniques/, README.md#recipe
 
-Each `*_docs.py` has a function `tables()`: what it makes of each page. One process for all: torch is imported once.
+What fills a block is registered in docs_code.py, docs_evidence.py and docs_examples.py.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import evidence_tables
-
-GENERATORS = (*sorted(p.stem.removesuffix("_docs") for p in Path(__file__).parent.glob("*_docs.py")), "pictures")
+import docs_blocks
+from docs_blocks import BLOCKS
 
 
 def main(arguments: list[str]) -> int:
-    evidence_tables.prepare()
+    docs_blocks.set_environment()
+    import docs_checks
+    import docs_code  # noqa: F401  (registers its blocks, as the next two do)
+    import docs_evidence  # noqa: F401
+    import docs_examples  # noqa: F401
+    import docs_pictures
+
     check, names = "--check" in arguments, [each for each in arguments if each != "--check"]
+    known = [*("#".join(key) for key in BLOCKS), docs_pictures.NAME]
+    if unknown := [name for name in names if not any(name in each for each in known)]:
+        print(f"No block of a page has {', '.join(unknown)} in its name. Blocks: {', '.join(known)}")
+        return 2
     failed = 0
-    for name in names or GENERATORS:
+    for name in known:
+        if names and not any(each in name for each in names):
+            continue
         started = time.monotonic()
-        status = _generate(name, check=check)
-        print(f"{'ok' if status == 0 else 'FAILED'}: {name}, {time.monotonic() - started:.0f} s", flush=True)
-        failed += status != 0
+        try:
+            page, _, block = name.partition("#")
+            current = docs_blocks.fill(page, block, check=check) if block else docs_pictures.update(check=check)
+        except (SystemExit, Exception) as error:
+            print(f"{type(error).__name__}: {error}")
+            current = False
+        failed += not current
+        print(f"{'ok' if current else 'FAILED'}: {name}, {time.monotonic() - started:.0f} s", flush=True)
     if check and not names:
-        for line in _wrong():
-            print(f"FAILED: {line}", flush=True)
+        for problem in docs_checks.problems():
+            print(f"FAILED: {problem}", flush=True)
             failed += 1
-    print(f"{failed} failed" if failed else "All pages are current.")
+    print(f"{failed} failed: `scripts/docs.py` writes what is not current." if failed else "All pages are current.")
     return 1 if failed else 0
-
-
-def _generate(name: str, *, check: bool) -> int:
-    """Exit status of one generator, in a copy of this process's variables."""
-    before = dict(os.environ)
-    try:
-        if name == "pictures":
-            return int(importlib.import_module(name).update(check=check))
-        return evidence_tables.update(importlib.import_module(f"{name}_docs").tables(), f"docs.py {name}", check=check)
-    except SystemExit as error:
-        print(error)
-        return 1
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _wrong() -> Iterator[str]:
-    import pages
-    import shown_commands
-
-    for check in pages.CHECKS:
-        yield from check()
-    yield from shown_commands.failures()
 
 
 if __name__ == "__main__":

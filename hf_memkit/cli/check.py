@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
+from hf_memkit.cli.options import Json, MachineOptions, with_options
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 
@@ -44,34 +45,45 @@ EXAMPLES = """[bold]Examples[/bold]
   hint       advice that a good config may ignore
 """
 
-FailOn = Annotated[
-    str, typer.Option("--fail-on", metavar="error|warning|hint", help="Lowest severity that makes the exit code 1.")
-]
-OutputFormat = Annotated[str | None, typer.Option("--output-format", metavar="text|json|sarif", help="Output format.")]
 _FORMATS = ("text", "json", "sarif")
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(MachineOptions):
+    """What files are checked against, and how problems are printed."""
+
+    args: Annotated[
+        str | None, typer.Option(help="Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")
+    ] = None
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None
+    nvme_path: Annotated[str | None, typer.Option(help="Folder whose free disk space counts.")] = None
+    fail_on: Annotated[
+        str,
+        typer.Option("--fail-on", metavar="error|warning|hint", help="Lowest severity that makes the exit code 1."),
+    ] = "error"
+    output_format: Annotated[
+        str | None, typer.Option("--output-format", metavar="text|json|sarif", help="Output format.")
+    ] = None
+    as_json: Json = False
+
+
+@with_options
 def check(
     files: Annotated[
         list[str],
         typer.Argument(help="DeepSpeed JSON, YAML of accelerate launch, argument files (YAML or JSON), or recipes."),
     ],
-    args: Annotated[
-        str | None, typer.Option(help="Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")
-    ] = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None,
-    nvme_path: Annotated[str | None, typer.Option(help="Folder whose free disk space counts.")] = None,
-    fail_on: FailOn = "error",
-    output_format: OutputFormat = None,
-    as_json: Json = False,
+    *,
+    options: CheckOptions,
 ) -> int:
-    """Prints every problem of every file. Returns 1 if one has the severity `fail_on` or a worse one, otherwise 0.
+    return check_files(files, options)
+
+
+def check_files(files: list[str], options: CheckOptions) -> int:
+    """Prints every problem of every file. Returns 1 if one has the severity of `--fail-on` or a worse one, else 0.
 
     Of several files those of a kind that memkit does not check are hints. Where one cannot be read, the others are
     checked and printed first."""
@@ -81,10 +93,11 @@ def check(
     from hf_memkit.checks.rule import SEVERITIES
     from hf_memkit.common.errors import InputError
 
-    _refuse_other("--fail-on", fail_on, SEVERITIES)
-    _refuse_other("--output-format", output_format or "text", _FORMATS)
-    if as_json and output_format not in (None, "json"):
-        raise InputError(f"--json and --output-format {output_format}: two formats. Give only one")
+    output, nvme_path = options.output_format, options.nvme_path
+    _refuse_other("--fail-on", options.fail_on, SEVERITIES)
+    _refuse_other("--output-format", output or "text", _FORMATS)
+    if options.as_json and output not in (None, "json"):
+        raise InputError(f"--json and --output-format {output}: two formats. Give only one")
     if nvme_path is not None and not user_path(nvme_path).is_dir():
         raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
     read_files: list[File] = []
@@ -97,22 +110,24 @@ def check(
     others = {file.path: other for file in read_files if (other := not_checked(file)) is not None}
     if len(others) == len(read_files):
         raise InputError("\n".join([*(f"{path}: {other}" for path, other in others.items()), *unreadable]))
-    arguments = None if args is None else read(args)
-    described = any((gpu, gpu_memory, ram))
-    if model is not None:
-        refuse_absent(model)
-    machine = _machine(gpu, gpu_memory, ram, nvme_path) if described or model or nvme_path else None
+    arguments = None if options.args is None else read(options.args)
+    described = any((options.gpu, options.gpu_memory, options.ram))
+    if options.model is not None:
+        refuse_absent(options.model)
+    machine = options.machine(nvme_path) if described or options.model or nvme_path else None
+    if machine is not None and described:
+        machine = replace(machine, memlock_bytes=None)  # this machine's limit for locked memory
     if machine is not None and machine.gpu is None and not described and not nvme_path:
         machine = None  # a laptop or a CI runner: the job will run elsewhere
-    facts = _facts(model)
+    facts = _facts(options.model)
     problems = [
         problem
         for file in read_files
-        for problem in _problems(file, arguments, facts, machine, gpus, here=not described)
+        for problem in _problems(file, arguments, facts, machine, options.gpus, here=not described)
     ]
-    if as_json or output_format == "json":
+    if options.as_json or output == "json":
         print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
-    elif output_format == "sarif":
+    elif output == "sarif":
         from hf_memkit.checks.sarif import sarif
 
         print(json.dumps(sarif(problems), indent=2))
@@ -120,7 +135,7 @@ def check(
         _print(problems, [str(file.path) for file in read_files])
     if unreadable:
         raise InputError("\n".join(unreadable))
-    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    failing = SEVERITIES[: SEVERITIES.index(options.fail_on) + 1]
     return 1 if any(problem.severity in failing for problem in problems) else 0
 
 
@@ -153,8 +168,6 @@ def _problems(
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
     """All mistakes of a recipe; if its file has none, of each variant's setup for the recipe's GPU on `machine`."""
-    from dataclasses import replace
-
     from hf_memkit.catalog.hardware import this_machine
     from hf_memkit.checks import Problem, Subject
     from hf_memkit.checks import check as apply_rules
@@ -207,16 +220,6 @@ def _facts(name: str | None) -> ModelFacts | None:
     from hf_memkit.catalog.models import describe, hub_reachable
 
     return describe(name, use_hub=hub_reachable(), use_built_in=True)
-
-
-def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path: str | None) -> Machine:
-    """The machine to check for. The limit for locked memory holds only for this machine, not for a described one."""
-    from dataclasses import replace
-
-    from hf_memkit.catalog.hardware import described_machine
-
-    machine = described_machine(gpu, gpu_memory, ram, nvme_path)
-    return replace(machine, memlock_bytes=None) if gpu or gpu_memory or ram else machine
 
 
 def _print(problems: list[Problem], files: list[str]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.check import FailOn, OutputFormat, check
+from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram, with_options
+from hf_memkit.cli.options import Json, SizingOptions, with_options
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.setup.request import Request
 
@@ -33,21 +32,6 @@ app = typer.Typer(
   memkit ds check ds.json --args args.yaml
 """,
 )
-
-Model = Annotated[str | None, typer.Option(help="Compute every buffer for this model (Hub ID or local folder).")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeepSpeedOptions:
-    """What `show` and `copy` take beside a preset's name."""
-
-    model: Model = None
-    gpu: Gpu = None
-    gpu_memory: GpuMemory = None
-    ram: Ram = None
-    gpus: Gpus = 1
-    nodes: Nodes = 1
-    nvme_path: NvmePath = None
 
 
 @app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
@@ -73,7 +57,7 @@ def list_presets(as_json: Json = False) -> int:
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     *,
-    options: DeepSpeedOptions,
+    options: SizingOptions,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.deepspeed.presets import preset_index
@@ -110,7 +94,7 @@ def copy(
         str | None, typer.Argument(metavar="[DEST]", help="File or folder. Default: NAME.json.")
     ] = None,
     *,
-    options: DeepSpeedOptions,
+    options: SizingOptions,
     accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
     as_json: Json = False,
@@ -143,23 +127,9 @@ def copy(
 
 
 @app.command("check", cls=InEnvironment, help="Find known mistakes in a DeepSpeed JSON, before any model is loaded.")
-def check_file(
-    file: Annotated[str, typer.Argument(help="A DeepSpeed JSON.")],
-    args: Annotated[str | None, typer.Option(help="Also check against Trainer's arguments (YAML or JSON).")] = None,
-    model: Model = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    ram: Ram = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None,
-    nvme_path: NvmePath = None,
-    fail_on: FailOn = "error",
-    output_format: OutputFormat = None,
-    as_json: Json = False,
-) -> int:
-    return check(
-        [file], args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
-        fail_on=fail_on, output_format=output_format, as_json=as_json,
-    )  # fmt: skip
+@with_options
+def check_file(file: Annotated[str, typer.Argument(help="A DeepSpeed JSON.")], *, options: CheckOptions) -> int:
+    return check_files([file], options)
 
 
 def _to_json(setup: Setup) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import typer
 
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError
-from hf_memkit.measuring.out_of_memory.message import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +53,7 @@ def explain(
 
     from hf_memkit.common.answer.answer import Lines
     from hf_memkit.common.answer.terminal import show
+    from hf_memkit.measuring.out_of_memory.message import printable
 
     arguments, notes = _arguments(args) if args is not None else (None, [])
     explanations, instead = _explanations(source, arguments)

@@ -6,84 +6,88 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, Final, get_type_hints
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+
+if TYPE_CHECKING:
+    from hf_memkit.catalog.hardware import Machine
 
 MORE: Final = "More options"
 """Heading of what few people need, below the others in a verb's help."""
 
-Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training.")
-]
-ScriptArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
-]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)]
-Gpu = Annotated[
-    str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
-]
-GpuMemory = Annotated[
-    str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
-]
-Ram = Annotated[
-    str | None, typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE)
-]
-Gpus = Annotated[int, typer.Option(min=1, help="GPUs on each machine.")]
 Nodes = Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)]
 NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for ZeRO-Infinity.", rich_help_panel=MORE)]
-SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
-    ),
-]
-Args = Annotated[
-    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence.")
-]
-Technique = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--technique",
-        metavar="NAME",
-        help="Use this technique instead of the preset's for the same purpose. Repeatable.",
-    ),
-]
 Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 RUNS: Final = "Runs of a recipe"
 """Heading of what `memkit recipe` has, and `memkit run` of a recipe's folder."""
 
-Resume = Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)]
-GpusOfRun = Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)]
-NodesOfRun = Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)]
-NodeRank = Annotated[int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)]
-MasterAddr = Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)]
-MasterPort = Annotated[
-    int | None,
-    typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
-]
-JsonOfRun = Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)]
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The machine in question, where it is not this one."""
+
+    gpu: Annotated[
+        str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
+    ] = None
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
+    ] = None
+    ram: Annotated[
+        str | None,
+        typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE),
+    ] = None
+
+    def machine(self, nvme_path: str | None = None) -> Machine:
+        from hf_memkit.catalog.hardware import described_machine
+
+        return described_machine(self.gpu, self.gpu_memory, self.ram, nvme_path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizingOptions(MachineOptions):
+    """The model and the machines that a preset is computed for."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")
+    ] = None
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs on each machine.")] = 1
+    nodes: Nodes = 1
+    nvme_path: NvmePath = None
+
+
+def flags_given(options: Any, *names: str) -> list[str]:
+    """The flags of those of a dataclass's options, or of `names`, that differ from their defaults."""
+    return [
+        _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+        for field in fields(options)
+        if (not names or field.name in names) and getattr(options, field.name) not in (field.default, "", (), [])
+    ]
+
+
+_FLAGS: Final = {
+    "settings": "--set", "as_json": "--json", "module": "-m", "phases": "--no-phases", "arguments": "arguments",
+}  # fmt: skip
 
 
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns each parameter that is a dataclass into command-line options, one for each of its fields."""
+    """Turns each parameter that is a dataclass into command-line options, one for each of its fields. `--short` and
+    `--json` are the last in the help."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
     for each in inspect.signature(verb).parameters.values():
         of_fields = get_type_hints(groups[each.name], include_extras=True) if each.name in groups else {}
-        own = {name: getattr(groups[each.name], name) for name in of_fields} or {each.name: each.default}
+        own = {name: getattr(groups[each.name], name, each.empty) for name in of_fields} or {each.name: each.default}
         parameters += [
             inspect.Parameter(name, each.KEYWORD_ONLY, default=default, annotation={**hints, **of_fields}[name])
             for name, default in own.items()
         ]
+
+    parameters.sort(key=lambda each: each.name in ("short", "as_json"))
 
     @functools.wraps(verb)
     def command(**given: Any) -> Any:

@@ -6,30 +6,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from hf_memkit.cli.options import (
-    MORE,
-    Gpu,
-    GpuMemory,
-    Json,
-    Module,
-    NvmePath,
-    Ram,
-    Script,
-    ScriptArguments,
-    Short,
-    show_what_can_be_shown,
-    tell,
-    with_options,
-)
-from hf_memkit.cli.plan_model import SetupOptions, setups_for
+from hf_memkit.cli.options import show_what_can_be_shown, tell, with_options
+from hf_memkit.cli.plan_options import PlanOptions, read_prices
 from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
-from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
-from hf_memkit.prediction.launch_command import is_command
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
@@ -69,123 +53,44 @@ NOT_FINISHED: Final = 3
 
 
 @with_options
-def plan(
-    context: typer.Context,
-    script: Script = None,
-    arguments: ScriptArguments = None,
-    module: Module = False,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    gpus_to_compare: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs. --limit is for each of them."),
-    ] = None,
-    price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
-    ] = None,
-    gpus: Annotated[
-        int | None,
-        typer.Option(min=1, help="GPUs of one machine that train together (torchrun). Default: the command's, or 1."),
-    ] = None,
-    sequences_per_step: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
-    ] = None,
-    ram: Ram = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE,…",
-            help="The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    nvme_path: NvmePath = None,
-    also: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.",
-        ),
-    ] = None,
-    limit: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            min=0,
-            help="Time to search for each GPU, after the script's start. Default: "
-            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
-            rich_help_panel=MORE,
-        ),
-    ] = None,
-    write: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")
-    ] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write one HTML page with the plot.", rich_help_panel=MORE)
-    ] = None,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify",
-            help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
-        ),
-    ] = False,
-    short: Short = False,
-    as_json: Json = False,
-    *,
-    of_setup: SetupOptions,
-) -> int:
+def plan(context: typer.Context, *, options: PlanOptions) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.cli.plan_host import read_host
-    from hf_memkit.cli.plan_options import machines_of, read_prices, refuse_contradictions, refuse_other_subjects
     from hf_memkit.common.answer.document import check_file
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
-
-    refuse_other_subjects(script, vars(of_setup), module=module, verify=verify)
-    found, launched, environment = None, None, context.obj
-    if script is not None and not module and is_command(script):
-        from hf_memkit.cli.predict_script import found_command
-
-        launched = found_command((script, *(arguments or ())), environment, gpus)
-        if launched.nodes > 1:
-            raise InputError(f"{launched.nodes} machines: a plan is for one; give the command for one machine")
-        found, gpus, environment = launched.script, launched.gpus, launched.environment
-    gpus = gpus or 1
-    refuse_contradictions(
-        gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
-        write=write, short=short, as_json=as_json, verify=verify, sequences_per_step=sequences_per_step, gpus=gpus,
-    )  # fmt: skip
-    from hf_memkit.cli.predict_script import found_script
     from hf_memkit.prediction.running_scripts import refuse_unreadable
 
-    if script is not None:
-        found = found or found_script(script, arguments or (), is_module=module, verb="plan")
-        refuse_unreadable(found)
-    if verify:
+    options.refuse_other_subjects()
+    launched = options.started("plan", context.obj) if options.script is not None else None
+    if launched is not None and launched.nodes > 1:
+        raise InputError(f"{launched.nodes} machines: a plan is for one; give the command for one machine")
+    gpus = (launched.gpus if launched is not None else options.gpus) or 1
+    options.refuse_contradictions(gpus)
+    if launched is not None:
+        refuse_unreadable(launched.script)
+    if options.verify:
         from hf_memkit.plan.verify import refuse_unverifiable
 
         refuse_unverifiable(None, gpus)
-    of_host = read_host(host or (), nvme_path)
-    machines = machines_of(gpu, gpu_memory, gpus_to_compare, ram)
-    if verify:
+    host = read_host(options.host or (), options.nvme_path)
+    machines = options.machines()
+    if options.verify:
         refuse_unverifiable(machines[0], gpus)
-    prices = read_prices(price or (), [each.gpu.name for each in machines if each.gpu is not None])
-    if write is not None:
-        check_plan_file(write)
-    if html is not None:
-        check_file(html)
+    prices = read_prices(options.price or (), [each.gpu.name for each in machines if each.gpu is not None])
+    if options.write is not None:
+        check_plan_file(options.write)
+    if options.html is not None:
+        check_file(options.html)
     show_what_can_be_shown()
-    setups = None
-    if found is None:
-        setups = setups_for(machines, of_setup, ram=ram, gpus=gpus)
-    wanted = PlanRequest(
-        gpus=gpus, environment=environment, also=tuple(also or ()), limit_s=limit, ram_is_given=ram is not None,
-        host=of_host, sequences=sequences_per_step, keeps=True,
+    setups = options.setups(machines, gpus) if launched is None else []
+    request = PlanRequest(
+        gpus=gpus, environment=launched.environment if launched is not None else None,
+        also=tuple(options.also or ()), limit_s=options.limit, ram_is_given=options.ram is not None, host=host,
+        sequences=options.sequences_per_step, keeps=True,
     )  # fmt: skip
-    plans = _planned(found, setups, machines, wanted, trust_remote_code=of_setup.trust_remote_code)
+    script = launched.script if launched is not None else None
+    plans = _planned(script, setups, machines, request, trust_remote_code=options.trust_remote_code)
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
     if launched is not None:
@@ -193,46 +98,45 @@ def plan(
         typed = {"front_end": launched.front_end, "typed": launched.typed}
         plans = tuple(replace(each, launched=starts, **typed) for each in plans)  # type: ignore[arg-type]
     ran: tuple[Verified, ...] = ()
-    if verify:
-        assert found is not None
+    if options.verify and launched is not None:
         from hf_memkit.cli.plan_here import verified
 
-        only, ran = verified(plans[0], found, environment)
+        only, ran = verified(plans[0], launched.script, launched.environment)
         plans = (only,)
     verdicts = {each.verdict for each in plans}
     fits = "fits" in verdicts
     files = []
-    if write is not None and fits:
-        files.append(str(write_plan(plans[0], write)))
-    if html is not None:
+    if options.write is not None and fits:
+        files.append(str(write_plan(plans[0], options.write)))
+    if options.html is not None:
         from hf_memkit.common.answer.page import write_page
         from hf_memkit.plan.answer import plan_answer
 
-        answer = plan_answer(plans, prices, ran, compared=gpus_to_compare is not None)
-        files.append(str(write_page(html, answer, guide="plan.md", command=typed_command())))
-    _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
-    if write is not None and not fits:
+        answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
+        files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
+    _show(plans, prices, script, files, options, ran)
+    if options.write is not None and not fits:
         why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
-        tell(f"--write {write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
-    elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
-        tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
+        tell(f"--write {options.write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
+    elif options.write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
+        other = "For a setup with other code, edit the script as shown"
+        tell(f"--write {options.write}: holds {best.candidate.name}. {other}")
     if not fits and "tight" not in verdicts and ("unfinished" in verdicts or len(plans) < len(machines)):
         return NOT_FINISHED
-    return 0 if (fits or "tight" in verdicts) and (not verify or any(each.passed for each in ran)) else 1
+    return 0 if (fits or "tight" in verdicts) and (not options.verify or any(each.passed for each in ran)) else 1
 
 
 def _planned(
     script: UserScript | None,
-    setups: Sequence[Setup] | None,
+    setups: Sequence[Setup],
     machines: Sequence[Machine],
-    wanted: PlanRequest,
+    request: PlanRequest,
     *,
     trust_remote_code: bool,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
-    from hf_memkit.cli.plan_model import planned_setups
     from hf_memkit.cli.predict_script import ended_by_signals
-    from hf_memkit.plan.make_plan import plan_gpus
+    from hf_memkit.plan.make_plan import plan_gpus, plan_setup
     from hf_memkit.prediction.running_scripts import name_of
 
     if script is not None:
@@ -240,11 +144,12 @@ def _planned(
     tell("searching for setups; Ctrl-C prints the best so far")
     try:
         with ended_by_signals("Ctrl-C: printing the best so far") as ended:
-            wanted = replace(wanted, on_judged=_Progress(machines))
-            if script is None:
-                plans = planned_setups(setups or (), wanted, trust_remote_code=trust_remote_code)
-            else:
-                plans = plan_gpus(script, machines, wanted)
+            request = replace(request, on_judged=_Progress(machines))
+            plans = plan_gpus(script, machines, request) if script is not None else ()
+            for setup in setups:
+                plans = (*plans, plan_setup(setup, request, trust_remote_code=trust_remote_code))
+                if plans[-1].stopped_by_hand:
+                    break
             if not plans:
                 ended()
     except ScriptFailed as error:
@@ -288,13 +193,10 @@ def _show(
     prices: Mapping[str, float],
     script: UserScript | None,
     files: Sequence[str],
-    *,
-    compared: bool,
-    short: bool,
-    as_json: bool,
-    ran: Sequence[Verified] = (),
+    options: PlanOptions,
+    ran: Sequence[Verified],
 ) -> None:
-    if as_json:
+    if options.as_json:
         from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
 
@@ -304,7 +206,7 @@ def _show(
             request = {
                 "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
             }  # fmt: skip
-        if compared:
+        if options.gpus_to_compare is not None:
             print_json({"request": request, "gpus": found, "files": list(files)})
             return
         best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
@@ -321,6 +223,6 @@ def _show(
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.plan.answer import plan_answer
 
-    show(plan_answer(plans, prices, ran, compared=compared), short=short)
+    show(plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None), short=options.short)
     for file in files:
         print(f"Wrote {file}")

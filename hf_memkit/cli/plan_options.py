@@ -3,90 +3,172 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.cli.options import MORE, NvmePath, flags_given
+from hf_memkit.cli.training_options import SubjectOptions, TrainingOptions
 from hf_memkit.common.errors import InputError, did_you_mean
+from hf_memkit.common.units import MIB
+from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.setup.setup import Setup
 
 
-def refuse_contradictions(
-    *,
-    gpu: str | None,
-    gpu_memory: str | None,
-    gpus_to_compare: str | None,
-    price: Sequence[str] | None,
-    also: Sequence[str] | None,
-    limit: float | None,
-    write: str | None,
-    short: bool,
-    as_json: bool,
-    verify: bool = False,
-    sequences_per_step: int | None = None,
-    gpus: int = 1,
-) -> None:
-    """Refuses options that contradict one another, or mean nothing, with a line each."""
-    from hf_memkit.catalog.optimizers import OPTIMIZERS
-    from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions(TrainingOptions):
+    gpus_to_compare: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs. --limit is for each of them."),
+    ] = None
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
+    ] = None
+    sequences_per_step: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
+    ] = None
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,…",
+            help="The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
+            rich_help_panel=MORE,
+        ),
+    ] = None
+    nvme_path: NvmePath = None
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.",
+        ),
+    ] = None
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Time to search for each GPU, after the script's start. Default: "
+            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
+            rich_help_panel=MORE,
+        ),
+    ] = None
+    write: Annotated[str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")] = (
+        None
+    )
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
+        ),
+    ] = False
 
-    wrong = []
-    if short and as_json:
-        wrong.append("--short, --json: mutually exclusive. Omit --short: --json has everything.")
-    if gpus_to_compare is not None:
-        if gpu is not None:
-            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; write --gpus-to-compare {gpus_to_compare},{gpu}")
-        if gpu_memory is not None:
-            instead = f"--gpus-to-compare {gpus_to_compare},{gpu_memory}"
-            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; write {instead}")
-        if write is not None:
-            wrong.append(f"--write {write}: a plan is for one GPU; write --gpu NAME instead of --gpus-to-compare")
-        if verify:
-            wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
-    elif price and gpu is None and gpu_memory is None:
-        wrong.append(f"--price {price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
-    if sequences_per_step is not None and (line := wrong_sequences(sequences_per_step, gpus)):
-        wrong.append(line)
-    if limit is not None and not math.isfinite(limit):
-        wrong.append(f"--limit {limit}: not a number of seconds; write one, such as --limit 120")
-    methods = (*ADAPTERS, *OPTIMIZERS)
-    near = {name: did_you_mean(name, methods) for name in also or () if name not in methods}
-    known = f"; write one of {', '.join(ADAPTERS)}, or an optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
-    wrong += [f"--also {name}: unknown{said or known}" for name, said in near.items()]
-    if wrong:
-        raise InputError("\n".join(wrong))
+    def refuse_other_subjects(self) -> None:
+        """Refuses no training at all, two of them, and options that contradict the training."""
+        if self.script is not None and self.script.startswith("-"):
+            raise InputError(
+                f"{self.script}: no script before --. Write memkit plan train.py -- {self.script}; with --model, "
+                "--set KEY=VALUE"
+            )
+        self.refuse_wrong_subject("plan")
+        if self.script is not None:
+            return
+        if self.model is not None and self.recipe is not None:
+            raise InputError("--model, --recipe: mutually exclusive. Omit one.")
+        if self.model is None and self.recipe is None:
+            given = ", ".join(flags_given(self, *(field.name for field in fields(SubjectOptions))))
+            lone = f"{given}: no model named; " if given else "nothing to plan: "
+            raise InputError(
+                f"{lone}give a training script (memkit plan train.py --gpu NAME -- ARGUMENTS), --model or --recipe"
+            )
+        if self.verify:
+            raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
+    def refuse_contradictions(self, gpus: int) -> None:
+        """Refuses options that contradict one another, or mean nothing, with a line each."""
+        from hf_memkit.catalog.optimizers import OPTIMIZERS
+        from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
 
-def machines_of(
-    gpu: str | None, gpu_memory: str | None, gpus_to_compare: str | None, ram: str | None
-) -> tuple[Machine, ...]:
-    """The machine in question, or several: one with each GPU."""
-    from hf_memkit.catalog.hardware import described_machine
+        wrong = []
+        if (compared := self.gpus_to_compare) is not None:
+            for option, value in (("--gpu", self.gpu), ("--gpu-memory", self.gpu_memory)):
+                if value is not None:
+                    instead = f"--gpus-to-compare {compared},{value}"
+                    wrong.append(f"{option} {value}: not with --gpus-to-compare; write {instead}")
+            if self.write is not None:
+                instead = "write --gpu NAME instead of --gpus-to-compare"
+                wrong.append(f"--write {self.write}: a plan is for one GPU; {instead}")
+            if self.verify:
+                wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
+        elif self.price and self.gpu is None and self.gpu_memory is None:
+            wrong.append(f"--price {self.price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
+        if self.sequences_per_step is not None and (line := wrong_sequences(self.sequences_per_step, gpus)):
+            wrong.append(line)
+        if self.limit is not None and not math.isfinite(self.limit):
+            wrong.append(f"--limit {self.limit}: not a number of seconds; write one, such as --limit 120")
+        methods = (*ADAPTERS, *OPTIMIZERS)
+        near = {name: did_you_mean(name, methods) for name in self.also or () if name not in methods}
+        known = f"; write one of {', '.join(ADAPTERS)}, or an optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
+        wrong += [f"--also {name}: unknown{match or known}" for name, match in near.items()]
+        if wrong:
+            raise InputError("\n".join(wrong))
 
-    if gpus_to_compare is None:
-        machine = described_machine(gpu, gpu_memory, ram, None)
-        if machine.gpu is None:
-            raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-        return (machine,)
-    names = [each.strip() for each in gpus_to_compare.split(",") if each.strip()]
-    if not names:
-        raise InputError("--gpus-to-compare: no GPU named; separate names by commas: T4,L4,24GB")
-    found: dict[str, Machine] = {}
-    wrong = []
-    for name in names:
-        try:
-            machine = described_machine(name, None, ram, None, option="--gpus-to-compare")
-        except InputError as error:
-            wrong.append(str(error))
-            continue
-        assert machine.gpu is not None
-        if machine.gpu.name in found:
-            wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
-        found[machine.gpu.name] = machine
-    if wrong:
-        raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram is of each of them
-    return tuple(found.values())
+    def machines(self) -> tuple[Machine, ...]:
+        """The machine in question, or several: one with each GPU."""
+        if self.gpus_to_compare is None:
+            machine = self.machine()
+            if machine.gpu is None:
+                raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
+            return (machine,)
+        from hf_memkit.catalog.hardware import described_machine
+
+        names = [each.strip() for each in self.gpus_to_compare.split(",") if each.strip()]
+        if not names:
+            raise InputError("--gpus-to-compare: no GPU named; separate names by commas: T4,L4,24GB")
+        machines: dict[str, Machine] = {}
+        wrong = []
+        for name in names:
+            try:
+                machine = described_machine(name, None, self.ram, None, option="--gpus-to-compare")
+            except InputError as error:
+                wrong.append(str(error))
+                continue
+            assert machine.gpu is not None
+            if machine.gpu.name in machines:
+                wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
+            machines[machine.gpu.name] = machine
+        if wrong:
+            raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram is of each of them
+        return tuple(machines.values())
+
+    def setups(self, machines: Sequence[Machine], gpus: int) -> list[Setup]:
+        """What a model with a batch, or a recipe, comes to on each machine."""
+        from hf_memkit.recipes.resolve import resolve
+        from hf_memkit.setup.request import Request
+
+        setups = []
+        for machine in machines:
+            assert machine.gpu is not None
+            capacity = f"{machine.gpu.capacity_bytes / MIB:.0f}MiB"
+            named = machine.gpu.name.removesuffix(" PCIe") in KNOWN_GPUS
+            request = Request(
+                ram=self.ram, gpus=gpus, gpu=machine.gpu.name if named else None,
+                gpu_memory=None if named else capacity,
+            )  # fmt: skip
+            recipe, request = self.read(request)
+            setup, _ = resolve(request, None, recipe=recipe, stored=recipe is not None)
+            # A GPU may have been given by its size.
+            setups.append(replace(setup, job=replace(setup.sized_job, machine=machine)))
+        return setups
 
 
 def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
@@ -123,31 +205,3 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     if wrong:
         raise InputError("\n".join(wrong))
     return found
-
-
-def refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *, module: bool, verify: bool) -> None:
-    """Refuses nothing to plan, and two things."""
-    given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
-    options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
-    if script is not None and script.startswith("-"):
-        raise InputError(
-            f"{script}: no script before --. Write memkit plan train.py -- {script}; with --model, --set KEY=VALUE"
-        )
-    if script is not None:
-        from hf_memkit.cli.predict_script import refuse_beside_a_script
-
-        refuse_beside_a_script(**{"set" if name == "settings" else name: of_setup[name] for name in given})
-        return
-    if module:
-        raise InputError("-m: no module. Write its name after -m: memkit plan -m MODULE -- ARGUMENTS")
-    if "model" in given and "recipe" in given:
-        raise InputError("--model, --recipe: mutually exclusive. Omit one.")
-    if not {"model", "recipe"} & set(given):
-        lone = f"{', '.join(options)}: no model named; " if given else "nothing to plan: "
-        raise InputError(
-            f"{lone}give a training script (memkit plan train.py --gpu NAME -- ARGUMENTS), --model or --recipe"
-        )
-    if "variant" in given and "recipe" not in given:
-        raise InputError(f"--variant {of_setup['variant']}: only recipes have variants; add --recipe NAME")
-    if verify:
-        raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.options import (
-    MORE,
-    Args,
-    Gpu,
-    GpuMemory,
-    Json,
-    Module,
-    Nodes,
-    Ram,
-    Script,
-    ScriptArguments,
-    SequenceLength,
-    Set,
-    Short,
-    Technique,
-    show_what_can_be_shown,
-)
+from hf_memkit.cli.options import MORE, Nodes, show_what_can_be_shown, with_options
 from hf_memkit.cli.printing import print_json
-from hf_memkit.common.errors import InputError, SettingError
-from hf_memkit.prediction.launch_command import is_command
+from hf_memkit.cli.training_options import NO_SCRIPT, TrainingOptions
+from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -57,38 +41,24 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 
-def predict(
-    context: typer.Context,
-    script: Script = None,
-    arguments: ScriptArguments = None,
-    module: Module = False,
-    model: Annotated[
-        str | None, typer.Option(help="Instead of a script: hub ID or local folder. No weights are loaded.")
-    ] = None,
-    preset: Annotated[
-        str | None, typer.Option(help="With --model: preset, or several joined by +. Default: Trainer's defaults.")
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Instead of a script: recipe name or YAML file.")] = None,
-    variant: Annotated[
-        str, typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=MORE)
-    ] = "auto",
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(TrainingOptions):
     data: Annotated[
         str | None,
-        typer.Option(help="With --recipe: your data; its worst batch is predicted.", rich_help_panel=MORE),
-    ] = None,
-    gpu: Gpu = None,
-    gpu_memory: GpuMemory = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --model: per_device_train_batch_size."),
-    ] = None,
-    sequence_length: SequenceLength = None,
-    accumulation: Annotated[
-        int | None, typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=MORE)
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs on each machine. Default: the recipe's, or 1.")] = None,
-    nodes: Nodes = 1,
-    ram: Ram = None,
+        typer.Option(help="With --recipe: your data; its worst batch is predicted.", rich_help_panel=NO_SCRIPT),
+    ] = None
+    technique: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --model: use this technique instead of the preset's for the same purpose. Repeatable.",
+            rich_help_panel=NO_SCRIPT,
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs on each machine. Default: the command's or recipe's, or 1.")
+    ] = None
+    nodes: Nodes = 1
     compare_with: Annotated[
         str | None,
         typer.Option(
@@ -96,186 +66,96 @@ def predict(
             help="With SCRIPT: Python of another environment. Compares the memory that its libraries need.",
             rich_help_panel=MORE,
         ),
-    ] = None,
-    args: Args = None,
-    settings: Set = None,
-    technique: Technique = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MORE)
-    ] = False,
+    ] = None
     no_search: Annotated[
         bool, typer.Option("--no-search", help="With SCRIPT: if it does not fit, search for no setup that does.")
-    ] = False,
-    html: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write one HTML page with the GPU as a bar.", rich_help_panel=MORE),
-    ] = None,
-    short: Short = False,
-    as_json: Json = False,
-) -> int:
+    ] = False
+
+    def refuse_contradictions(self) -> None:
+        if self.html is not None and self.compare_with is not None:
+            raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
+        self.refuse_wrong_subject("predict")
+        for option, value in (("--compare-with PATH", self.compare_with), ("--no-search", self.no_search)):
+            if value and self.script is None:
+                raise InputError(
+                    f"{option.split()[0]}: needs a training script: memkit predict train.py {option} -- ARGUMENTS"
+                )
+
+    def request(self) -> tuple[Recipe | None, Request]:
+        """The recipe if there is one, and the request of a training without a script."""
+        request = Request(
+            data=self.data, gpu=self.gpu, gpu_memory=self.gpu_memory, ram=self.ram, gpus=self.gpus, nodes=self.nodes
+        )
+        return self.read(request, tuple(self.technique or ()))
+
+
+@with_options
+def predict(context: typer.Context, *, options: PredictOptions) -> int:
     """Predict a training's peak memory, and whether it fits. Needs no GPU."""
+    options.refuse_contradictions()
+    if options.html is not None:
+        from hf_memkit.common.answer.document import check_file
+
+        check_file(options.html)
+    show_what_can_be_shown()
+    if options.script is not None:
+        from hf_memkit.cli.predict_script import predict_script
+
+        return predict_script(options, context.obj)
+    return _predict_setup(options)
+
+
+def _predict_setup(options: PredictOptions) -> int:
+    """Predicts a model or a recipe, prints the prediction and returns the exit code."""
     from hf_memkit.cli.batches import batches_json, of_batches
     from hf_memkit.cli.predict_answer import advice_for, predict_answer, present, title_of, write_prediction
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
     from hf_memkit.cli.predict_script import searched
-
-    if short and as_json:
-        raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
-    if html is not None:
-        from hf_memkit.common.answer.document import check_file
-
-        if compare_with is not None:
-            raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
-        check_file(html)
-    show_what_can_be_shown()
-    if module and script is None:
-        raise InputError("-m: no module. Write its name after -m: memkit predict -m MODULE -- ARGUMENTS")
-    if script is not None:
-        from hf_memkit.cli.predict_script import (
-            found_command,
-            found_script,
-            predict_script,
-            refuse_beside_a_script,
-        )
-
-        environment = context.obj
-        if not module and is_command(script):
-            launched = found_command((script, *(arguments or ())), environment, gpus, nodes)
-            given, gpus, nodes, environment = launched.script, launched.gpus, launched.nodes, launched.environment
-        else:
-            given = found_script(script, arguments or (), is_module=module)
-        refuse_beside_a_script(
-            model=model, preset=preset, recipe=recipe, variant=variant != "auto", data=data, batch_size=batch_size,
-            sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-        return predict_script(
-            given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=environment, compare_with=compare_with,
-            search=not no_search, html=html, short=short, as_json=as_json,
-        )  # fmt: skip
-    if compare_with is not None:
-        raise InputError(
-            "--compare-with: needs a training script: memkit predict train.py --compare-with PATH -- ARGUMENTS"
-        )
-    if no_search:
-        raise InputError("--no-search: needs a training script: memkit predict train.py --no-search -- ARGUMENTS")
-    request = Request(
-        recipe=recipe, variant=variant, model=model, data=data, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus,
-        nodes=nodes, sequence_length=sequence_length, trust_remote_code=trust_remote_code,
-    )  # fmt: skip
-    loaded = None
-    if recipe is not None:
-        loaded, request = read_recipe(
-            request, settings, preset=preset, technique=technique, args=args, batch_size=batch_size,
-            accumulation=accumulation, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
-    elif variant != "auto":
-        raise InputError(f"--variant {variant}: only recipes have variants; add --recipe NAME")
-    elif data is not None:
-        raise InputError(f"--data {data}: only recipes read it; add --recipe NAME")
-    else:
-        request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
     from hf_memkit.recipes.by_data import batches_of, judge_of
 
+    recipe, request = options.request()
     judge = judge_of(request)
-    setup, prediction = _resolved(request, loaded, judge)
-    if prediction is None and loaded is None:
+    setup, prediction = _resolved(request, recipe, judge)
+    if prediction is None and recipe is None:
         from hf_memkit.prediction import predict as predict_setup
 
-        prediction = predict_setup(setup, trust_remote_code=trust_remote_code)
+        prediction = predict_setup(setup, trust_remote_code=options.trust_remote_code)
     prediction = prediction or judge(setup)
-    batches = batches_of(judge, setup, prediction) if loaded is not None else None
+    batches = batches_of(judge, setup, prediction) if recipe is not None else None
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
 
     def instead() -> NextSetup | NextVariant | None:
         if not fails:
             return None
-        if loaded is not None:
-            found = functools.partial(next_variant, loaded, setup, judge=judge)
+        if recipe is not None:
+            found = functools.partial(next_variant, recipe, setup, judge=judge)
             return searched(found, "the next variant that does")
         if prediction.confidence.level != "trace" or not prediction.lacks_room:
             return None
         from hf_memkit.plan.make_plan import nearest_of_setup
 
-        nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=trust_remote_code)
+        nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=options.trust_remote_code)
         return searched(functools.partial(next_setup, nearest))
 
     known = [*of_batches(prediction, batches)]
     title = title_of(setup)
-    if as_json:
+    if options.as_json:
         found = instead()
-        asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
-        if loaded is not None:
+        asked = {"recipe": recipe.name if recipe is not None else None, **_request_json(setup)}
+        if recipe is not None:
             asked["batches"] = batches_json(batches)
         beside = {"request": asked, "try_next": found.to_json() if found else None}
         print_json({**prediction.to_json(), **beside})
-        if html is not None:
+        if options.html is not None:
             changes = [*known, *advice_for(prediction, setup, found)]
-            write_prediction(html, predict_answer(prediction, title, changes, setup.warnings))
+            write_prediction(options.html, predict_answer(prediction, title, changes, setup.warnings))
     else:
         present(
             prediction, title, known, lambda: advice_for(prediction, setup, instead()), warnings=setup.warnings,
-            short=short, html=html,
+            short=options.short, html=options.html,
         )  # fmt: skip
     return 1 if fails else 0
-
-
-def _with_own(
-    request: Request,
-    preset: str | None,
-    technique: list[str] | None,
-    settings: list[str] | None,
-    args: str | None,
-    batch_size: int | None,
-    accumulation: int | None,
-) -> Request:
-    """The request with its preset and the user's own arguments."""
-    from hf_memkit.recipes.resolve import read_own_arguments
-    from hf_memkit.setup.own_arguments import wrong_counts
-
-    name, techniques = preset or "", tuple(technique or ())
-    if techniques and not name:  # composed as a preset would be
-        from hf_memkit.presets import PRESETS
-
-        name = "+".join(each for each in techniques if each not in PRESETS)
-        if not name:
-            raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
-        techniques = tuple(each for each in techniques if each in PRESETS)
-    request = replace(request, preset=name, techniques=techniques)
-    request = read_own_arguments(request, settings or (), args, batch_size=batch_size, accumulation=accumulation)
-    if problems := wrong_counts(request.arguments):
-        raise SettingError("\n".join(problems))
-    return request
-
-
-_INSTEAD: Final = {
-    "preset": "its variants are its presets; choose one with --variant",
-    "technique": "its variants have theirs; choose one with --variant",
-    "args": "write --set KEY=VALUE",
-    "batch_size": "write --set per_device_train_batch_size=B",
-    "accumulation": "write --set gradient_accumulation_steps=N",
-    "trust_remote_code": "recipes train models of transformers only",
-}
-"""Options that a recipe answers itself, and what to do in their place."""
-
-
-def read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
-    """The recipe, and the request with its own arguments; refuses options that have no place beside a recipe."""
-    from hf_memkit.recipes.resolve import read_own_arguments
-    from hf_memkit.recipes.schema import load_recipe
-    from hf_memkit.recipes.settings import check_data
-    from hf_memkit.recipes.sources import is_here
-
-    given = [name for name in _INSTEAD if options.get(name)]
-    wrong = [f"--{name.replace('_', '-')}: not with --recipe; {_INSTEAD[name]}" for name in given]
-    if wrong:
-        raise InputError("\n".join(wrong))
-    recipe = load_recipe(request.recipe or "")
-    if request.data is not None and is_here(request.data):
-        check_data(recipe, request.data)
-    return recipe, read_own_arguments(request, settings or (), recipe=recipe)
 
 
 def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Setup, Prediction | None]:

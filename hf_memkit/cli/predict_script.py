@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import signal
@@ -24,10 +23,12 @@ from hf_memkit.common.user_script import UserScript
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
+    from hf_memkit.cli.predict import PredictOptions
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.launch_command import Launched
     from hf_memkit.prediction.prediction import Prediction
+    from hf_memkit.prediction.running_scripts import ScriptJob
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
@@ -44,18 +45,13 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
     return UserScript.at(target, arguments, is_module=is_module)
 
 
-def found_command(
-    words: Sequence[str],
-    environment: Mapping[str, str] | None,
-    gpus: int | None,
-    nodes: int = 1,
-) -> Launched:
+def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int = 1) -> Launched:
     """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
     Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
     from hf_memkit.prediction.launch_command import read_command
 
     launched = read_command(words, environment, gpus=gpus or 1)
-    variables = {**(os.environ if environment is None else environment), **launched.environment}
+    variables = {**environment, **launched.environment}
     if not launched.is_launcher and not launched.front_end:
         _refuse_several_gpus(launched.before, variables)
     if launched.gpus is None and gpus is None:
@@ -82,79 +78,33 @@ def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -
         )
 
 
-_OWN: Final = {
-    "model": "--model_name_or_path NAME",
-    "batch_size": "--per_device_train_batch_size B",
-    "accumulation": "--gradient_accumulation_steps N",
-    "sequence_length": "--max_length L",
-    "args": "FILE",
-    "set": "--KEY VALUE",
-    "trust_remote_code": "--trust_remote_code",
-}
-"""Options that are arguments of a script, and what those are called in Trainer's and TRL's scripts."""
-
-_NO_PLACE: Final = {
-    "preset": "Omit it; memkit preset show NAME --for trainer prints the arguments that a preset sets",
-    "technique": "Omit it; memkit preset show NAME --for trainer prints the arguments that a preset sets",
-    "recipe": "Omit the recipe or the script",
-    "variant": "Only recipes have variants; omit it",
-    "data": "The script reads its own data; omit it",
-}
-
-
-def refuse_beside_a_script(**options: Any) -> None:
-    """Refuses options that contradict a script, with a line each."""
-    wrong = []
-    for name, value in options.items():
-        option = f"--{name.replace('_', '-')}"
-        if value and name in _OWN:
-            wrong.append(f"{option}: not with a script. Write the script's own argument, such as: -- {_OWN[name]}")
-        elif value:
-            wrong.append(f"{option}: not with a script. {_NO_PLACE[name]}")
-    if wrong:
-        raise InputError("\n".join(wrong))
-
-
-def predict_script(
-    script: UserScript,
-    *,
-    gpu: str | None,
-    gpu_memory: str | None,
-    ram: str | None,
-    gpus: int,
-    nodes: int,
-    environment: Mapping[str, str] | None,
-    compare_with: str | None,
-    search: bool,
-    html: str | None,
-    short: bool,
-    as_json: bool,
-) -> int:
-    """Predicts it and shows what was found; the exit code. `compare_with`: the Python of another environment."""
+def predict_script(options: PredictOptions, environment: Mapping[str, str] | None) -> int:
+    """Predicts the script, prints the prediction and returns the exit code. `environment`: as for `started`."""
+    launched = options.started("predict", environment, options.nodes)
+    script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
     from hf_memkit.cli.predict_answer import predict_answer, present, write_prediction
     from hf_memkit.common.answer.terminal import show
 
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment
-            from hf_memkit.catalog.hardware import described_machine
             from hf_memkit.cli import predict_environments
             from hf_memkit.prediction.from_script import predict_script_training
-            from hf_memkit.prediction.running_scripts import name_of, refuse_unreadable
+            from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
 
+            compare_with = options.compare_with
             other = find_environment(compare_with, "--compare-with") if compare_with is not None else None
             refuse_unreadable(script)
-            machine = described_machine(gpu, gpu_memory, ram, None)
+            machine = options.machine()
             ended()
             name = name_of(script)
             tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
-                predicted = functools.partial(
-                    predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment,
-                    ram_is_given=ram is not None,
-                )  # fmt: skip
-                prediction, training = predicted()
-                there, why = _compared(predicted, other) if other is not None else (None, "")
+                job = ScriptJob(
+                    script, machine, gpus, nodes, launched.environment, ram_is_given=options.ram is not None
+                )
+                prediction, training = predict_script_training(job)
+                there, why = _compared(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
@@ -166,42 +116,49 @@ def predict_script(
         prediction = prediction.with_notes(why)
 
     def instead() -> NextSetup | None:
-        if not search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
+        if options.no_search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
             return None
         if nodes > 1:  # a plan is of one machine
             return None
         from hf_memkit.cli.predict_next import next_setup
         from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        wanted = PlanRequest(gpus=gpus, environment=environment, ram_is_given=ram is not None)
+        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=options.ram is not None)
         # The script runs once more for that.
         return searched(lambda: next_setup(lambda: nearest_setup(script, machine, wanted)))
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
     known += [*of_batches(prediction, training.batches), *_instead(prediction)]
     title = _title(training)
-    if as_json:
+    if options.as_json:
         found = instead()
         asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
         beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
         print_json({**prediction.to_json(), **asked, **beside})
-        if html is not None:
+        if options.html is not None:
             changes = [*known, *_advice(prediction, training, found)]
-            write_prediction(html, predict_answer(prediction, title, changes))
+            write_prediction(options.html, predict_answer(prediction, title, changes))
     elif other is not None and there is not None:
-        show(predict_environments.comparison_answer(prediction, there, other, title), short=short)
+        show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
     else:
-        present(prediction, title, known, lambda: _advice(prediction, training, instead()), short=short, html=html)
+        present(
+            prediction,
+            title,
+            known,
+            lambda: _advice(prediction, training, instead()),
+            short=options.short,
+            html=options.html,
+        )
     return 1 if prediction.verdict == "does not fit" else 0
 
 
-def _compared(
-    predicted: Callable[..., tuple[Prediction, ScriptTraining]], other: Environment
-) -> tuple[Prediction | None, str]:
+def _compared(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
     """With the other environment's libraries, and nothing; or None, and why not."""
+    from hf_memkit.prediction.from_script import predict_script_training
+
     tell(f"predicting with the libraries of {other.python}, to compare")
     try:
-        return predicted(other=other)[0], ""
+        return predict_script_training(replace(job, other=other))[0], ""
     except InputError as error:
         return None, f"not compared with {other.python}: {error}"
 

@@ -10,20 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import (
-    Args,
-    Gpu,
-    GpuMemory,
-    Gpus,
-    Json,
-    Nodes,
-    NvmePath,
-    Ram,
-    SequenceLength,
-    Set,
-    Technique,
-    with_options,
-)
+from hf_memkit.cli.options import Json, SizingOptions, with_options
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
@@ -52,30 +39,39 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques joined by +, such as lean+lora.")]
-Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")]
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Sequences an optimizer step, all GPUs together (the global batch).")
-]
-For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetOptions:
+class PresetOptions(SizingOptions):
     """What `show` and `copy` take beside a preset's name."""
 
-    model: Model = None
-    gpu: Gpu = None
-    gpu_memory: GpuMemory = None
-    ram: Ram = None
-    gpus: Gpus = 1
-    nodes: Nodes = 1
-    batch_size: BatchSize = None
-    sequence_length: SequenceLength = None
-    nvme_path: NvmePath = None
-    settings: Set = None
-    args: Args = None
-    technique: Technique = None
-    script: For = "trainer"
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Sequences an optimizer step, all GPUs together (the global batch).")
+    ] = None
+    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
+        ),
+    ] = None
+    args: Annotated[
+        str | None,
+        typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence."),
+    ] = None
+    technique: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--technique",
+            metavar="NAME",
+            help="Use this technique instead of the preset's for the same purpose. Repeatable.",
+        ),
+    ] = None
+    script: Annotated[
+        str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")
+    ] = "trainer"
 
     def request(self, name: str) -> Request:
         return Request(
@@ -177,7 +173,7 @@ def copy(
 def _resolved(name: str, options: PresetOptions) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
-    from hf_memkit.recipes.resolve import read_own_arguments, resolve
+    from hf_memkit.recipes.resolve import read_own_arguments, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
     request, script = read_own_arguments(options.request(name), options.settings or (), options.args), options.script
@@ -191,7 +187,7 @@ def _resolved(name: str, options: PresetOptions) -> Setup:
     without = SettingError(f"{names}: nothing can be computed without --model; add it, or omit {names}")
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
-    setup, _ = resolve(request, whole=False)
+    setup = resolve_partly(request)
     if request.nvme_path is not None and "nvme_path" not in str(setup.get("deepspeed.config")):
         raise SettingError(
             f"--nvme-path: preset {request.preset!r} does not use the disk. Omit --nvme-path, or choose infinity"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.environment import command_line
+from hf_memkit.cli.options import flags_given
 from hf_memkit.cli.printing import print_json, say, say_to_stderr
 from hf_memkit.cli.recipe_options import (
-    RunOptions,
+    RecipeOptions,
     machine_here,
     read_request,
     refuse_data,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from hf_memkit.setup.setup import Setup
 
 
-def run_recipe(options: RunOptions) -> int:
+def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
 
     def found(ranks: Ranks) -> int:
@@ -48,7 +49,7 @@ def run_recipe(options: RunOptions) -> int:
     return as_one_of_its_ranks(found)
 
 
-def _resolved(options: RunOptions, ranks: Ranks) -> int:
+def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
     that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.catalog.hardware import use_one_gpu
@@ -89,8 +90,6 @@ def _resolved(options: RunOptions, ranks: Ranks) -> int:
     job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
         return _show(options, recipe, job, prediction, judge)
-    if options.random_weights and not job.is_rehearsal:
-        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
     if options.export is not None:
         from hf_memkit.cli.recipe_answer import exported
         from hf_memkit.recipes.export import export_script, start_command
@@ -111,7 +110,7 @@ def _resolved(options: RunOptions, ranks: Ranks) -> int:
 def _opened(
     job: RecipeRun,
     recipe: Recipe,
-    options: RunOptions,
+    options: RecipeOptions,
     prediction: Prediction | None,
     judge: Judge,
     *,
@@ -137,7 +136,7 @@ def _opened(
     return _with_prediction(job, recipe, prediction, judge)
 
 
-def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
+def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was, by `judge`."""
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
@@ -218,7 +217,7 @@ def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
     return {**prediction.to_json(), **about, "gpu_verdict": prediction.with_verdict(plenty).verdict}
 
 
-def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:
+def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
     """As `memkit run FOLDER`, of a folder that is written first."""
     from hf_memkit.recipes.export import export_script
 
@@ -234,16 +233,16 @@ def _train(job: RecipeRun, ranks: Ranks, options: RunOptions) -> int:
     return train(job, ranks, options, write)
 
 
-def _refuse_with_resume(options: RunOptions) -> None:
-    others = options.given(
-        "model", "data", "gpu", "gpu_memory", "ram", "setting", "max_steps", "sequence_length", "nvme_path",
+def _refuse_with_resume(options: RecipeOptions) -> None:
+    others = flags_given(
+        options, "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
         "overwrite", "dry_run", "export",
     )  # fmt: skip
     if others:
         raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
 
 
-def _unfinished(options: RunOptions) -> Path:
+def _unfinished(options: RecipeOptions) -> Path:
     """The folder of the run that `--resume` means."""
     from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.run.folder import unfinished_run

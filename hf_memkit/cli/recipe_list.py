@@ -16,25 +16,26 @@ from hf_memkit.common.units import GIB, format_size
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Gpu, Machine
+    from hf_memkit.cli.recipe_options import RecipeOptions
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.recipes.stored_predictions import Option
 
 
-def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
+def list_recipes(options: RecipeOptions) -> int:
     """Prints the list: of all recipes, or of what fits the GPU that is described, best first."""
     from hf_memkit.common import resources
     from hf_memkit.recipes.schema import load_recipe
 
     recipes = [load_recipe(name) for name in resources.names("recipes")]
-    if gpu or gpu_memory or ram:
-        from hf_memkit.catalog.hardware import described_machine, gpu_of_size
+    if options.gpu or options.gpu_memory or options.ram:
+        from hf_memkit.catalog.hardware import gpu_of_size
 
-        machine = described_machine(gpu, gpu_memory, ram, None)
+        machine = options.machine()
         if machine.gpu is None:  # --ram alone, on a machine without a GPU
             machine = machine.with_gpu(gpu_of_size("16GB"))
-        return _for_machine(recipes, machine, as_json=as_json)
+        return _for_machine(recipes, machine, as_json=options.as_json)
     rows = [_row(recipe) for recipe in recipes]
-    if as_json:
+    if options.as_json:
         print_json(rows)
     else:
         show(_all_answer(rows))

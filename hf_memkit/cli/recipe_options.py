@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from hf_memkit.cli.options import MORE, MachineOptions, Short
 from hf_memkit.cli.run_folder import FolderOptions
+from hf_memkit.common.resources import documentation
+from hf_memkit.common.user_files import user_path
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -17,31 +22,79 @@ if TYPE_CHECKING:
     from hf_memkit.run.ranks import LaunchLayout
 
 
-@dataclass(frozen=True)
-class RunOptions(FolderOptions):
-    """The options of the command line beside the request.
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions(FolderOptions, MachineOptions):
+    name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None
+    variant: Annotated[
+        str,
+        typer.Option(help="Variant of the recipe; auto: the first that fits GPU, RAM and disk.", rich_help_panel=MORE),
+    ] = "auto"
+    model: Annotated[
+        str | None,
+        typer.Option(help="Use this model (hub ID or folder) instead of the recipe's.", rich_help_panel=MORE),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option(help=f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}"),
+    ] = None
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", rich_help_panel=MORE)
+    ] = None
+    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a sequence.", rich_help_panel=MORE)] = (
+        None
+    )
+    output: Annotated[str, typer.Option(help="Folder for checkpoints, records and the model.")] = ""
+    nvme_path: Annotated[
+        str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
+    ] = False
+    short: Short = False
+    random_weights: Annotated[
+        bool,
+        typer.Option(
+            "--random-weights",
+            help="Where the model's weights cannot be reached, train from random ones.",
+            rich_help_panel=MORE,
+        ),
+    ] = False
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write a plain script that does the same.", rich_help_panel=MORE),
+    ] = None
+    copy: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
+    ] = None
 
-    Attributes:
-        request: the recipe, and what was asked for beyond it; without its own arguments, GPUs and nodes.
-        setting: `--set`, as it was written.
-    """
-
-    request: Request
-    setting: tuple[str, ...] = ()
-    dry_run: bool = False
-    short: bool = False
-    export: str | None = None
-    random_weights: bool = False
+    @property
+    def request(self) -> Request:
+        """What is asked for, without the user's own arguments, GPUs and nodes."""
+        return Request(
+            recipe=self.name, variant=self.variant, model=expand(self.model), data=expand(self.data), gpu=self.gpu,
+            gpu_memory=self.gpu_memory, ram=self.ram, max_steps=self.max_steps, sequence_length=self.sequence_length,
+            output=expand(self.output) or "", nvme_path=expand(self.nvme_path),
+        )  # fmt: skip
 
     @property
     def shown_only(self) -> bool:
         return self.dry_run or self.export is not None
 
-    def values(self) -> dict[str, Any]:
-        return {**vars(self.request), **super().values()}
+
+def expand(path: str | None) -> str | None:
+    """`~` stands for the home folder also where the shell leaves it alone, as in `--output=~/runs`."""
+    return str(user_path(path)) if path and path.startswith("~") else path
 
 
-def read_request(options: RunOptions, recipe: Recipe, launched: LaunchLayout | None = None) -> Request:
+def read_request(options: RecipeOptions, recipe: Recipe, launched: LaunchLayout | None = None) -> Request:
     """Reads the request with the user's own arguments, and refuses what is wrong on any machine before torch is
     imported or a process starts. `launched`: ranks and machines that a launcher gives."""
     from hf_memkit.recipes.resolve import read_own_arguments
@@ -50,12 +103,14 @@ def read_request(options: RunOptions, recipe: Recipe, launched: LaunchLayout | N
     gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
     if launched is not None:
         gpus, nodes = launched.gpus, launched.nodes
-    request = read_own_arguments(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
+    request = read_own_arguments(
+        replace(options.request, gpus=gpus, nodes=nodes), options.settings or (), recipe=recipe
+    )
     refuse_wrong(recipe, request)
     return request
 
 
-def refuse_data(options: RunOptions, recipe: Recipe) -> None:
+def refuse_data(options: RecipeOptions, recipe: Recipe) -> None:
     """Reads what `--data` names, and refuses what cannot be used; of what is only shown no data set is downloaded."""
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
@@ -75,7 +130,7 @@ def machine_here(request: Request) -> Machine:
     return here
 
 
-def rehearses(options: RunOptions, here: Machine) -> bool:
+def rehearses(options: RecipeOptions, here: Machine) -> bool:
     """Whether what runs is a rehearsal; a GPU that is only described is shown."""
     described = bool(options.request.gpu or options.request.gpu_memory)
     return here.gpu is None and not (described and options.shown_only)
@@ -87,7 +142,7 @@ def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
 
 
 def resolved_run(
-    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
+    options: RecipeOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
     without; the prediction that it was chosen by, None where it could not be predicted). A DoesNotFitError where no

@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
-from hf_memkit.cli.options import RUNS, with_options
+from hf_memkit.cli.options import RUNS, flags_given, with_options
 from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
@@ -168,31 +169,32 @@ def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> i
     return as_one_of_its_ranks(lambda ranks: run_folder(folder, options, ranks))
 
 
-@with_options
-def run(
-    context: typer.Context,
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(FolderOptions):
+    """Options for a run of a script, beside those for a recipe's folder."""
+
     script: Annotated[
         str,
         typer.Argument(
             metavar="SCRIPT",
             help="Path of the script; with -m, a module's dotted name; or a folder that memkit recipe wrote.",
         ),
-    ],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")
-    ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as after `python -m`.")] = False,
+    ]
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")] = (
+        None
+    )
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as after `python -m`.")] = False
     records: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Folder for records and page. Default: the Trainer's output_dir."),
-    ] = None,
+    ] = None
     log: Annotated[
         str, typer.Option(metavar="few|all|none", help="Memory figures added to the Trainer's logs and dashboards.")
-    ] = "few",
+    ] = "few"
     predict: Annotated[
         bool,
         typer.Option("--predict", help="Predict the script first. The report compares predicted and measured."),
-    ] = False,
+    ] = False
     plan: Annotated[
         str | None,
         typer.Option(
@@ -200,53 +202,50 @@ def run(
             help="Override the script's settings with a plan's: fields of TrainingArguments, options of "
             "from_pretrained, environment variables. Prints each override; warns where the script's value remains.",
         ),
-    ] = None,
+    ] = None
     phases: Annotated[
         bool,
         typer.Option(
             " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
         ),
-    ] = True,
-    *,
-    of_folder: FolderOptions,
-) -> ScriptRun | int:
+    ] = True
+
+
+@with_options
+def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
     """Run a training script unchanged and report its memory."""
-    of_script = [
-        flag
-        for flag, given in (
-            ("-m", module), ("--records", records), ("--log", log != "few"), ("--predict", predict), ("--plan", plan),
-            ("--no-phases", not phases), ("arguments", arguments),
-        )
-        if given
-    ]  # fmt: skip
-    job = None if module else _recipes_folder(script)
+    of_script = flags_given(options, "arguments", "module", "records", "log", "predict", "plan", "phases")
+    of_folder = flags_given(options, *(field.name for field in fields(FolderOptions)))
+    script, plan = options.script, options.plan
+    job = None if options.module else _recipes_folder(script)
     # What a plan or arguments make of a recipe's script is a script of the user's own.
-    if job is not None and (not of_script or of_folder.given() or Path(script).is_dir()):
-        return _run_folder(job, of_folder, of_script)
-    if given_for_folder := of_folder.given():
+    if job is not None and (not of_script or of_folder or Path(script).is_dir()):
+        return _run_folder(job, options, of_script)
+    if of_folder:
         raise InputError(
-            f"{', '.join(given_for_folder)}: only for a folder that memkit recipe wrote; a script's own stand after --"
+            f"{', '.join(of_folder)}: only for a folder that memkit recipe wrote; a script's own stand after --"
         )
-    if log not in LOGS:
-        raise InputError(f"--log {log}: unknown. Give one of {', '.join(LOGS)}.")
-    folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
+    if options.log not in LOGS:
+        raise InputError(f"--log {options.log}: unknown. Give one of {', '.join(LOGS)}.")
+    # The script may change its folder.
+    folder = user_path(options.records).absolute() if options.records is not None else None
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"--records {records}: a file. Give a folder.")
-    if plan is not None and predict:
+        raise InputError(f"--records {options.records}: a file. Give a folder.")
+    if plan is not None and options.predict:
         raise InputError("--predict, --plan: mutually exclusive. Omit --predict: the plan has its prediction.")
     planned = PlannedRun.read(plan) if plan is not None else None
-    if not module and is_command(script):
-        if predict:
+    if not options.module and is_command(script):
+        if options.predict:
             raise InputError("--predict: not with a command; write memkit predict -- COMMAND")
         plan_file = str(user_path(plan).absolute()) if plan is not None else None
-        passed_on = {"--records": folder, "--plan": plan_file, "--log": log if log != "few" else None}
+        passed_on = {"--records": folder, "--plan": plan_file, "--log": options.log if "--log" in of_script else None}
         own = [word for name, each in passed_on.items() if each is not None for word in (name, str(each))]
-        _become((script, *(arguments or ())), [*own, *([] if phases else ["--no-phases"])])
+        _become((script, *(options.arguments or ())), [*own, *([] if options.phases else ["--no-phases"])])
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
-    given = [*(f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None), *(arguments or ())]
-    found = UserScript.at(script, given, is_module=module)
-    options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
-    prediction = predict_script(found) if predict else planned.prediction if planned is not None else None
-    return ScriptRun(found, {**options, "prediction": prediction}, planned)
+    ranks = [f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None]
+    found = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
+    prediction = predict_script(found) if options.predict else planned.prediction if planned is not None else None
+    callback = {"output_dir": folder, "log": options.log, "phases": options.phases, "summary": "stderr"}
+    return ScriptRun(found, {**callback, "prediction": prediction}, planned)

@@ -6,26 +6,18 @@ Imports of torch and transformers happen inside the functions, so that `memkit -
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import (
-    GpusOfRun,
-    JsonOfRun,
-    MasterAddr,
-    MasterPort,
-    NodeRank,
-    NodesOfRun,
-    Overwrite,
-    Resume,
-)
+from hf_memkit.cli.options import RUNS, flags_given
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -40,35 +32,35 @@ from hf_memkit.run.ranks import (
 if TYPE_CHECKING:
     from hf_memkit.run.folder import RecipeRun
 
-_FLAGS = {"setting": "--set", "as_json": "--json"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class FolderOptions:
-    """Options under their parameters' names; what was not given is None or False."""
+    """Options for a run of a recipe's folder; what was not given is None or False."""
 
-    gpus: GpusOfRun = None
-    nodes: NodesOfRun = None
-    node_rank: NodeRank = None
-    master_addr: MasterAddr = None
-    master_port: MasterPort = None
-    resume: Resume = False
-    overwrite: Overwrite = False
-    as_json: JsonOfRun = False
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)] = (
+        None
+    )
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)] = None
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)
+    ] = None
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)] = None
+    master_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
+    ] = None
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)
+    ] = False
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)
+    ] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)] = False
 
     @property
     def shown_only(self) -> bool:
         """Whether nothing is to run."""
         return False
-
-    def values(self) -> dict[str, Any]:
-        """Name → value of all of them."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def given(self, *names: str) -> list[str]:
-        """The flags of those of `names`, or of all, that were given."""
-        values = self.values()
-        return [_flag(name) for name in names or values if values[name] not in (None, "", (), False)]
 
     def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> LaunchLayout:
         """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`. Refuses
@@ -83,7 +75,7 @@ class FolderOptions:
             self.master_port or MASTER_PORT,
         )
         if place.nodes == 1:
-            if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
+            if needless := self._of_several_machines():
                 raise InputError(
                     f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
                 )
@@ -98,6 +90,10 @@ class FolderOptions:
             )
         return place
 
+    def _of_several_machines(self) -> list[str]:
+        flags = flags_given(self, "master_addr", "master_port")
+        return [*flags, "--node-rank"] if self.node_rank else flags
+
     def _launcher_s_place(self, ranks: Ranks) -> LaunchLayout:
         place = LaunchLayout(ranks.local_world_size, ranks.nodes)
         if place.processes != ranks.world_size:
@@ -111,14 +107,10 @@ class FolderOptions:
                     f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
                     f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
                 )
-        needless = self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else [])
+        needless = self._of_several_machines()
         if needless and FOLDER_VARIABLE not in os.environ:  # memkit's own ranks have its whole command line
             raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
         return place
-
-
-def _flag(name: str) -> str:
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
 
 
 def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:

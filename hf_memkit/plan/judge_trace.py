@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from typing import Final
 
-from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.ended_with_parent import watch
-from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
@@ -20,7 +17,7 @@ from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import TraceFile
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import ScriptTrace, training_of
+from hf_memkit.prediction.running_scripts import ScriptJob, ScriptTrace, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
@@ -41,12 +38,8 @@ def judge_trace(
     device: Device,
     notes: tuple[str, ...],
     candidate: SetupCandidate,
-    script: UserScript,
-    machine: Machine,
-    gpus: int,
-    environment: Mapping[str, str],
+    job: ScriptJob,
     speeds: Speeds,
-    ram_is_given: bool,
 ) -> Judgement:
     """A judgement of a traced candidate.
 
@@ -54,11 +47,10 @@ def judge_trace(
         ScriptFailed: the script fails with this candidate's settings.
         InputError: memkit cannot predict the training.
     """
-    training = training_of(script, traced.outcome())
-    prediction, _training = predicted_training(
-        ScriptTrace(training, device, notes), script, machine, gpus=gpus, nodes=1, environment=environment,
-        ram_is_given=ram_is_given, enough_bytes=machine.gpu.capacity_bytes if machine.gpu is not None else 0,
-    )  # fmt: skip
+    training = training_of(job.script, traced.outcome())
+    gpu = job.machine.gpu
+    enough = gpu.capacity_bytes if gpu is not None else 0
+    prediction, _training = predicted_training(ScriptTrace(training, device, notes), job, enough_bytes=enough)
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     summary = training.without_trace()
@@ -67,7 +59,7 @@ def judge_trace(
     if work is None or device != "cuda":
         return judgement
     row_products = _row_products(work, training.arguments.per_device_train_batch_size)
-    return with_times(replace(judgement, row_products=row_products), work, summary, speeds, gpus=gpus)
+    return with_times(replace(judgement, row_products=row_products), work, summary, speeds, gpus=job.gpus)
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:

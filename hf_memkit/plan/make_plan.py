@@ -40,7 +40,7 @@ from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
-from hf_memkit.prediction.running_scripts import name_of
+from hf_memkit.prediction.running_scripts import ScriptJob, name_of
 from hf_memkit.prediction.setup_as_script import SetupTraining, as_script
 from hf_memkit.prediction.traced_training import PlanFacts
 from hf_memkit.setup.script_overrides import Overrides
@@ -77,9 +77,9 @@ class PlanRequest:
     sequences: int | None = None
     keeps: bool = False
 
-    @property
-    def variables(self) -> dict[str, str]:
-        return dict(os.environ if self.environment is None else self.environment)
+    def job(self, script: UserScript, machine: Machine) -> ScriptJob:
+        variables = dict(os.environ if self.environment is None else self.environment)
+        return ScriptJob(script, machine, self.gpus, environment=variables, ram_is_given=self.ram_is_given)
 
 
 def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = False) -> Plan:
@@ -139,14 +139,13 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
             largest = max(
                 (machines[index] for index in indices), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
-            with ScriptTraces(script, largest, request.variables, gpus=request.gpus, keeps=request.keeps) as traces:
+            with ScriptTraces(request.job(script, largest), keeps=request.keeps) as traces:
                 traces.start()
                 for index in indices:
-                    machine = machines[index]
-                    speeds = Speeds.of(machine, request.host)
-                    with_disk = _with_free_disk(machine, speeds.given)
-                    plan = _make_plan(_CandidateJudge(traces, pool, script, with_disk, request, speeds))
-                    plans[index] = replace(plan, machine=machine)
+                    speeds = Speeds.of(machines[index], request.host)
+                    job = request.job(script, _with_free_disk(machines[index], speeds.given))
+                    plan = _make_plan(_CandidateJudge(traces, pool, job, request, speeds))
+                    plans[index] = replace(plan, machine=machines[index])
                     if plans[index].stopped_by_hand:
                         return tuple(plans[index] for index in sorted(plans))
     return tuple(plans[index] for index in range(len(machines)))
@@ -171,10 +170,10 @@ def _kernels(machine: Machine) -> tuple[float, bool]:
 def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judgement | None:
     """The setup with the same batch that fits with the fewest changes; None if none fits. Raises as `plan_gpus`."""
     request = replace(request, limit_s=LIMIT_S)
-    with judging_pool() as pool, ScriptTraces(script, machine, request.variables, gpus=request.gpus) as traces:
+    job = request.job(script, machine)
+    with judging_pool() as pool, ScriptTraces(job) as traces:
         traces.start()
-        judge = _CandidateJudge(traces, pool, script, machine, request, Speeds.of(machine))
-        return _new_search(judge)[0].nearest()
+        return _new_search(_CandidateJudge(traces, pool, job, request, Speeds.of(machine)))[0].nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judgement | None:
@@ -190,7 +189,7 @@ def _new_search(judge: _CandidateJudge) -> tuple[Search, Judgement, LeftOut]:
     assert own is not None
     left_out: LeftOut = {}
     alternatives = choices_for(
-        own, judge.machine, request.variables, gpus=request.gpus, left_out=left_out, also=request.also,
+        own, judge.job.machine, judge.job.environment, gpus=request.gpus, left_out=left_out, also=request.also,
         nvme_path=judge.speeds.given.nvme_path,
     )  # fmt: skip
     per_gpu = _requested_sequences(request.sequences, own.facts) // request.gpus
@@ -243,8 +242,8 @@ def _make_plan(judge: _CandidateJudge) -> Plan:
     if folder is not None and not search.stopped and not any(map(_is_on_disk, search.judgements)):
         left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
     return Plan(
-        name=name_of(judge.script),
-        machine=judge.machine,
+        name=name_of(judge.job.script),
+        machine=judge.job.machine,
         gpus=request.gpus,
         own=unchanged,
         traced=tuple(judgement for judgement in search.judgements.values() if not judgement.is_other),
@@ -257,11 +256,11 @@ def _make_plan(judge: _CandidateJudge) -> Plan:
         notes=(
             *judge.traces.notes,
             *judge.speeds.warnings,
-            *_gpu_variant_notes(judge.machine),
+            *_gpu_variant_notes(judge.job.machine),
             *_own_batch_notes(unchanged),
             *_folder_notes(folder, search.judgements),
         ),
-        script=judge.script,
+        script=judge.job.script,
     )
 
 
@@ -311,8 +310,7 @@ class _CandidateJudge:
 
     traces: ScriptTraces
     pool: ProcessPoolExecutor
-    script: UserScript
-    machine: Machine
+    job: ScriptJob
     request: PlanRequest
     speeds: Speeds
     unchanged: Judgement = field(init=False)  # the script without any change
@@ -341,7 +339,7 @@ class _CandidateJudge:
         """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
         settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
         assert self.unchanged.training is not None
-        if why := refused(settings, self.unchanged.training.arguments, self.machine, self.request.gpus):
+        if why := refused(settings, self.unchanged.training.arguments, self.job.machine, self.job.gpus):
             return Judgement(candidate, why=why)
         try:  # variables set up the allocator, which the trace does not depend on
             return self._trace_and_judge(candidate, replace(candidate.overrides, environment={}))
@@ -403,8 +401,7 @@ class _CandidateJudge:
 
     def _trace_and_judge(self, candidate: SetupCandidate, overrides: Overrides) -> Judgement:
         traced = self.traces.of(overrides)
-        environment = {**self.request.variables, **candidate.environment}
+        job = replace(self.job, environment={**self.job.environment, **candidate.environment})
         return self.pool.submit(
-            judge_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.request.gpus, environment, self.speeds, self.request.ram_is_given,
-        ).result()  # fmt: skip
+            judge_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.speeds
+        ).result()

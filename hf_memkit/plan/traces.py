@@ -14,19 +14,17 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.socket_paths import short_address
-from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
+    ScriptJob,
     refuse_engine,
     run_in_worker,
     script_request,
@@ -59,22 +57,17 @@ class ScriptTraces:
     """Traces of one script on one kind of GPU.
 
     Args:
-        script: the script with its arguments.
-        machine: the machine to plan for; its GPU's compute capability decides which kernels are traced.
-        environment: environment variables of the script.
-        gpus: number of GPUs that train.
+        job: the script and its machine; its GPU's compute capability decides which kernels are traced.
         keeps: whether to use the cache of traces (`kept_traces.py`).
 
     Raises:
         InputError, ScriptFailed: as `predict_script`; from `start`.
     """
 
-    def __init__(self, script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int = 1,
-        keeps: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, job: ScriptJob, *, keeps: bool = False) -> None:
         self._keeps = keeps
         self._kept: KeptTraces | None = None
-        self._script, self._machine, self._environment, self._gpus = script, machine, dict(environment), gpus
+        self._job, self._script = job, job.script
         self._stack = contextlib.ExitStack()
         self._folder = Path()
         self._waiting: dict[str, _WaitingProcess] = {}
@@ -110,7 +103,7 @@ class ScriptTraces:
 
     def start(self) -> None:
         """Runs the script until it makes its Trainer."""
-        refuse_engine(self._script, self._environment)
+        refuse_engine(self._script, self._job.environment)
         worker, stdin = self._stack.enter_context(script_worker(None))
         self.device, self.notes = trace_device(worker, self._script)
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
@@ -190,8 +183,7 @@ class ScriptTraces:
         return _trace_file(result, died)
 
     def _request(self) -> ScriptRequest:
-        request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
-        return replace(request, for_plan=True)
+        return replace(script_request(self._job), for_plan=True)
 
     def _new_result(self) -> Path:
         """A path in a new folder, in which the traced training also writes its own files."""

@@ -6,15 +6,14 @@ The script runs on this machine up to `Trainer.train()`, of which two steps are 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.catalog.environments import Environment, find_environment
-from hf_memkit.catalog.hardware import Machine, described_machine
+from hf_memkit.catalog.environments import find_environment
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.units import format_gib, format_size
@@ -25,6 +24,7 @@ from hf_memkit.prediction.auto_batch_size import first_that_fits
 from hf_memkit.prediction.from_setup import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.running_scripts import (
+    ScriptJob,
     ScriptTrace,
     is_live,
     name_of,
@@ -89,9 +89,8 @@ def predict_script(
     machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
     other = find_environment(python) if python is not None else None
     try:
-        return predict_script_training(
-            script, machine, gpus=gpus, nodes=nodes, other=other, ram_is_given=ram is not None
-        )[0]
+        job = ScriptJob(script, machine, gpus, nodes, ram_is_given=ram is not None, other=other)
+        return predict_script_training(job)[0]
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
@@ -138,72 +137,41 @@ class BatchNeeds:
         )
 
 
-def predict_script_training(
-    script: UserScript,
-    machine: Machine,
-    *,
-    gpus: int = 1,
-    nodes: int = 1,
-    environment: Mapping[str, str] | None = None,
-    worker: Worker | None = None,
-    other: Environment | None = None,
-    ram_is_given: bool = False,
-) -> tuple[Prediction, ScriptTraining]:
-    """Predicts a script; returns the prediction and the training.
-
-    Args:
-        script, machine, gpus, nodes: as for `predict_script`.
-        environment: environment variables of the script. Default: this process's.
-        worker: runs the script, without standard input. Default: a separate process.
-        other: environment with whose libraries it runs. Default: this process's.
-        ram_is_given: the machine's RAM limits the training; else only if the GPU is this machine's.
+def predict_script_training(job: ScriptJob, worker: Worker | None = None) -> tuple[Prediction, ScriptTraining]:
+    """Predicts a script; returns the prediction and the training. `worker` runs the script, without standard input;
+    default: a separate process.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
-    refuse_below_one(gpus=gpus, nodes=nodes)
-    refuse_unreadable(script, here=other is None)
-    environment = dict(os.environ if environment is None else environment)
-    refuse_engine(script, environment)
-    _allocator(environment)  # refuses settings that torch would refuse before anything runs
-    with script_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+    refuse_below_one(gpus=job.gpus, nodes=job.nodes)
+    refuse_unreadable(job.script, here=job.other is None)
+    refuse_engine(job.script, job.environment)
+    _allocator(job.environment)  # refuses settings that torch would refuse before anything runs
+    with script_worker(job.other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
         sizes: list[int] = []
 
         def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
             nonlocal sizes
-            run = run_and_trace(
-                script, machine, environment, where, stdin, gpus=gpus, nodes=nodes, micro_batch_size=batch
-            )
+            run = run_and_trace(job, where, stdin, micro_batch_size=batch)
             sizes = sizes or list(run.training.batches_tried)
-            return predicted_training(
-                run, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other,
-                ram_is_given=ram_is_given,
-            )  # fmt: skip
+            return predicted_training(run, job)
 
         return first_that_fits(predicted(), sizes, predicted)
 
 
 def predicted_training(
-    run: ScriptTrace,
-    script: UserScript,
-    machine: Machine,
-    *,
-    gpus: int,
-    nodes: int,
-    environment: Mapping[str, str],
-    other: Environment | None = None,
-    ram_is_given: bool = False,
-    enough_bytes: int | None = None,
+    run: ScriptTrace, job: ScriptJob, *, enough_bytes: int | None = None
 ) -> tuple[Prediction, ScriptTraining]:
-    """The prediction of a script that has been traced, and its training; arguments as for `predict_script_training`
-    and `from_trace`."""
+    """The prediction of a script that has been traced, and its training. `enough_bytes`: as for `from_trace`."""
+    script, machine, gpus, nodes, other = job.script, job.machine, job.gpus, job.nodes, job.other
     traced, trace = run.training, run.training.trace
     notes = [*run.notes, *traced.notes]
     if machine.gpu is None:
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if gpus * nodes > 1:
         notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
-    setup, engine = _setup(traced, machine, gpus, nodes, environment), traced.engine
+    setup, engine = _setup(traced, job), traced.engine
     ledger = _engine_ledger(engine, setup.sized_job) if engine is not None else None
     trained = traced.trainer
     if not is_live(script):
@@ -219,7 +187,7 @@ def predicted_training(
     offloads = any(
         (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
     )
-    ram_decides = ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
+    ram_decides = job.ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
 
     def of_part(trace: Trace, notes: list[str], enough_bytes: int | None = enough_bytes) -> Prediction:
         prediction = from_trace(
@@ -268,12 +236,12 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     return replace(prediction, host_rss_bytes=needs).with_notes(note)
 
 
-def _setup(traced: TracedTraining, machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:
+def _setup(traced: TracedTraining, script_job: ScriptJob) -> Setup:
     arguments, model = traced.arguments, traced.model
     micro_batch_size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     job = Job(
-        None, machine, micro_batch_size, traced.sequence_length or 1,
-        gpus=gpus, nodes=nodes, accumulation=accumulation,
+        None, script_job.machine, micro_batch_size, traced.sequence_length or 1,
+        gpus=script_job.gpus, nodes=script_job.nodes, accumulation=accumulation,
     )  # fmt: skip
     setup = Setup(preset=PRESET, job=job).put_all(
         "arguments",
@@ -285,7 +253,7 @@ def _setup(traced: TracedTraining, machine: Machine, gpus: int, nodes: int, envi
     setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
     if traced.engine is not None:
         setup = setup.put("deepspeed.config", traced.engine.config, "the script's")
-    allocator = [_allocator({**environment, **traced.allocator})]
+    allocator = [_allocator({**script_job.environment, **traced.allocator})]
     if traced.memory_fraction is not None:
         # torch.cuda.set_per_process_memory_fraction overrides the variable.
         allocator.append(f"per_process_memory_fraction:{traced.memory_fraction}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_set
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.running_scripts import script_request
+from hf_memkit.prediction.running_scripts import ScriptJob, script_request
 from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, trace_setup
 from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, split_notes, without_engine
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
@@ -79,7 +78,7 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) 
             "deepspeed: what it splits is known only for causal language models of transformers; predict without it, "
             "or predict the script: memkit predict train.py"
         )
-    request = script_request(SETUP_SCRIPT, job.machine, os.environ, gpus=job.gpus, nodes=job.nodes)
+    request = script_request(ScriptJob(SETUP_SCRIPT, job.machine, job.gpus, job.nodes))
     traced = setup
     if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
         traced = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.catalog.hardware import Machine, described_machine
+from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.defaults import (
@@ -29,6 +29,7 @@ from hf_memkit.prediction.defaults import (
 )
 from hf_memkit.prediction.from_script import predict_script_training
 from hf_memkit.prediction.from_setup import predict
+from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.trace.request import LIVE
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
@@ -97,6 +98,7 @@ def predict_trainer(
     """
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
+    job = ScriptJob(UserScript(LIVE, is_module=True), machine, gpus, nodes, ram_is_given=ram is not None)
     own = {
         "train_dataset": train_dataset, "data_collator": data_collator, "processing_class": processing_class,
         "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs, "trainer_class": trainer_class, "example": example,
@@ -106,10 +108,10 @@ def predict_trainer(
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {' and '.join(given)}")
-        return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)
+        return _predicted(model, job)
     description = _describe(model, trust_remote_code)
-    if description is not None and all(value is None for value in own.values()):
-        return _of_config(description, args, sequence_length, machine, gpus, nodes, trust_remote_code)
+    if description is not None and all(each is None for each in own.values()):
+        return _of_config(description, args, sequence_length, job, trust_remote_code)
     from hf_memkit.prediction.live_objects import TrainerParts
 
     notes: list[str] = []
@@ -123,16 +125,14 @@ def predict_trainer(
         kind=_class(trainer_class),
         options={name: value for name, value in options.items() if value is not None},
     )
-    prediction = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
+    prediction = _predicted(parts, job, notes)
     if train_dataset is None:  # all rows are alike, and their number is not the user's
         kept = tuple(note for note in prediction.notes if not note.startswith("traced: the"))
         prediction = dataclasses.replace(prediction, notes=kept)
     return prediction
 
 
-def _predicted(
-    objects: Any, machine: Machine, gpus: int, nodes: int, notes: Sequence[str], *, ram_is_given: bool
-) -> Prediction:
+def _predicted(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Prediction:
     """The prediction of objects that another process trains."""
     from hf_memkit.prediction.live_objects import write_objects
 
@@ -140,11 +140,9 @@ def _predicted(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "objects.pickle"
         write_objects(objects, path)
-        script = UserScript(LIVE, is_module=True, arguments=(str(path),))
-        prediction, _ = predict_script_training(
-            script, machine, gpus=gpus, nodes=nodes, environment=environment, worker=shared_worker(),
-            ram_is_given=ram_is_given,
-        )  # fmt: skip
+        script = dataclasses.replace(job.script, arguments=(str(path),))
+        job = dataclasses.replace(job, script=script, environment=environment)
+        prediction, _ = predict_script_training(job, shared_worker())
     return prediction.with_notes(*notes)
 
 
@@ -163,13 +161,7 @@ def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
 
 
 def _of_config(
-    description: ModelDescription,
-    args: Any,
-    sequence_length: int | None,
-    machine: Machine,
-    gpus: int,
-    nodes: int,
-    trust_remote_code: bool,
+    description: ModelDescription, args: Any, sequence_length: int | None, where: ScriptJob, trust_remote_code: bool
 ) -> Prediction:
     """The prediction without the user's own objects, as `memkit predict --model`."""
     fields, notes = read_trainer(args)
@@ -178,10 +170,10 @@ def _of_config(
         length = min(DEFAULT_LENGTH, description.maximum_length or DEFAULT_LENGTH)
         notes.append(f"sequences of {length} tokens: assumed; set another with sequence_length")
     refuse_too_long(description.name, length, description.maximum_length)
-    if machine.gpu is None:
+    if where.machine.gpu is None:
         notes.append(_NO_GPU)
     batch = int(fields.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
-    job = Job(description.facts, machine, batch, length, gpus=gpus, nodes=nodes)
+    job = Job(description.facts, where.machine, batch, length, gpus=where.gpus, nodes=where.nodes)
     setup = dataclasses.replace(default_setup(description, fields), job=job)
     return predict(setup, trust_remote_code=trust_remote_code).with_notes(*notes)
 

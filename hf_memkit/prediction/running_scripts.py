@@ -10,7 +10,7 @@ import sys
 import termios
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,26 @@ from hf_memkit.prediction.launch_command import launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.traced_training import BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptJob:
+    """A script, and where it is to train.
+
+    Attributes:
+        gpus, nodes: GPUs on each machine, and machines.
+        environment: the variables that the script gets.
+        ram_is_given: whether the machine's RAM is the one in question; else it is if the GPU is this machine's.
+        other: whose libraries it runs with; None: this process's.
+    """
+
+    script: UserScript
+    machine: Machine
+    gpus: int = 1
+    nodes: int = 1
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    ram_is_given: bool = False
+    other: Environment | None = None
 
 
 def is_live(script: UserScript) -> bool:
@@ -105,21 +125,19 @@ class ScriptTrace:
     notes: tuple[str, ...] = ()
 
 
-def script_request(
-    script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int, nodes: int
-) -> ScriptRequest:
+def script_request(job: ScriptJob) -> ScriptRequest:
     """The request to the child: the script, and the GPU that it will see."""
-    gpu = machine.gpu
+    gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
         capability = 8.0 if gpu is None or gpu.bf16 else 7.5
     request = ScriptRequest(
-        script,
+        job.script,
         folder=str(Path.cwd()),
-        environment=dict(environment),
+        environment=dict(job.environment),
         capability=(int(capability), round(capability * 10) % 10),
-        processes=gpus * nodes,
-        per_node=gpus,
+        processes=job.gpus * job.nodes,
+        per_node=job.gpus,
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
@@ -127,25 +145,16 @@ def script_request(
 
 
 def run_and_trace(
-    script: UserScript,
-    machine: Machine,
-    environment: Mapping[str, str],
-    worker: Worker,
-    stdin: int | None,
-    *,
-    gpus: int,
-    nodes: int,
-    micro_batch_size: int | None = None,
+    job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
 ) -> ScriptTrace:
     """Runs a script and traces its training. `micro_batch_size`: as in `ScriptRequest`.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
-    request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
-    device, notes = trace_device(worker, script)
-    request = replace(request, device=device, stdin=stdin, micro_batch_size=micro_batch_size)
-    return ScriptTrace(training_of(script, run_in_worker(worker, request)), device, notes)
+    device, notes = trace_device(worker, job.script)
+    request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
+    return ScriptTrace(training_of(job.script, run_in_worker(worker, request)), device, notes)
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
@@ -154,7 +163,7 @@ def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
-    request = script_request(script, machine, os.environ, gpus=1, nodes=1)
+    request = script_request(ScriptJob(script, machine))
     worker = shared_worker()
     device, _ = trace_device(worker, script)
     outcome = run_in_worker(worker, replace(request, device=device, lengths_of=tuple(columns)))

@@ -87,8 +87,6 @@ def resolve(
     here: Machine | None = None,
     stored: bool = False,
     runs: bool = False,
-    whole: bool = True,
-    use_hub: bool | None = None,
 ) -> tuple[Setup, Prediction | None]:
     """Resolve a request. Loads no weights and changes nothing on disk.
 
@@ -100,16 +98,6 @@ def resolve(
         here: this machine, if already known.
         stored: whether the recipe's stored predictions are used before `judge`, or alone if that is None.
         runs: whether a recipe's setup will run here: variants with missing packages are then skipped.
-        whole: whether a preset is for a training, so that it needs a model, a batch and a length, with assumptions in
-            its `notes`; otherwise it is resolved as far as known.
-        use_hub: whether the hub may be asked for the config of a preset's model; None: if it answers.
-
-    Returns:
-        The setup, whose `warnings` are differences from the user's job; and the prediction that selected it, if one
-        was made.
-
-    Raises:
-        MemkitError: lists everything wrong; DoesNotFitError if no variant was given and none fits.
     """
     if recipe is not None or request.recipe is not None:
         return _resolve_recipe(request, judge, recipe, here, stored=stored, runs=runs)
@@ -117,11 +105,28 @@ def resolve(
         from hf_memkit.presets.deepspeed_setup import resolve_deepspeed
 
         return resolve_deepspeed(request), None
-    if not whole:
-        return _resolve_preset(request, use_hub=use_hub), None
     from hf_memkit.presets.whole_training import resolve_training
 
     return resolve_training(request), None
+
+
+def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
+    """A preset's setup as far as the model, the batch and the machine are known.
+
+    Args:
+        request: what was asked for, its arguments read.
+        use_hub: whether the hub may be asked for the model's config; None: if it answers.
+    """
+    from hf_memkit.presets.for_model import resolve_preset
+    from hf_memkit.setup.own_arguments import former_lines, length_of
+
+    own, model = request.arguments, request.model
+    notes = [*request.notes, *former_lines(request.args_file, own)]
+    length = request.sequence_length or length_of(own, notes)
+    if model is None and own.get("model_name_or_path"):
+        model = _model_of_file(str(own["model_name_or_path"]), notes)
+    setup = resolve_preset(replace(request, model=model, sequence_length=length), use_hub=use_hub)
+    return setup.with_notes(*notes)
 
 
 def preset(
@@ -178,7 +183,7 @@ def preset(
         gpus=gpus, nodes=nodes, global_batch_size=global_batch_size, sequence_length=sequence_length,
         nvme_path=nvme_path, arguments=read_mapping(arguments or {}, "arguments"),
     )  # fmt: skip
-    return PresetSetup.of(resolve(request, whole=False, use_hub=use_hub)[0])
+    return PresetSetup.of(resolve_partly(request, use_hub=use_hub))
 
 
 def predict_recipe(
@@ -271,20 +276,6 @@ def _resolve_recipe(
 
     judge = stored_or(judge, recipe) if stored else judge or unjudged
     return choose(recipe, machine, request, use_hub=hub_reachable(), judge=judge, runs=runs)
-
-
-def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:
-    """The preset's setup, as far as model and machine are known."""
-    from hf_memkit.presets.for_model import resolve_preset
-    from hf_memkit.setup.own_arguments import former_lines, length_of
-
-    own, model = request.arguments, request.model
-    notes = [*request.notes, *former_lines(request.args_file, own)]
-    length = request.sequence_length or length_of(own, notes)
-    if model is None and own.get("model_name_or_path"):
-        model = _model_of_file(str(own["model_name_or_path"]), notes)
-    setup = resolve_preset(replace(request, model=model, sequence_length=length), use_hub=use_hub)
-    return setup.with_notes(*notes)
 
 
 def _model_of_file(name: str, notes: list[str]) -> str | None:

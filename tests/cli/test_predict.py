@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rich.console import Console
 from hf_memkit import predict_recipe
 from hf_memkit.cli import predict_answer
 from hf_memkit.cli.main import main
-from hf_memkit.cli.predict import _resolved, _with_own
+from hf_memkit.cli.predict import PredictOptions, _resolved
 from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.cli.predict_script import searched
 from hf_memkit.common.terms import CATEGORIES, PHASES
@@ -49,21 +49,10 @@ XL = ("--model", "gpt2-xl", "--gpu-memory", "16GB")
 Run = Callable[..., tuple[int, str, str]]
 
 
-def prepared(
-    model: str | None = None,
-    preset: str | None = None,
-    *,
-    techniques: Sequence[str] = (),
-    settings: Sequence[str] = (),
-    args: str | None = None,
-    batch_size: int | None = None,
-    accumulation: int | None = None,
-    **asked: Any,
-) -> Setup:
+def prepared(model: str | None = None, preset: str | None = None, **options: Any) -> Setup:
     """As the command line prepares it."""
-    request = Request(model=model, **asked)
-    own = _with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation)
-    return _resolved(own, None, None)[0]
+    _, request = PredictOptions(model=model, preset=preset, **options).request()
+    return _resolved(request, None, None)[0]
 
 
 @pytest.fixture
@@ -243,9 +232,9 @@ def test_a_preset_keeps_the_class_of_a_model_of_another_kind(tmp_path: Path) -> 
 
 
 def test_techniques_go_on_top_of_trainer_s_defaults(tiny: str) -> None:
-    job = prepared(tiny, techniques=["fused-gelu", "lora"], settings=["rank=4"], gpu="T4")
+    job = prepared(tiny, technique=["fused-gelu", "lora"], settings=["rank=4"], gpu="T4")
     assert job.techniques == ("lora", "fused-gelu") and job["adapter.r"] == 4
-    alone = prepared(tiny, techniques=["adafactor"], gpu="T4")
+    alone = prepared(tiny, technique=["adafactor"], gpu="T4")
     assert alone.techniques == ("adafactor",) and alone["arguments.optim"] == "adafactor"
 
 

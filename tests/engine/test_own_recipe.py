@@ -24,7 +24,7 @@ def test_the_guide_works_as_it_stands(process: Loaded, tmp_path: Path) -> None:
     for kind, name, content in BLOCK.findall(PAGE.read_text()):
         if name:
             (tmp_path / name).write_text(content)
-        if name or kind == "text":  # an output: scripts/recipe_docs.py
+        if name or kind == "text":  # an output: scripts/docs_examples.py
             continue
         assert kind == "bash", f"a block of {kind!r} is neither a file nor commands"
         for line in content.splitlines():

@@ -23,7 +23,7 @@ from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
-from hf_memkit.prediction.running_scripts import run_in_worker, script_request
+from hf_memkit.prediction.running_scripts import ScriptJob, run_in_worker, script_request
 from hf_memkit.prediction.traced_training import CallPlace, TracedArguments, TracedTraining, TrainerCall
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.script_overrides import Overrides
@@ -103,7 +103,7 @@ def folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.at("train.py", arguments), MACHINE, os.environ)
+    return ScriptTraces(ScriptJob(UserScript.at("train.py", arguments), MACHINE))
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -135,7 +135,7 @@ def worker() -> Iterator[Worker]:
 
 def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
     """The figures of the current script, in a new process."""
-    request = script_request(UserScript.at("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
+    request = script_request(ScriptJob(UserScript.at("train.py", arguments), MACHINE))
     outcome = run_in_worker(worker, replace(request, for_plan=True, overrides=overrides))
     assert outcome.training is not None, outcome
     return figures(outcome.training)

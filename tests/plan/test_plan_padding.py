@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.child.training.plan_facts import plan_facts, why_padding_needed
+from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.plan.made_trainings import changed
@@ -122,7 +122,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraces]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("sft"))
         Path("train.py").write_text(SCRIPT)
-        with ScriptTraces(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4, os.environ) as made:
+        with ScriptTraces(ScriptJob(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4)) as made:
             made.start()
             yield made
 
@@ -145,7 +145,7 @@ def test_the_trace_is_that_of_the_script_with_these_settings(traces: ScriptTrace
     assert paste.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in paste.yaml
     fields = json.dumps({**OWN, "padding_free": True, "max_length": None})
     options = json.dumps({"attn_implementation": "flash_attention_2"})
-    with ScriptTraces(UserScript.at("train.py", (fields, options)), L4, os.environ) as traced:
+    with ScriptTraces(ScriptJob(UserScript.at("train.py", (fields, options)), L4)) as traced:
         traced.start()
         typed = traced.of(Overrides()).outcome().training
     assert free is not None and typed is not None and free.facts.padding.is_left_out

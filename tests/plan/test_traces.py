@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +19,7 @@ from hf_memkit.plan.judge_trace import lengths_of
 from hf_memkit.plan.make_plan import plan_gpus
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction import wire
+from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Outcome, RunLength, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides
 from tests.fewer import first
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(UserScript.at("train.py", arguments), described_machine("T4", None, None, None), os.environ)
+    return ScriptTraces(ScriptJob(UserScript.at("train.py", arguments), described_machine("T4", None, None, None)))
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -249,7 +249,7 @@ def test_a_trace_is_reused_for_the_same_training_only(
 
     def notes() -> tuple[str, ...]:
         machine = described_machine("T4", None, None, None)
-        with ScriptTraces(UserScript.at("train.py", OWN), machine, os.environ, keeps=True) as traced:
+        with ScriptTraces(ScriptJob(UserScript.at("train.py", OWN), machine), keeps=True) as traced:
             traced.start()
             traced.of(Overrides())
             return training(traced.of(HALF)).notes

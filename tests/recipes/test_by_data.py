@@ -19,7 +19,7 @@ from transformers import (
 from hf_memkit import predict_recipe
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
-from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolved_run
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
 from hf_memkit.prediction.setup_as_script import SetupTraining
 from hf_memkit.recipes.by_data import ByData, _with_lengths, judge_of
@@ -93,8 +93,8 @@ def test_the_worst_batch_is_the_run_s(
     target that is forgotten beside a long source."""
     source = str(data(tmp_path / "rows.jsonl"))
     monkeypatch.chdir(tmp_path)
-    options, recipe = RunOptions(Request(recipe=name, data=source, output="run")), load_recipe(name)
-    options = RunOptions(options.request, setting=tuple(f"{key}={value}" for key, value in settings.items()))
+    pairs = [f"{key}={value}" for key, value in settings.items()]
+    options, recipe = RecipeOptions(name=name, data=source, output="run", settings=pairs), load_recipe(name)
     request = read_request(options, recipe)
     job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), unjudged)
     made: list[Trainer] = []

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RunOptions
+from hf_memkit.cli.recipe_options import RecipeOptions
 from hf_memkit.common.errors import InputError, RunError
 from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.run.launch import torchrun_options
 from hf_memkit.run.ranks import FOLDER_VARIABLE, LaunchLayout, Ranks, ranks_from_environment
-from hf_memkit.setup.request import Request
 
-R = Request(recipe="r")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -51,7 +49,7 @@ def test_a_launcher_that_says_too_little_is_refused() -> None:
     ],
 )
 def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: LaunchLayout) -> None:
-    assert RunOptions(R, **asked).place(Ranks()) == expected
+    assert RecipeOptions(name="r", **asked).place(Ranks()) == expected
 
 
 @pytest.mark.parametrize(
@@ -65,26 +63,30 @@ def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: La
 )
 def test_options_that_lack_or_contradict_something_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        RunOptions(R, **asked).place(Ranks())
+        RecipeOptions(name="r", **asked).place(Ranks())
 
 
 def test_a_launcher_comes_before_the_options() -> None:
     ranks = ranks_from_environment(TORCHRUN)
-    assert RunOptions(R).place(ranks) == LaunchLayout(2, 2) == RunOptions(R, gpus=2, nodes=2).place(ranks)
+    assert (
+        RecipeOptions(name="r").place(ranks)
+        == LaunchLayout(2, 2)
+        == RecipeOptions(name="r", gpus=2, nodes=2).place(ranks)
+    )
     with pytest.raises(InputError, match=r"--gpus 4 contradicts the launcher, .* 2 processes .* \(WORLD_SIZE=4\)"):
-        RunOptions(R, gpus=4).place(ranks)
+        RecipeOptions(name="r", gpus=4).place(ranks)
     with pytest.raises(InputError, match="--nodes 1 contradicts the launcher"):
-        RunOptions(R, nodes=1).place(ranks)
+        RecipeOptions(name="r", nodes=1).place(ranks)
     with pytest.raises(InputError, match="--master-addr: set by the launcher"):
-        RunOptions(R, master_addr="a").place(ranks)
+        RecipeOptions(name="r", master_addr="a").place(ranks)
     with pytest.raises(InputError, match="the same number on each"):
-        RunOptions(R).place(Ranks(0, 3, 0, 2, launched=True))
+        RecipeOptions(name="r").place(Ranks(0, 3, 0, 2, launched=True))
 
 
 def test_a_rank_of_memkit_s_own_has_the_command_line_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: several machines, whose ranks refuse what the user typed."""
     monkeypatch.setenv(FOLDER_VARIABLE, "x")
-    options = RunOptions(R, gpus=2, nodes=2, node_rank=1, master_addr="a", master_port=1)
+    options = RecipeOptions(name="r", gpus=2, nodes=2, node_rank=1, master_addr="a", master_port=1)
     assert options.place(ranks_from_environment(TORCHRUN)) == LaunchLayout(2, 2)
 
 

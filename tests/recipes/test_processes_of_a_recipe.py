@@ -8,11 +8,10 @@ import pytest
 
 from hf_memkit.catalog.hardware import this_machine
 from hf_memkit.catalog.models import describe
-from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
 from hf_memkit.prediction import predict
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.run.ranks import Ranks
-from hf_memkit.setup.request import Request
 from tests.conftest import Quick
 
 NAME = "llama-70b-lora-on-8x80gb"
@@ -20,7 +19,7 @@ NAME = "llama-70b-lora-on-8x80gb"
 without_a_gpu = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a GPU")
 
 
-def default_gpus(options: RunOptions) -> int:
+def default_gpus(options: RecipeOptions) -> int:
     return usual_gpus(
         load_recipe(options.request.recipe or ""), rehearses=rehearses(options, machine_here(options.request))
     )
@@ -29,17 +28,16 @@ def default_gpus(options: RunOptions) -> int:
 @without_a_gpu
 def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert load_recipe(NAME).gpus == 8
-    plain, described = Request(recipe=NAME), Request(recipe=NAME, gpu="80GB")
-    assert default_gpus(RunOptions(plain)) == 2, "a rehearsal"
-    assert default_gpus(RunOptions(described)) == 2, "what is only described does not run"
-    assert default_gpus(RunOptions(described, dry_run=True)) == 8
-    assert default_gpus(RunOptions(Request(recipe="gpt2-on-16gb"))) == 1
+    assert default_gpus(RecipeOptions(name=NAME)) == 2, "a rehearsal"
+    assert default_gpus(RecipeOptions(name=NAME, gpu="80GB")) == 2, "what is only described does not run"
+    assert default_gpus(RecipeOptions(name=NAME, gpu="80GB", dry_run=True)) == 8
+    assert default_gpus(RecipeOptions(name="gpt2-on-16gb")) == 1
 
 
 @without_a_gpu
 @pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
 def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> None:
-    options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked)
+    options = RecipeOptions(name=NAME, output="run", gpus=asked)
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
     job, _ = resolved_run(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolved_run
 from hf_memkit.prediction import Prediction
 from hf_memkit.recipes.resolve import resolve
 from hf_memkit.recipes.schema import load_recipe
@@ -22,7 +22,7 @@ def refuses(setup: Setup) -> Prediction:
 
 
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
-    options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
+    options, recipe = RecipeOptions(name=name, **asked), load_recipe(name)
     request = read_request(options, recipe)
     job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), refuses)
     assert job.is_rehearsal and job.target is not None

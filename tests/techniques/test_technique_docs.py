@@ -18,11 +18,11 @@ from tests.presets.test_sizes import made_of
 
 @pytest.fixture(scope="module")
 def docs() -> SimpleNamespace:
-    return load_script("technique_docs.py")
+    return load_script("docs_code.py")
 
 
 def test_every_technique_is_in_the_overview_with_its_page(docs: SimpleNamespace) -> None:
-    lines = docs.overview_table().splitlines()[2:]
+    lines = docs.techniques().splitlines()[2:]
     assert len(lines) == len(TECHNIQUES)
     for one in TECHNIQUES.values():
         (line,) = [line for line in lines if line.startswith(f"| [`{one.name}`]({one.family}.md#{one.name}) ")]

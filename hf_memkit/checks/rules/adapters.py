@@ -1,4 +1,4 @@
-"""Adapters on the wrong layers, uncounted copies, and 4-bit weights that stay in 16 bits."""
+"""Adapters and quantised weights: wrong layers, uncounted copies, 4-bit weights that stay in 16 bits."""
 
 from __future__ import annotations
 

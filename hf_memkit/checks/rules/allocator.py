@@ -1,4 +1,4 @@
-"""The variable that sets PyTorch's allocator."""
+"""PyTorch's allocator: the variable that sets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainer's arguments that conflict with DeepSpeed or with the launcher, and values of the wrong type."""
+"""Trainer's arguments: conflicts with DeepSpeed or with the launcher, and values of the wrong type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Implementations of attention, and activation functions."""
+"""Attention and activation functions: implementations that do not run, or not as they seem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers against the GPU and the model."""
+"""Buffers: too large for the GPU, or too small for the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU, RAM, page-locked memory and disk against the config's needs by formula."""
+"""GPU memory, RAM, locked memory and disk: less than the config needs by formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activation checkpointing that is off, has another effect than it seems, or fails after the model is loaded."""
+"""Activation checkpointing: off, with another effect than it seems, or failing after the model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: its silent changes of gradients."""
+"""Optimizer in RAM without DeepSpeed: silent changes of gradients by torchao's CPUOffloadOptimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that DeepSpeed rejects, ignores or reads elsewhere."""
+"""Keys: those that DeepSpeed rejects, ignores or reads elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: the weights, and the data."""
+"""Loading weights and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss over the vocabulary: Liger's kernels, and the loss in chunks."""
+"""The loss: Liger's kernels, and the loss in chunks."""
 
 from __future__ import annotations
 

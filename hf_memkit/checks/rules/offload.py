@@ -1,4 +1,4 @@
-"""Offloading that does not happen, or goes elsewhere than the file says."""
+"""Offloading: where it does not happen, or goes elsewhere than the file says."""
 
 from __future__ import annotations
 

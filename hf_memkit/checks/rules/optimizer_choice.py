@@ -1,4 +1,4 @@
-"""Optimizers that conflict with the rest of the job."""
+"""Optimizers, conflicts: with the rest of the job."""
 
 from __future__ import annotations
 

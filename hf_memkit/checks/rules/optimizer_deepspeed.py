@@ -1,4 +1,4 @@
-"""Which optimizer takes the steps under DeepSpeed."""
+"""Optimizers under DeepSpeed: which one takes the steps."""
 
 from __future__ import annotations
 

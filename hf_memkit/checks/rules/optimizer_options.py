@@ -1,4 +1,4 @@
-"""Arguments that the chosen optimizer does not receive."""
+"""Optimizers, ignored options: arguments that the chosen optimizer does not receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers whose states or rounding differ from what their name suggests."""
+"""Optimizers, states and rounding: where they differ from what the name suggests."""
 
 from __future__ import annotations
 

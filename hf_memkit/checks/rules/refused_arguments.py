@@ -1,4 +1,4 @@
-"""Values and combinations that TrainingArguments refuse."""
+"""Values that TrainingArguments refuse, alone or combined."""
 
 from __future__ import annotations
 

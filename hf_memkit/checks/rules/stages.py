@@ -1,4 +1,4 @@
-"""Keys that have no effect, or are rejected, at this ZeRO stage."""
+"""ZeRO stages: keys that have no effect, or are rejected, at this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the DeepSpeed config and TrainingArguments disagree."""
+"""DeepSpeed config against Trainer's arguments: where they disagree."""
 
 from __future__ import annotations
 

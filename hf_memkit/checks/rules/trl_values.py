@@ -1,4 +1,4 @@
-"""TRL's own arguments: values and combinations that its trainers refuse or ignore."""
+"""Values that TRL refuses or ignores: in its own arguments, alone or combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the wrong type, out of range, or "auto" where nothing fills it."""
+"""Values: of the wrong type, out of range, or "auto" where nothing fills it."""
 
 from __future__ import annotations
 

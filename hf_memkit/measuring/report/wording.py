@@ -187,7 +187,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return f"No memory problem found{_to_spare(summary)}. {few}."
     fits = _to_spare(summary)
     if not fits:
-        return "No memory problem found: memory does not grow over the steps."
+        return "No memory problem found over the steps."
     return f"No memory problem found{fits}, and memory does not grow over the steps."
 
 

@@ -1,0 +1,205 @@
+"""Checks of whole pages: links lead somewhere, options exist, outputs are generated, and shown commands run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import typer
+from docs_blocks import BLOCKS, ROOT
+
+from tests.loaded import Loaded, loaded
+from tests.measuring.report import synthetic_records
+
+READMES = tuple(ROOT / folder / "README.md" for folder in ("", "docs/techniques", "ds_configs", "recipes"))
+PAGES = {page: page.read_text() for page in (*READMES, *sorted((ROOT / "docs").rglob("[!R]*.md")))}
+
+TRAIN = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+args = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(return_remaining_strings=True)[0]
+config = GPT2Config(
+    n_layer=2, n_embd=32, n_head=2, vocab_size=300, n_positions=64, bos_token_id=0, eos_token_id=0,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+)
+rows = [{"input_ids": torch.arange(64), "labels": torch.arange(64)}] * 64
+Trainer(GPT2LMHeadModel(config), args, train_dataset=rows).train()
+"""
+OWN = "--output_dir out --per_device_train_batch_size 8 --max_steps 3"
+"""What `…` stands for on the pages."""
+
+ELSEWHERE = {
+    "--gpus 4": "tests/engine/test_processes.py",
+    "gpt2-on-16gb --gpus 8": "tests/engine/test_processes.py",
+    "-- accelerate launch": "tests/prediction/test_launched.py",
+    "--python": "tests/predict_script/test_environments.py",
+    "--compare-with": "tests/predict_script/test_environments.py",
+    "-- torchrun": "tests/prediction/test_launched.py",
+    "-- llamafactory-cli": "benchmarks/front_ends.py",
+    "-- trl sft": "benchmarks/front_ends.py",
+    "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
+    "my_package.train": "tests/run/test_as_python.py",
+    "run my-job": "tests/run/test_recipe_folder.py",
+    "tickets": "tests/engine/test_own_recipe.py",
+    "--num_train_epochs 3": "benchmarks/plan_example.py",
+    "--write plan.yaml -- '…'": "tests/cli/test_plan.py",
+    "ITS": "docs/contributing.md",
+}
+"""Part of a command that cannot run here (it needs GPUs, another environment, a name to be filled in) or takes
+minutes → what runs it, or one like it."""
+
+ENDS = {"--verify": (2, "--verify"), "--resume": (2, "no unfinished run"), "doctor": (0, "/fast")}
+"""Part of a command → how it ends without a GPU and without that disk: (exit code, part of its output)."""
+
+SAME = {"--gpu", "--gpus-to-compare", "--price", "--ram", "--gpu-memory", "--model"}
+"""Options of which one value stands for all."""
+
+
+def problems() -> Iterator[str]:
+    """Whatever is wrong in a page, a line each."""
+    for page, text in PAGES.items():
+        name = str(page.relative_to(ROOT))
+        yield from (f"{name}: {problem}" for problem in _problems(page, name, text))
+    yield from outputs_of_help()
+    yield from failing_commands()
+
+
+def _problems(page: Path, name: str, text: str) -> Iterator[str]:
+    for block in re.findall(r"<!-- \w+: ([\w-]+) -->", text):
+        if (name, block) not in BLOCKS:
+            yield f"nothing fills its block {block}"
+    if "```text" in re.sub(r"<!-- \w+: .*?<!-- end -->", "", text, flags=re.DOTALL):
+        yield "an output outside of the generated blocks"
+    for link in re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", without_code(text)):
+        target = next(filter(None, link))
+        path, _, heading = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if "://" not in target and (not file.exists() or (heading and heading not in headings(file))):
+            yield f"the link {target} leads nowhere"
+    for line in memkit_commands(text):
+        words = shlex.split(line, comments=True)[1:]
+        words = words[: words.index("--")] if "--" in words else words
+        command = memkit()
+        while words and hasattr(command, "commands") and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        known = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
+        for word in words:
+            if re.match(r"--?[a-z]", word) and word not in known:
+                yield f"{line}: no option {word}"
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", without_code(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def memkit_commands(text: str) -> list[str]:
+    """Lines of bash blocks that call memkit, continued ones joined."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("memkit ")]
+
+
+def memkit() -> Any:
+    """The command line, with its options."""
+    from hf_memkit.cli.main import app
+
+    return typer.main.get_command(app)
+
+
+def outputs_of_help() -> Iterator[str]:
+    """Outputs in a verb's `--help` that no page shows."""
+    pages = " ".join(" ".join(text.split()) for text in PAGES.values())
+    epilogs = [command.epilog or "" for command in memkit().commands.values()]
+    lines = [line.strip() for epilog in epilogs for line in epilog.splitlines() if line.startswith(" " * 6)]
+    if not lines:
+        yield "no verb's --help shows an output"
+    for line in lines:
+        if not all(" ".join(part.strip(" ()").split()) in pages for part in line.split("…")):
+            yield f"memkit --help: no page shows the output {line!r}"
+
+
+def failing_commands() -> Iterator[str]:
+    """Shown commands that end otherwise than they should, and entries above that nothing needs any more."""
+    commands = shown_commands()
+    for part in (*ELSEWHERE, *ENDS):
+        if not any(part in command for command in commands):
+            yield f"scripts/docs_checks.py: no page shows a command with {part!r}"
+    yield from (f"scripts/docs_checks.py: no file {path}" for path in ELSEWHERE.values() if not (ROOT / path).exists())
+    tried = [command for command in commands if not any(part in command for part in ELSEWHERE)]
+    with loaded() as one, loaded() as another, tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "files"
+        make_files(one, files)
+
+        def failures(process: Loaded, commands: list[str]) -> list[tuple[str, str]]:
+            copies = (shutil.copytree(files, tempfile.mkdtemp(dir=folder), dirs_exist_ok=True) for _ in commands)
+            return [(each, run(each, process, Path(copy))) for each, copy in zip(commands, copies, strict=True)]
+
+        with ThreadPoolExecutor(2) as two:
+            for half in two.map(failures, (one, another), (tried[::2], tried[1::2])):
+                yield from (f"{commands[command]}: {command}\n{how}" for command, how in half if how)
+
+
+def shown_commands() -> dict[str, str]:
+    """{command: page}; of those that differ in values of `SAME` and the script's own arguments only, the first."""
+    first: dict[str, tuple[str, str]] = {}
+    for page, text in PAGES.items():
+        for line in memkit_commands(text):
+            words = shlex.split(line, comments=True)
+            ours = words[: words.index("--")] if "--" in words else words
+            kind = [word for before, word in zip(["", *ours], ours, strict=False) if before not in SAME]
+            first.setdefault(" ".join(sorted(kind)), (shlex.join(words), page.name))
+    return dict(first.values())
+
+
+def make_files(process: Loaded, folder: Path) -> None:
+    """What the commands read."""
+    folder.mkdir()
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    launcher = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_processes": 8}
+    for name, text in {
+        "train.py": TRAIN,
+        "train.log": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB.\n",
+        "my.txt": "A line of text to train on.\n" * 400,
+        "reviews.csv": "text,label\n" + "It works,good\nIt broke,bad\n" * 20,
+        "chats.jsonl": f"{json.dumps(chat)}\n" * 40,
+        "mine.json": '{"train_file": "x.txt", "activation_checkpointing": false}',
+        "args.yaml": "output_dir: out\nbf16: true\ndeepspeed: ds.json\n",
+        "zero3.yaml": json.dumps({**launcher, "deepspeed_config": {"zero3_init_flag": True}}),
+    }.items():
+        (folder / name).write_text(text)
+    synthetic_records.write(folder / "out", synthetic_records.healthy(20))
+    for command in (
+        "memkit ds copy zero2-offload ds.json",
+        "memkit recipe bert-large-on-8gb --copy recipe.yaml",
+        f"memkit plan train.py --gpu T4 --write plan.yaml -- {OWN}",
+    ):
+        ran = process.run(command.split(), folder)
+        if ran.returncode != 0:
+            raise SystemExit(f"{command}\n{ran.output}")
+
+
+def run(command: str, process: Loaded, folder: Path) -> str:
+    """How a command ended, if not as it should."""
+    words = shlex.split(command.replace("'…'", OWN).replace("OUTPUT_DIR", "out"))
+    if "copy" in words[2:3] and len(words) > 4:
+        (folder / words[4]).unlink(missing_ok=True)  # the command makes it
+    if words[1:3] == ["recipe", "gpt2-on-16gb"] and not {"--dry-run", "--export", "--resume"} & set(words):
+        words.append("--dry-run")  # tests/engine/test_pack.py rehearses it, which takes a minute
+    ran = process.run(words, folder)
+    code, part = next((end for key, end in ENDS.items() if key in command), (0, ""))
+    ended_well = ran.returncode == code and part in ran.output
+    return "" if ended_well else f"exit code {ran.returncode} after {ran.seconds:.0f} s\n{ran.output}"
