@@ -184,8 +184,8 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
     ]
     shown = drawn(predicted(job, 12), job, 100)
     assert (
-        "Warning: warmup_ratio" in "\n".join(shown[:6])
-        and "my_own" in "".join(shown[:6])
+        "Warning: warmup_ratio" in "\n".join(shown[:12])
+        and "my_own" in "".join(shown[:12])
         and "use_peft" not in "".join(shown)
     )
     alone = prepared(tiny)
