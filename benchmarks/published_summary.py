@@ -117,18 +117,6 @@ def total_error(row: Row, which: str) -> float | None:
     return float(min(max(seen, low), high) / seen - 1)
 
 
-def width_of_ranges(rows: Iterable[Row]) -> float:
-    """The median width of the predicted ranges that a measured figure is compared with, as a share of the figure."""
-    widths = []
-    for row in rows:
-        smi = row.get("also", {}).get("nvidia_smi_peak_gib")
-        for error, measured in ((reserved_error, row.get("gib")), (total_error, smi)):
-            if error(row, "then") is not None:
-                low, high = row["then"]["peak_reserved_gib"]
-                widths.append((high - low) / measured)
-    return statistics.median(widths)
-
-
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """One half of the trainings that tell what their GPU held, beside the predicted range of reserved memory.

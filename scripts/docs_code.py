@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import groupby, pairwise
+from typing import get_args
 
 from docs_blocks import ROOT, block, table
 
@@ -20,12 +21,13 @@ from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.presets import load, preset_index
+from hf_memkit.measuring.out_of_memory.change import assignment
 from hf_memkit.measuring.record_types import RECORDS
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
 from hf_memkit.recipes.tasks import TASKS, find_task
-from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family, Technique
 
 
 @block("docs/checks.md", "screen")
@@ -58,6 +60,17 @@ def techniques() -> str:
     rows = ({**vars(one), "proof": proof(one)} for one in ordered)
     template = "[`{name}`]({family}.md#{name}) | {family} | {saves} | {costs} | {not_when} | {proof}"
     return table(rows, "technique | family | saves | costs | not when | proof", template)
+
+
+@block("docs/out-of-memory.md", "changes")
+def changes() -> str:
+    """Every change that advice may propose."""
+    rows = []
+    for one in sorted(CATALOGUE.values(), key=lambda one: get_args(Family).index(one.family)):
+        if one.settings:
+            name = f"[`{one.name}`](techniques/{one.family}.md#{one.name})" if one.apply else f"`{one.name}`"
+            rows.append([name, f"`{assignment(one.key, one.settings[one.key])}`", one.saves, one.costs, one.group])
+    return table(rows, "name | change | what it does | cost | result")
 
 
 def proof(one: Technique) -> str:

@@ -62,10 +62,8 @@ def percent(share: float | None, digits: int = 0) -> str | None:
 def readme_figures() -> str:
     """Whether it fits, in a sentence; then a line for each kind of figure."""
     rows, fits = read("published")["rows"], read("plan_choices")["fits"]
-    figures = []
-    for what, error in PEAKS.items():
-        found = published_summary.errors(error(row, "then") for row in rows)
-        figures.append([what, found.count, percent(found.median, 2), percent(found.worst, 2)])
+    tensors = published_summary.errors(allocated_error(row, "then") for row in rows)
+    figures = [["peak memory of tensors", tensors.count, percent(tensors.median, 2), percent(tensors.worst, 2)]]
     for name, group in read("plan_speed")["groups"].items():
         count = f"{group['predicted']} of {group['rows']}"
         figures.append([f"step time: {name}", count, percent(group["median"], 2), percent(group["worst"], 2)])
@@ -77,9 +75,7 @@ def readme_figures() -> str:
         f"{accepted + refused}, and for {len(fits['false_fits']) or 'none'} of the {fits['out_of_memory']}. "
         f"{full} of the other {refused} need more "
         f"than {percent(fits['full_share'])} of the GPU, but not more than all of it.\n\n"
-        f"{table(figures, 'what others measured | trainings | median error | worst error')}\n\n"
-        "Inside a predicted range the error is 0; its median width is "
-        f"{percent(published_summary.width_of_ranges(rows), 2)} of the measured figure."
+        f"{table(figures, 'what others measured | trainings | median error | worst error')}"
     )
 
 

@@ -51,11 +51,6 @@ def recorded(records: Iterable[Record], folder: Path) -> None:
 train = partial(files, {"train.py": SCRIPT, "config.json": json.dumps(MODELS["GPT-2 XL"])})
 
 example("README.md", "predict", prepare=train)
-example(
-    "README.md", "explain", ("PyTorch could not", "requested"), ("Cause:", "What will not help"),
-    ("Generic fixes", "  3. "), prepare=partial(files, {"train.log": LOG}),
-)  # fmt: skip
-example("README.md", "recipe")
 example("docs/your-script.md", "example", prepare=train)
 example("docs/predict.md", "first")
 example("docs/your-tools.md", "launcher", prepare=partial(launched_job, ""))

@@ -1,4 +1,6 @@
-"""DeepSpeed presets as techniques: sized for the job, with their ledger and optimizer."""
+"""DeepSpeed presets as techniques: sized for the job, with their ledger and optimizer.
+
+Their rows stand in `hf_memkit/setup/techniques/offload.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.sizing import size_preset
 from hf_memkit.setup.job import PROCESS_BYTES, process_row
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import applies
 
 _PCIE_GB_S: Final = 32.0
 """In one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
@@ -30,14 +32,7 @@ _WHY_TRAINERS: Final = (
 )
 
 
-@technique(
-    "zero2-offload",
-    family="offload",
-    slot="engine",
-    saves="the gradients and all optimizer states on the GPU: 16-bit weights and two buckets stay",
-    costs="about 20 bytes a parameter of RAM (18 without accumulation), an AdamW step on the CPU, and the transfers",
-    not_when="the machine has little RAM",
-)
+@applies("zero2-offload")
 def zero2_offload(setup: Setup) -> Setup:
     """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840): about 20 bytes a
     parameter of RAM (18 without accumulation). Large accumulation makes the slow step rarer."""
@@ -52,14 +47,7 @@ def zero2_offload(setup: Setup) -> Setup:
     )
 
 
-@technique(
-    "zero3",
-    family="offload",
-    slot="engine",
-    saves="weights, gradients and optimizer states: each GPU holds its share and the layers in use",
-    costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
-    not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
-)
+@applies("zero3")
 def zero3(setup: Setup) -> Setup:
     """ZeRO-3: everything is split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054). With adapters the
     frozen weights are split too, and gradients and states belong to the adapters."""
@@ -68,14 +56,7 @@ def zero3(setup: Setup) -> Setup:
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
 
 
-@technique(
-    "zero3-offload",
-    family="offload",
-    slot="engine",
-    saves="weights, gradients and optimizer states on the GPU: buckets and the layers in use stay",
-    costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
-    not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
-)
+@applies("zero3-offload")
 def zero3_offload(setup: Setup) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857): about 20
     bytes a parameter. All weights cross the bus in every forward and backward pass; `zero2-offload` moves them once a
@@ -84,14 +65,7 @@ def zero3_offload(setup: Setup) -> Setup:
     return setup if setup.resolved_for.model is None else setup.with_notes(_minimum_step_time(setup))
 
 
-@technique(
-    "zero3-infinity",
-    family="offload",
-    slot="engine",
-    saves="nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
-    costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears out), and much time",
-    not_when="GPU memory or RAM holds the states",
-)
+@applies("zero3-infinity")
 def zero3_infinity(setup: Setup) -> Setup:
     """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857):
     about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears)."""

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 from hf_memkit.setup.script_overrides import Overrides
-
-Group = Literal["same result", "nearly the same", "another method"]
-"""How a setup changes the result of the training. Plans rank the three groups separately, and name the group whenever
-they propose a setup outside "same result".
-
-* same result: the same losses and weights, up to the order in which numbers are added.
-* nearly the same: the same method with other rounding, states in fewer bits or other random draws of dropout.
-* another method: a different training, such as LoRA instead of full fine-tuning.
-"""
-
-GROUPS: Final[tuple[Group, ...]] = get_args(Group)
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """What a script could do in another way: by what its Trainer is, and what the rules of `checks/` let through.
 
-In: the script's own training, GPU and number of GPUs. Out: choices by slot. Whether they fit and pay is for the search
-to find out.
+In: the script's own training, GPU and number of GPUs. Out: choices by slot. The catalogue
+(`hf_memkit/setup/techniques/`) says what they are; here stand only conditions that need a trace. Whether a choice fits
+and pays is for the search to find out.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
@@ -16,33 +18,26 @@ from hf_memkit.catalog.liger_support import LIGER_OPTIONS
 from hf_memkit.catalog.optimizers import OPTIMIZERS, install_command
 from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
-from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import Alternative, Group
+from hf_memkit.plan.candidate import Alternative
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
-from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
-
-ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
-"""Methods that `--also` takes besides optimizers, and what a setup with one is called."""
+from hf_memkit.setup.techniques.allocator import user_settings
+from hf_memkit.setup.techniques.registry import CATALOGUE, Group, Technique
 
 ROWS_COMPARED: Final = "the loss compares the rows of a micro-batch with one another"
 """Why the micro-batch stays as it is."""
 
+_SLOTS: Final = (
+    "loss", "loss with code", "attention", "optimizer", "checkpointing", "allocator", "precision", "small optimizer",
+    "padding", "engine", "method",
+)  # fmt: skip
+"""What a setup decides, in this order."""
+
 LeftOut = dict[str, str]
 """Name of a choice → why no setup has it."""
-
-IN_NO_PLAN: Final[LeftOut] = {
-    "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
-    "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
-    "half weights with stochastic rounding": (
-        "Trainer's optim has no such optimizer; for your script: "
-        + documentation("techniques/optimizers.md#adamw-8bit-stochastic")
-    ),
-}
-"""What no plan has, whatever the script."""
 
 _LEAST_PADDING: Final = 0.05
 """Of a batch: where less is padding, leaving it out is not worth another attention."""
@@ -50,38 +45,56 @@ _LEAST_PADDING: Final = 0.05
 _TRITON: Final = 7.0
 """The least compute capability that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
-_FLASH: Final = "flash_attention_2"
-
-_EIGHT_BITS: Final = "adamw_bnb_8bit"
-_PAGED: Final = "paged_adamw_8bit"
-
-_ON: Final = {
-    "arguments.activation_checkpointing": True,
-    "arguments.activation_checkpointing_kwargs": {"use_reentrant": False},
-}
-
-_CHECKPOINTING: Final = (
-    Alternative("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}),
-    Alternative(
-        "checkpointing", "checkpointing of every 2nd layer",
-        {**_ON, "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
-        costs_time=True,
-    ),
-    Alternative("checkpointing", "checkpointing", _ON, costs_time=True),
-)  # fmt: skip
-"""From the fastest to the leanest."""
+_NO_CHECKPOINTING: Final = Alternative(
+    "checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}
+)
 
 _NO_NEW_HEAD: Final = ("ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
 """Ends of names of classes whose checkpoints have all layers."""
 
-_ENGINES: Final = {
-    1: ("zero2-offload", "zero3-offload"),
-    2: ("zero2", "zero3", "zero2-offload", "zero3-offload"),
-}
-"""DeepSpeed presets that keep the result, by GPUs from which on they make sense, from the fastest to the leanest."""
+_SPLIT: Final = ("zero2", "zero3")
+"""DeepSpeed presets that save nothing on one GPU."""
 
 ON_DISK: Final = "zero3-infinity"
-"""The DeepSpeed preset that is leaner than all of them, where a folder for it is given."""
+"""The DeepSpeed preset that needs a folder."""
+
+_FREE: Final = ("attention", "optimizer")
+"""Slots whose choices cost nothing: a setup always has them."""
+
+
+def _rows(slot: str) -> list[Technique]:
+    """The techniques of a slot, from the fastest to the leanest; of "", those that no plan has."""
+    turns = [(row.planned.turn, row) for row in CATALOGUE.values() if row.planned and row.planned.slot == slot]
+    return [row for _, row in sorted(turns, key=lambda each: each[0])]
+
+
+def alternative(row: Technique, **changes: Any) -> Alternative:
+    """A technique as plans try it, with other values of these fields."""
+    assert row.planned is not None
+    return replace(
+        Alternative(
+            row.planned.slot, row.planned.name, dict(row.settings), row.group, row.planned.result,
+            costs_time=row.slows,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+ADAPTERS: Final = {row.name: alternative(row).name for row in _rows("method")}
+"""Methods that `--also` takes besides optimizers, and what a setup with one is called."""
+
+IN_NO_PLAN: Final[LeftOut] = {row.planned.name: row.planned.never for row in _rows("") if row.planned}
+"""What no plan has, whatever the script."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """What the conditions read."""
+
+    own: TracedTraining
+    machine: Machine
+    environment: Mapping[str, str]
+    gpus: int
 
 
 def choices_for(
@@ -101,22 +114,29 @@ def choices_for(
         also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
         nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
-    losses = list(_losses(own, machine, left_out))
-    found: dict[str, list[Alternative | None]] = {
-        "loss": [None, *losses],
-        "loss with code": [None, *([] if losses else _chunked_losses(own))],
-        "attention": list(_attentions(own, left_out)) or [None],
-        "optimizer": list(_fused(own)) or [None],
-        "checkpointing": list(_checkpointing(own, left_out)),
-        "allocator": [None, *_allocators(environment)],
-        "precision": [None, *_precisions(own, machine, left_out)],
-        "small optimizer": [None, *_small_optimizers(own, left_out)],
-        "padding": [None, *_without_padding(own, left_out)],
-        "engine": [None, *_engines(own, gpus, left_out, nvme_path)],
-        "method": [None, *_methods(own, machine, also, left_out)],
+    script = _Script(own, machine, environment, gpus)
+    special: dict[str, Callable[[], list[Alternative | None]]] = {
+        "checkpointing": lambda: list(_checkpointing(own, left_out)),
+        "engine": lambda: [None, *_engines(script, left_out, nvme_path)],
+        "method": lambda: [None, *_methods(script, also, left_out)],
     }
+    ways = {slot: special[slot]() if slot in special else _tried(slot, script, left_out) for slot in _SLOTS}
+    if len(ways["loss"]) > 1:
+        ways["loss with code"] = [None]  # a fused loss needs no code
     left_out |= IN_NO_PLAN
-    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in found.items()}
+    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in ways.items()}
+
+
+def _tried(slot: str, script: _Script, left_out: LeftOut) -> list[Alternative | None]:
+    choices: list[Alternative | None] = []
+    for row in _rows(slot):
+        choice = alternative(row)
+        made = _CONDITIONS.get(row.name, _unless_set)(script, row, choice)
+        if isinstance(made, Alternative):
+            choices.append(made)
+        elif made:
+            left_out[choice.name] = made
+    return choices or [None] if slot in _FREE else [None, *choices]
 
 
 def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alternative]:
@@ -128,12 +148,12 @@ def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alter
         if size < rows:
             settings = {"arguments.per_device_eval_batch_size": size, **in_ram}
             # transformers 5.23.0: trainer.py, `evaluation_loop` repeats the mean of a batch for each of its rows
-            said = "eval_loss is averaged over other batches"
             decides = arguments.load_best_model_at_end or "plateau" in str(own.facts.schedule)
-            group: Group = "nearly the same" if decides else "same result"
-            yield Alternative("evaluation", f"evaluation batch {size}", settings, group, said)
+            choice = alternative(CATALOGUE["small-evaluation-batch"], settings=settings)
+            group: Group = "nearly the same" if decides else choice.group
+            yield replace(choice, name=f"{choice.name} {size}", group=group)
         elif in_ram:
-            yield Alternative("evaluation", "predictions in RAM", in_ram)
+            yield alternative(CATALOGUE["eval-accumulation"], settings=in_ram)
 
 
 def micro_batches(sequences: int) -> list[int]:
@@ -163,14 +183,14 @@ def of_batch(batch: BatchEffects) -> tuple[Group, str]:
         )
     if batch.late_batch:
         return "another method", "the script sets its batch after it creates its Trainer"
-    said = []
+    effects = []
     if batch.batch_norm:
-        said.append("batch normalisation takes its statistics from another micro-batch")
+        effects.append("batch normalisation takes its statistics from another micro-batch")
     if batch.mean_of_micro_batches:
-        said.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
+        effects.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
     if batch.dropout:
-        said.append("dropout draws other numbers")
-    return ("nearly the same" if said else "same result"), "; ".join(said)
+        effects.append("dropout draws other numbers")
+    return ("nearly the same" if effects else "same result"), "; ".join(effects)
 
 
 def undivided(batch: BatchEffects) -> str:
@@ -184,139 +204,149 @@ def undivided(batch: BatchEffects) -> str:
 
 
 def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative | None]:
+    """From the fastest to the leanest."""
     if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
         return
+    choices = [_NO_CHECKPOINTING, *map(alternative, _rows("checkpointing"))]
     has = _own_checkpointing(own.arguments)
-    for choice in _CHECKPOINTING:
+    for choice in choices:
         yield None if choice.name == has else choice
-    if has not in {each.name for each in _CHECKPOINTING}:
+    if has not in {each.name for each in choices}:
         yield None
 
 
 def _own_checkpointing(arguments: TracedArguments) -> str:
     if not arguments.activation_checkpointing:
-        return _CHECKPOINTING[0].name
+        return _NO_CHECKPOINTING.name
     every = (arguments.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)
-    return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
+    name = {1: "activation-checkpointing", 2: "every-nth-layer-checkpointing"}.get(every)
+    return alternative(CATALOGUE[name]).name if name else ""
 
 
-def _losses(own: TracedTraining, machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
-    if own.arguments.use_liger_kernel:
-        return
-    name = "Liger kernels (fused loss)"
-    if own.facts.model.model_type not in LIGER_OPTIONS:
-        left_out[name] = f"Liger has no kernels for model type {own.facts.model.model_type}"
-    elif machine.gpu is not None and (machine.gpu.capability or _TRITON) < _TRITON:
-        left_out[name] = f"Triton needs compute capability {_TRITON}; {machine.gpu.name} has {machine.gpu.capability}"
-    elif importlib.util.find_spec("liger_kernel") is None:
-        left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
-    else:
-        yield Alternative("loss", name, {"arguments.use_liger_kernel": True})
+Condition = Callable[[_Script, Technique, Alternative], Alternative | str]
+"""Gives the alternative for this script; or why it has none: empty if nobody need read it."""
 
 
-def _chunked_losses(own: TracedTraining) -> Iterator[Alternative]:
-    """For those whom Liger has no kernels for: its fused loss needs no code."""
-    made = own.facts.made_at
-    late = made is not None and made.model == "model_init"  # it is made anew where training begins
-    if own.facts.model.chunkable_loss and not own.arguments.use_liger_kernel and not late:
-        yield Alternative(
-            "loss", "chunked loss", {"loss.chunked": True}, result="the logits of a batch are never whole in memory",
-            code=other_code.CHUNKED_LOSS,
-        )  # fmt: skip
+def _not_installed(*packages: str) -> str:
+    missing = next((each for each in packages if importlib.util.find_spec(each) is None), "")
+    name = install_command(missing).rpartition(" ")[2]
+    return f"{name} is not installed here: {install_command(missing)}" if missing else ""
 
 
-def _attentions(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
-    if own.facts.model.attention == "eager" and own.facts.model.supports_sdpa and own.facts.model.of_transformers:
-        if own.facts.batch.dropout:
-            left_out["sdpa attention"] = "its dropout draws other numbers; to have it, load the model with it"
-            return
-        yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
+def _unless_set(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    """The condition of a row that has no other: the script does not have these settings, and the packages are here."""
+    known = script.own.arguments.known()
+    asked = {key.removeprefix("arguments."): value for key, value in choice.settings.items()}
+    if all(known.get(name) == value for name, value in asked.items()):
+        return ""
+    return _not_installed(*row.packages) or choice
 
 
-def _fused(own: TracedTraining) -> Iterator[Alternative]:
-    if own.arguments.optim == "adamw_torch" and not own.facts.own_optimizer:
-        yield Alternative("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"})
+def _liger(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    gpu, model_type = script.machine.gpu, script.own.facts.model.model_type
+    if script.own.arguments.use_liger_kernel:
+        return ""
+    if model_type not in LIGER_OPTIONS:
+        return f"Liger has no kernels for model type {model_type}"
+    if gpu is not None and (gpu.capability or _TRITON) < _TRITON:
+        return f"Triton needs compute capability {_TRITON}; {gpu.name} has {gpu.capability}"
+    return _not_installed(*row.packages) or choice
 
 
-def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
-    if user_settings(environment) is None:
-        setting = {f"environment.{VARIABLE}": "expandable_segments:True"}
-        yield Alternative("allocator", "expandable segments", setting)
+def _chunked_loss(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    facts = script.own.facts
+    late = facts.made_at is not None and facts.made_at.model == "model_init"  # made anew where training begins
+    if not facts.model.chunkable_loss or script.own.arguments.use_liger_kernel or late:
+        return ""
+    return replace(choice, code=other_code.CHUNKED_LOSS)
 
 
-def _precisions(own: TracedTraining, machine: Machine, left_out: LeftOut) -> Iterator[Alternative]:
-    arguments = own.arguments
-    gpu = machine.gpu
-    if gpu is None or arguments.fp16 or "float32" not in own.model.trained_dtypes:
-        return
-    if not gpu.bf16 and "bfloat16" in own.model.trained_dtypes:
-        return  # GradScaler cannot unscale their gradients
-    if not gpu.bf16 and (why := overflow_in_fp16(own.facts.model.model_type)):
-        left_out["fp16"] = why.removeprefix("fp16: ")
-    elif not gpu.bf16:
-        fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.bf16 else {})}
-        said = "products in fp16 (autocast, gradients scaled) instead of " + ("bf16" if arguments.bf16 else "fp32")
-        yield Alternative("precision", "fp16", fields, "nearly the same", said)
-    elif not arguments.bf16:
-        yield Alternative(
-            "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
-            "products in bf16 (autocast) instead of fp32",
-        )  # fmt: skip
+def _sdpa(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    model = script.own.facts.model
+    if model.attention != "eager" or not model.supports_sdpa or not model.of_transformers:
+        return ""
+    if script.own.facts.batch.dropout:
+        return "its dropout draws other numbers; to have it, load the model with it"
+    return choice
 
 
-def _small_optimizers(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
+def _precision(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    own, gpu = script.own, script.machine.gpu
+    trained = own.model.trained_dtypes
+    if gpu is None or own.arguments.fp16 or "float32" not in trained or gpu.bf16 != (row.name == "bf16-autocast"):
+        return ""
+    if gpu.bf16:
+        return "" if own.arguments.bf16 else choice
+    if "bfloat16" in trained:
+        return ""  # GradScaler cannot unscale their gradients
+    if why := overflow_in_fp16(own.facts.model.model_type):
+        return why.removeprefix("fp16: ")
+    if not own.arguments.bf16:
+        return choice
+    settings = {**choice.settings, "arguments.bf16": False}
+    return replace(choice, settings=settings, result=choice.result.replace("instead of fp32", "instead of bf16"))
+
+
+def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    own = script.own
     optimizer = OPTIMIZERS.get(str(own.arguments.optim))
-    name = "8-bit AdamW"
     if own.arguments.deepspeed:
-        left_out[name] = "memkit does not plan it together with DeepSpeed"
-        return
+        return "memkit does not plan it together with DeepSpeed"
     if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
-        left_out[name] = "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
-        return
-    if importlib.util.find_spec("bitsandbytes") is None:
-        left_out[name] = "bitsandbytes is not installed here: pip install bitsandbytes"
-        return
-    said = "optimizer states in 8 bits (bitsandbytes)"
-    yield Alternative(
-        "small optimizer", name, {"arguments.optim": _EIGHT_BITS}, "nearly the same", said,
-    )  # fmt: skip
-    yield Alternative(
-        "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
-        f"{said}, in memory that CUDA moves to RAM when the GPU is full", costs_time=True,
-    )  # fmt: skip
+        return "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
+    return _not_installed(*row.packages) or choice
 
 
-def _without_padding(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative]:
-    """Rows behind one another in the place of padding, as TRL's `padding_free` has them. It does not cut rows, and
-    wants to be told so (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+    """Rows behind one another instead of padding, as TRL's `padding_free` has them. It does not cut rows, and has to
+    have that in its arguments (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    own = script.own
     padding, cut_at = own.facts.padding, own.arguments.max_length
     if padding.is_left_out or not padding.share:
-        return
-    name = "padding-free"
+        return ""
     if padding.share < _LEAST_PADDING:
-        left_out[name] = f"{100 * padding.share:.1f} % of a batch is padding"
-    elif padding.needed:
-        left_out[name] = padding.needed
-    elif cut_at is not None and padding.cuts_rows and (padding.longest_row or 0) >= cut_at:
-        left_out[name] = f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
-    else:
-        settings: dict[str, Any] = {"arguments.padding_free": True}
-        settings |= {"arguments.max_length": None} if cut_at is not None else {}
-        said = f"no padding, {100 * padding.share:.0f} % of a batch now"
-        install = ""
-        if "flash" not in str(own.facts.model.attention):
-            settings["model.attn_implementation"] = _FLASH
-            said += ", and flash attention"
-            install = "pip install flash-attn  # or kernels"
-        said += ": sums in another order"
-        if padding.counts_first_labels:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
-            said += "; the loss's divisor then omits the first token of each row, which no position predicts"
-        yield Alternative("padding", name, settings, "nearly the same", said, install=install)
+        return f"{100 * padding.share:.1f} % of a batch is padding"
+    if padding.needed:
+        return padding.needed
+    if cut_at is not None and padding.cuts_rows and (padding.longest_row or 0) >= cut_at:
+        return f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
+    settings = {**choice.settings, **({"arguments.max_length": None} if cut_at is not None else {})}
+    result = f"no padding, {100 * padding.share:.0f} % of a batch now"
+    install = ""
+    if "flash" not in str(own.facts.model.attention):
+        settings |= CATALOGUE["flash-attention"].settings
+        result += ", and flash attention"
+        install = "pip install flash-attn  # or kernels"
+    result += ": sums in another order"
+    if padding.counts_first_labels:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
+        result += "; the loss's divisor then omits the first token of each row, which no position predicts"
+    return replace(choice, settings=settings, result=result, install=install)
 
 
-def _engines(own: TracedTraining, gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
+_CONDITIONS: Final[Mapping[str, Condition]] = {
+    "liger": _liger,
+    "chunked-loss": _chunked_loss,
+    "sdpa-attention": _sdpa,
+    "adamw-fused": lambda script, row, choice: (
+        choice if script.own.arguments.optim == "adamw_torch" and not script.own.facts.own_optimizer else ""
+    ),
+    "expandable-segments": lambda script, row, choice: choice if user_settings(script.environment) is None else "",
+    "bf16-autocast": _precision,
+    "fp16-autocast": _precision,
+    "adamw-8bit": _eight_bit,
+    # 8-bit AdamW says why not.
+    "paged-adamw-8bit": lambda script, row, choice: (
+        choice if isinstance(_eight_bit(script, row, choice), Alternative) else ""
+    ),
+    "padding-free": _without_padding,
+}
+"""Of rows that need more than their settings."""
+
+
+def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
+    own, gpus = script.own, script.gpus
     if own.arguments.deepspeed:
         if nvme_path is not None:
             left_out[ON_DISK] = "the training has its own DeepSpeed config"
@@ -332,19 +362,19 @@ def _engines(own: TracedTraining, gpus: int, left_out: LeftOut, nvme_path: str |
     if "float32" in own.model.trained_dtypes and not (own.arguments.bf16 or own.arguments.fp16):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
-    configs = {name: presets.load(name) for name in _ENGINES[min(gpus, 2)]}
-    if nvme_path is None:
-        left_out[ON_DISK] = "needs a folder on a fast disk: --nvme-path FOLDER"
-    else:
-        configs[ON_DISK] = _on_disk(own, gpus, nvme_path)
-    said = "computes from 16-bit copies of the weights" if "float32" in own.model.trained_dtypes else ""
-    for name, config in configs.items():
+    result = "computes from 16-bit copies of the weights" if "float32" in own.model.trained_dtypes else ""
+    for row in _rows("engine"):
+        name = row.name
+        if gpus < 2 and name in _SPLIT:
+            continue
+        if name == ON_DISK and nvme_path is None:
+            left_out[name] = "needs a folder on a fast disk: --nvme-path FOLDER"
+            continue
+        config = _on_disk(own, gpus, nvme_path) if name == ON_DISK and nvme_path else presets.load(name)
         if own.facts.model.device_map and config["zero_optimization"]["stage"] == 3:
             left_out[name] = "the script loads its model with device_map, which ZeRO-3 refuses"
             continue
-        yield Alternative(
-            "engine", name, {"arguments.deepspeed": config}, result=said, engine=name, costs_time=True,
-        )  # fmt: skip
+        yield alternative(row, settings={"arguments.deepspeed": config}, result=result, engine=name)
 
 
 def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
@@ -359,32 +389,32 @@ def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
     return config
 
 
-def _methods(own: TracedTraining, machine: Machine, also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
+def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
+    own = script.own
     for name in dict.fromkeys(also):
         if name in ADAPTERS:
             why = _no_adapters(own, name)
             if why:
                 left_out[ADAPTERS[name]] = why
             else:
-                yield _adapters(own, machine, name)
+                yield _adapters(own, script.machine, name)
             continue
         optimizer = OPTIMIZERS[name]
-        missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
-        if own.facts.own_optimizer or missing:
-            why = "the script creates its own optimizer"
-            left_out[name] = f"{missing[0]} is not installed here: {install_command(missing[0])}" if missing else why
+        why = _not_installed(*optimizer.packages)
+        if own.facts.own_optimizer or why:
+            left_out[name] = why or "the script creates its own optimizer"
             continue
-        said = f"{name}: another optimizer, which needs its own learning rate"
+        result = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
-        yield Alternative("method", name, settings, "another method", said)
+        yield Alternative("method", name, settings, "another method", result)
 
 
 def _no_adapters(own: TracedTraining, name: str) -> str:
     """Why a script cannot have LoRA, or QLoRA, put into it; empty: it can."""
-    if importlib.util.find_spec("peft") is None:
-        return "peft is not installed here: pip install peft"
+    if why := _not_installed("peft"):
+        return why
     if own.facts.model.adapters:
         return "the script trains adapters already"
     if own.facts.model.quantised:
@@ -400,19 +430,19 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
         return ""
     if own.arguments.deepspeed:
         return "the script uses DeepSpeed, which memkit does not plan with 4-bit weights"
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "bitsandbytes is not installed here: pip install bitsandbytes"
+    if why := _not_installed("bitsandbytes"):
+        return why
     if not own.facts.model.from_pretrained:
         return "the script does not load its model with from_pretrained, which does the quantising"
     return ""
 
 
 def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
-    told = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
-    adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
+    of_model = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
+    adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **of_model}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
     over = ", over 4-bit weights" if name == "qlora" else ""
-    said = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
+    result = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
     kwargs = own.arguments.activation_checkpointing_kwargs or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
@@ -421,20 +451,20 @@ def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
         settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
     code = other_code.lines(own.facts.made_at, adapter, settings.get("model.quantization_config"))
-    return Alternative("method", ADAPTERS[name], settings, "another method", said, code=code)
+    return alternative(CATALOGUE[name], settings=settings, result=result, code=code)
 
 
 def _legal(
     choices: list[Alternative | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
 ) -> list[Alternative | None]:
     """Without those in which a rule finds a mistake that the script does not make itself."""
-    found: list[Alternative | None] = []
+    legal: list[Alternative | None] = []
     for choice in choices:
         if choice is not None and (why := refused(choice.settings, own.arguments, machine, gpus)):
             left_out[choice.name] = why
         else:
-            found.append(choice)
-    return found
+            legal.append(choice)
+    return legal
 
 
 def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
@@ -444,8 +474,8 @@ def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Ma
     others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
     if "model.quantization_config" in settings:
         others["model.quantization"] = settings["model.quantization_config"]
-    found = _problems({**arguments.known(), **given}, machine, gpus, others)
-    return next((f"{each.why} (rule {each.rule})" for each in found if each.rule not in before), "")
+    problems = _problems({**arguments.known(), **given}, machine, gpus, others)
+    return next((f"{each.why} (rule {each.rule})" for each in problems if each.rule not in before), "")
 
 
 def _problems(

@@ -10,9 +10,10 @@ from typing import Any, Final, Literal
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.units import format_gib
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
+from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.launch_command import Launched
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 PlanVerdict = Literal["fits", "tight", "nothing fits", "nothing ran", "unfinished"]
 """Verdict of a plan. "unfinished": the search was stopped before it found a setup that fits."""

@@ -12,10 +12,10 @@ from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
 from hf_memkit.common.answer.answer import Chart, View
 from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.units import GIB
-from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",

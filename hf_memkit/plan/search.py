@@ -25,10 +25,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.time_limit import TimeLimit
+from hf_memkit.setup.techniques.registry import Group
 
 PARALLEL_TRACES: Final = 2
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from hf_memkit.plan.candidate import Group
     from hf_memkit.plan.judgement import Judgement
+    from hf_memkit.setup.techniques.registry import Group
 
 
 LIMIT_S: Final = 50.0

@@ -11,13 +11,13 @@ from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.hardware import described_gpu
 from hf_memkit.common.answer.answer import NONE, Cell, Code
 from hf_memkit.common.units import GIB, format_gib
-from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.pasted import Pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
+from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 TITLES: Final[Mapping[Group, str]] = {
     "same result": "Same result",

@@ -33,7 +33,7 @@ from transformers.models.udop.modeling_udop import UdopPreTrainedModel
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.hardware import described_machine
-from hf_memkit.plan.choices import _precisions, of_batch, refused
+from hf_memkit.plan.choices import choices_for, of_batch, refused
 from hf_memkit.prediction.child.training.at_train import fp16_overflow
 from hf_memkit.prediction.child.training.plan_facts import fixed_by_deepspeed, plan_facts
 from tests.plan.made_trainings import MADE, changed
@@ -235,5 +235,5 @@ def test_no_fp16_is_proposed_if_it_cannot_train(dtypes: list[str], model_type: s
     NaN."""
     own = changed(MADE, arguments__bf16=True, model__trained_dtypes=dtypes, plan__model__model_type=model_type)
     left_out: dict[str, str] = {}
-    choices = list(_precisions(own, described_machine("T4", None, None, None), left_out))
-    assert bool(choices) is proposed and ("fp16" in left_out) is (model_type == "t5")
+    choices = choices_for(own, described_machine("T4", None, None, None), {}, gpus=1, left_out=left_out)
+    assert (len(choices["precision"]) > 1) is proposed and ("fp16" in left_out) is (model_type == "t5")

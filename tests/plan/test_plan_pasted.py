@@ -23,7 +23,7 @@ from hf_memkit.plan.pasted import Pasted, pasted
 from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA, setup
 from tests.plan.made_trainings import MADE, changed
 
-CHOICES = [*choices._CHECKPOINTING, EIGHT_BITS]
+CHOICES = [choices._NO_CHECKPOINTING, *map(choices.alternative, choices._rows("checkpointing")), EIGHT_BITS]
 
 
 def read(paste: Pasted) -> TrainingArguments:

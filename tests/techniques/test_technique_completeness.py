@@ -91,7 +91,10 @@ def test_packages_are_seen_in_what_each_puts() -> None:
 
 
 def test_rules_name_techniques_that_exist() -> None:
+    """In `techniques`, and in the words of a fix."""
     named = {name for rule in RULES.values() for name in rule.techniques}
+    pattern = re.compile(r"\btechniques? ([a-z0-9]+(?:-[a-z0-9]+)+)(?: (?:and|or) ([a-z0-9]+(?:-[a-z0-9]+)+))?")
+    named |= {name for rule in RULES.values() for pair in pattern.findall(rule.fix) for name in pair if name}
     assert named <= set(TECHNIQUES)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from hf_memkit.measuring.out_of_memory.advice import suggest
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.explanation import Explanation, explain_killed, explain_oom, explain_records
 from hf_memkit.measuring.out_of_memory.message import OomMessage
 from hf_memkit.measuring.out_of_memory.messages import find_messages, parse_message
-from hf_memkit.measuring.out_of_memory.suggestions import suggest
 
 __all__ = [
     "Change",

@@ -1,110 +1,34 @@
-"""What to change, by what is known: which memory ran out, in which phase or for what, and what is in use already.
-`_OFFERED` is the whole of it: for each memory and place, the changes in the order in which they are offered.
+"""What to change. In: a failed job, or a run's records. Out: rows of the catalogue (`hf_memkit/setup/techniques/`) as
+changes to that job, without what is on already, cannot touch the memory that ran out, or would make the run fail.
 
-A change is left out where it is on already, where it cannot touch that memory, or where the run would fail with it.
+From a message alone, a row's `offered` says where it is proposed, and in which order. With records, what saves most
+comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
-from hf_memkit.measuring.out_of_memory import gpu_changes as gpu
-from hf_memkit.measuring.out_of_memory import ram_changes as ram
 from hf_memkit.measuring.out_of_memory.change import Change
+from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHEN, by_share
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.suggestions import suggest
-from hf_memkit.measuring.out_of_memory.traceback import Traced
+from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
+from hf_memkit.setup.techniques.registry import CATALOGUE, Technique
 
-Technique = Change | Callable[[FailedJob], Change | None]
-"""A change, or what gives it for a job."""
-Techniques = tuple[Technique, ...]
+_FEATURES: Final = frozenset(get_args(Feature))
 
-_LOSS: Final[Techniques] = (gpu.fused_loss, gpu.chunked_loss, gpu.batch, gpu.length)
-_PREDICTIONS: Final[Techniques] = (gpu.small_predictions, gpu.accumulated, gpu.batch_metrics, gpu.only_loss)
-_STATES: Final[Techniques] = (gpu.eight_bit, gpu.offload, gpu.adapters)
+_SAME_ADVICE: Final[Mapping[str, str]] = {
+    "cross entropy": "logits", "optimizer states": "optimizer", "optimizer step": "optimizer",
+    "generate": "generation", "gathered weights": "save", "merged adapters": "merge", "backward": "forward",
+}  # fmt: skip
+"""Places and phases with the advice of another."""
 
-_ON_GPU: Final[Mapping[str, Techniques]] = {
-    # what the frames show was being made
-    "logits": _LOSS,
-    "cross entropy": _LOSS,
-    "attention": (gpu.attention, gpu.batch, gpu.length, gpu.checkpointing),
-    "optimizer states": _STATES,
-    "optimizer step": (gpu.fused_optimizer, *_STATES),
-    "recomputation": (gpu.batch, gpu.length, gpu.eight_bit),
-    "predictions of an evaluation": _PREDICTIONS,
-    "generation": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
-    "vLLM": (gpu.vllm_share, gpu.vllm_server, gpu.vllm_split),  # its weights and its cache, which no batch sizes
-    "gathered weights": (gpu.saved_shards, gpu.only_model),
-    "merged adapters": (gpu.MERGE_LATER,),
-    "larger than the GPU": (gpu.batch, gpu.fused_loss, gpu.attention, gpu.length),  # a smaller tensor, whatever it is
-    "one large tensor": (gpu.batch, gpu.fused_loss, gpu.checkpointing, gpu.attention, gpu.length),
-    # else the phase
-    "load": (gpu.half_weights, gpu.four_bit, gpu.sharded_weights, gpu.old_processes, gpu.smaller_model),
-    "dispatched": (gpu.four_bit, gpu.old_processes, gpu.ALL_ON_ONE_GPU, gpu.smaller_model),  # by a device_map
-    "resume": (gpu.old_processes, gpu.saved_shards, gpu.fresh_optimizer),
-    "optimizer": _STATES,  # activations are gone by then
-    "evaluate": (gpu.eval_batch, *_PREDICTIONS),
-    "generate": (gpu.vllm_share, gpu.eval_batch, gpu.generated_length),
-    "save": (gpu.saved_shards, gpu.only_model),
-    "best_model": (gpu.BEST_MODEL_LATER,),
-    "merge": (gpu.MERGE_LATER,),
-    "after": (gpu.NEW_PROCESS, gpu.eval_batch, gpu.saved_shards),
-    # else
-    "": (gpu.batch, gpu.checkpointing, gpu.eight_bit, gpu.length),
-}
-
-_IN_RAM: Final[Mapping[str, Techniques]] = {
-    "optimizer states": (ram.less_offload, gpu.adapters, ram.more_ram),
-    "optimizer step": (ram.less_offload, gpu.adapters, ram.more_ram),
-    "predictions of an evaluation": (gpu.small_predictions, gpu.batch_metrics, gpu.only_loss, ram.more_ram),
-    "gathered weights": (gpu.saved_shards, gpu.only_model, ram.more_ram),
-    "merged adapters": (ram.more_ram,),
-    "data loader": (ram.fewer_workers, ram.more_ram),
-    "managed memory": (ram.unpaged_states, ram.more_for_wsl),
-    "load": (gpu.half_weights, ram.straight_to_gpu, ram.one_copy_of_weights, ram.more_ram),
-    "resume": (ram.FEWER_PROCESSES, gpu.fresh_optimizer, ram.more_ram),
-    "data": (ram.fewer_map_processes, ram.smaller_map_batches, ram.streamed_data, ram.more_ram),
-    "forward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),  # a training on the CPU
-    "backward": (gpu.batch, gpu.checkpointing, gpu.length, ram.more_ram),
-    "optimizer": (ram.less_offload, gpu.adapters, ram.more_ram),
-    "evaluate": (gpu.small_predictions, gpu.batch_metrics, gpu.only_loss, ram.fewer_workers, ram.more_ram),
-    "save": (gpu.saved_shards, gpu.only_model, ram.more_ram),
-    "best_model": (gpu.BEST_MODEL_LATER, ram.more_ram),
-    "merge": (ram.more_ram,),
-    "after": (gpu.NEW_PROCESS, gpu.saved_shards, gpu.small_predictions, ram.more_ram),
-    "offload": (ram.less_offload, ram.fewer_workers, ram.more_ram),
-    "": (ram.fewer_workers, ram.less_offload, ram.more_ram),
-}
-
-_OFFERED: Final[Mapping[Memory, Mapping[str, Techniques]]] = {
-    "device": _ON_GPU,
-    "host": _IN_RAM,
-    "pinned": {
-        "DeepSpeed": (ram.pageable_states, ram.more_for_wsl, ram.pageable_batches),
-        "unsloth": (ram.torch_checkpointing, ram.more_for_wsl, ram.pageable_batches),
-        "": (ram.pageable_batches, ram.pageable_states, ram.more_for_wsl),
-    },
-    "shared memory": {"nccl": (), "": (ram.no_workers,)},
-    "disk": {
-        "save": (ram.fewer_checkpoints, gpu.only_model),
-        "load": (ram.CACHE_ELSEWHERE,),
-        "data": (ram.CACHE_ELSEWHERE,),
-        "": (ram.fewer_checkpoints, gpu.only_model, ram.CACHE_ELSEWHERE),
-    },
-    "kernel": {"": ()},
-}
-"""Memory → place, phase, or `""` for neither → what is offered, in this order."""
-
-_ELSE: Final[Mapping[Memory, Techniques]] = {
-    "device": (gpu.old_processes, gpu.fresh_optimizer, gpu.smaller_model),
-    "host": (ram.more_ram,),
-}
-"""What is offered where all of the row is on already."""
+_HALF: Final = ("half", "fewer", "smaller")
 
 _MOST: Final[Mapping[Memory, int]] = {"device": 3}
 """Changes at most; four for other memory, whose last one is more of it."""
@@ -115,48 +39,95 @@ _NOT_OF_THE_JOB: Final = (
 )  # fmt: skip
 """Forms whose fix is that of the cause alone."""
 
+_NOTICED: Final = 0.002
+"""Share of the GPU. Less is within the allocator's rounding: its segments have 2 to 20 MiB each."""
+
+
+def change_for(row: Technique, failed: FailedJob) -> Change | None:
+    """The row as a change to this job; None where it does not apply."""
+    device, given = failed.message.device_type, [name for name in row.unless if name not in _FEATURES]
+    if row.devices and device not in row.devices and (device is not None or failed.ranked):
+        return None
+    if failed.uses(*row.unless) or any(map(failed.argument, given)):
+        return None
+    if row.only_with and not failed.uses(*row.only_with):
+        return None
+    if row.name in WHEN and not WHEN[row.name](failed):
+        return None
+    change: Change | None = Change.of(row)
+    if failed.ranked and row.name not in ESTIMATES:
+        change = by_share(failed, Change.of(row), row.frees)
+    elif (adapt := (ESTIMATES if failed.ranked else ADAPTED).get(row.name)) is not None:
+        change = adapt(failed, Change.of(row))
+    return _with_current(change, failed) if change is not None else None
+
+
+def _with_current(change: Change, failed: FailedJob) -> Change | None:
+    """The change with the present value, and with half of it where it asks for that; None below 2, and if it is on."""
+    section, _, name = change.key.partition(".")
+    current = failed.argument(name)
+    if section != "arguments" or change.current is not None:
+        return change
+    if current == change.value:
+        return None
+    if isinstance(current, bool):
+        return change
+    if change.value in _HALF and isinstance(current, int):
+        return replace(change, value=current // 2, current=current) if current >= 2 else None
+    shown = (int, float) if change.value in _HALF else (str, int, float)
+    return replace(change, current=current) if current and isinstance(current, shown) else change
+
 
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
-    """What to change, by the table, under the user's own names of the arguments."""
+    """What to change where no records give figures, under the user's own names of the arguments."""
     memory = failed.message.memory
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
-    techniques = _OFFERED[memory][_row(failed)]
-    of_the_batch = failed.trace.place in ("logits", "cross entropy", "attention")
-    if memory == "device" and failed.trace.phase == "evaluate" and of_the_batch:
-        techniques = (gpu.eval_batch, *techniques)
+    first = []
     if memory == "device" and cause in ("context and libraries", "another process"):
-        techniques = (gpu.vllm_share, *techniques)
-    found = _applied(techniques, failed) or _applied(_ELSE.get(memory, ()), failed)
-    return tuple(_renamed(change, failed.job) for change in found)[: _MOST.get(memory, 4)]
+        first.append("smaller-vllm-share")
+    of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
+    if memory == "device" and failed.trace.phase == "evaluate" and of_batch:
+        first.append("small-evaluation-batch")
+    rows = [*map(CATALOGUE.__getitem__, first), *_offered(memory, _place(failed))]
+    changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
+    return tuple(_renamed(change, failed.job) for change in changes)[: _MOST.get(memory, 4)]
 
 
-def _applied(techniques: Techniques, failed: FailedJob) -> list[Change]:
+def _offered(memory: Memory, place: str) -> list[Technique]:
+    """What is proposed for this memory and place, in order. A row that is offered for `host` is for all places."""
+    key = place if memory == "device" else f"{memory}/{place}"
+    turns = [(row.offered.get(key, row.offered.get(memory)), row) for row in CATALOGUE.values()]
+    return [row for turn, row in sorted(turns, key=lambda each: each[0] or 0) if turn is not None]
+
+
+def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
     """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
-    found: dict[str, Change] = {}
-    for technique in techniques:
-        change = technique if isinstance(technique, Change) else technique(failed)
-        if change is not None:
-            found.setdefault(change.assignment if change.key == "command" else change.key, change)
-    return list(found.values())
+    by_key: dict[str, Change] = {}
+    for row in rows:
+        if row.name == "global-batch" and failed.trace.phase == "evaluate":
+            row = CATALOGUE["small-evaluation-batch"]
+        if (change := change_for(row, failed)) is not None:
+            by_key.setdefault(change.assignment if change.key == "command" else change.key, change)
+    return list(by_key.values())
 
 
-def _row(failed: FailedJob) -> str:
-    """The row of the table for that memory: the place, else the phase, else neither."""
-    message, rows = failed.message, _OFFERED[failed.message.memory]
-    in_a_step = failed.trace.place is None and failed.trace.phase in (None, "forward", "backward")
+def _place(failed: FailedJob) -> str:
+    """What the memory was for: the place, else the phase, else anything."""
+    message, trace = failed.message, failed.trace
+    in_a_step = trace.place is None and trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
-        return next((library for library in rows if library in failed.trace.in_use), "")
+        return next((library for library in ("DeepSpeed", "unsloth") if library in trace.in_use), "anything")
     if message.memory == "shared memory":
-        return "nccl" if message.form.startswith("nccl") else ""
+        return "NCCL" if message.form.startswith("nccl") else "anything"
     if message.memory == "host":
         if message.form == "bitsandbytes-managed":
             return "managed memory"
-        if message.form.startswith("dataloader") or (failed.recorded and failed.trace.phase == "data"):
+        if message.form.startswith("dataloader") or (failed.recorded and trace.phase == "data"):
             return "data loader"
         if in_a_step and failed.uses("offload"):
             return "offload"
-    if message.memory == "device" and failed.trace.place == "generation" and failed.trace.library == "vLLM":
+    if message.memory == "device" and trace.place == "generation" and trace.library == "vLLM":
         return "vLLM"
     if message.form == "dispatched":
         return "dispatched"
@@ -164,7 +135,10 @@ def _row(failed: FailedJob) -> str:
         return "larger than the GPU"
     if failed.large_and_unknown:
         return "one large tensor"
-    return next((row for row in (failed.trace.place, failed.trace.phase) if row is not None and row in rows), "")
+    prefix = "" if message.memory == "device" else f"{message.memory}/"
+    known = {key for row in CATALOGUE.values() for key in row.offered}
+    places = [_SAME_ADVICE.get(each, each) for each in (trace.place, trace.phase) if each is not None]
+    return next((each for each in places if prefix + each in known), "anything")
 
 
 def _renamed(change: Change, job: RunView) -> Change:
@@ -172,6 +146,48 @@ def _renamed(change: Change, job: RunView) -> Change:
     section, _, name = change.key.partition(".")
     own = job.names.get(name) if section == "arguments" else None
     return replace(change, key=f"arguments.{own}") if own is not None else change
+
+
+def suggest(
+    run: RunRecord, moment: Mapping[str, Any], *, modules: ModulesRecord | None = None, limit: int = 3
+) -> list[Change]:
+    """The changes that save most for this job, largest first; changes to what is trained come last.
+
+    If the largest have no figure, the last place goes to a change with a measured saving, if there is one.
+
+    Args:
+        run: the `run` record.
+        moment: an `OomRecord`, or the `StepRecord` of the highest peak; `cause` in it selects the kind of change.
+        modules: the `modules` record, which gives the saving of an 8-bit optimizer.
+        limit: maximum number of changes.
+    """
+    job = RunView(run, moment, modules)
+    if job.cause == "kernel resources":
+        return []
+    in_ram = job.cause in ("host memory", "shared memory")
+    memory: Memory = "host" if in_ram else "device"
+    message = OomMessage("record", "PyTorch", memory, device_type=job.hardware.get("device_type"))
+    failed = FailedJob(message, Traced(phase=cast(Any, job.phase)), job, ranked=True)
+    proposals = [
+        (row.group == "another method", -change.at_most_gib, change)
+        for row in CATALOGUE.values()
+        if row.settings and row.in_ram_only is in_ram and (change := change_for(row, failed)) is not None
+        and change.at_most_gib is not None and not _too_little(job, change.at_most_gib)
+    ]  # fmt: skip
+    chosen: dict[str, Change] = {}
+    for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
+        chosen.setdefault(change.key, change)  # two values for one setting are no advice
+    changes = list(chosen.values())
+    first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
+    if len(first) > 1 and measured and measured[0] not in first:
+        return [*first[:-1], measured[0]]  # it is the one to count on
+    return first
+
+
+def _too_little(job: RunView, at_most_gib: float) -> bool:
+    """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
+    capacity = job.hardware.get("capacity_gib")
+    return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity
 
 
 def changes_for_run(

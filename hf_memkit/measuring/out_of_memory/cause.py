@@ -12,12 +12,21 @@ from typing import Any, Final
 
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.measuring.out_of_memory.change import Remedy
+from hf_memkit.measuring.out_of_memory.conditions import smaller_batch
 from hf_memkit.measuring.out_of_memory.device_tools import allocator_variable, tools_of
-from hf_memkit.measuring.out_of_memory.known_messages import AFTER_AN_ASSERTION, ANSWERS, Cause, wrong_index
+from hf_memkit.measuring.out_of_memory.known_messages import (
+    AFTER_AN_ASSERTION,
+    ANSWERS,
+    VLLM_SHARE,
+    Cause,
+    wrong_index,
+)
 from hf_memkit.measuring.out_of_memory.message import OomMessage, Process, show
 from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.suggestions import smaller_batch
 from hf_memkit.measuring.out_of_memory.surroundings import Platform
+from hf_memkit.setup.techniques.registry import CATALOGUE
+
+_EXPANDABLE: Final = CATALOGUE["expandable-segments"]
 
 OWN_CONTEXT: Final = 2 * GIB
 """What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
@@ -381,7 +390,7 @@ _NCCL_MOST: Final = 4 * GIB
 def _libraries(outside: int) -> tuple[Remedy, ...]:
     """What makes libraries beside PyTorch hold less, if they hold this much."""
     vllm = Remedy(
-        "vLLM gpu_memory_utilization", "smaller",
+        VLLM_SHARE, "smaller",
         "if vLLM runs in this process: it reserves this share of the GPU (trl: vllm_gpu_memory_utilization)",
     )  # fmt: skip
     jax = Remedy(
@@ -482,7 +491,7 @@ def split_size_mb(requested_bytes: int) -> int | None:
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """What to set against fragmentation. `in_use`: the settings of that run, if known."""
     key, requested = f"environment.{message.variable}", message.requested_bytes or 0
-    on = "expandable_segments:True"
+    on = _EXPANDABLE.settings[_EXPANDABLE.key]
     if message.variable is None:
         return _empty_cache(message)
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
@@ -524,7 +533,7 @@ def _empty_cache(message: OomMessage) -> tuple[Remedy, ...]:
 
 
 def _why_expandable(message: OomMessage) -> str:
-    why = "segments grow and shrink by pages, so that PyTorch can reuse the cached memory"
+    why = _EXPANDABLE.saves
     if message.device_type == "rocm":
         warns = "warns `expandable_segments not supported on this platform` and ignores it"
         return f"{why}. A ROCm build without it {warns}"

@@ -9,6 +9,7 @@ from hf_memkit.common.answer.answer import Item
 from hf_memkit.common.answer.safe_text import sentence
 from hf_memkit.measuring.out_of_memory.message import printable
 from hf_memkit.measuring.record_types import ProposedChange
+from hf_memkit.setup.techniques.registry import Technique
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
@@ -39,9 +40,18 @@ class Change:
     saves_gib: float | None = None
     basis: str | None = None
     current: Any = None
+    at_most_gib: float | None = None
+    """The most that it can save, which gives the order; not shown."""
+
+    @classmethod
+    def of(cls, row: Technique) -> Change:
+        """As the catalogue has it, whatever the job."""
+        return cls(row.key, row.settings[row.key], row.saves, row.costs)
 
     def to_json(self) -> ProposedChange:
-        return cast(ProposedChange, asdict(self))
+        shown = asdict(self)
+        del shown["at_most_gib"]
+        return cast(ProposedChange, shown)
 
     @property
     def assignment(self) -> str:

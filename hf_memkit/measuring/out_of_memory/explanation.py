@@ -22,8 +22,7 @@ from hf_memkit.measuring.out_of_memory.message import OomMessage, printable, sho
 from hf_memkit.measuring.out_of_memory.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
-from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.suggestions import ACTIVATION_PHASES
+from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, RunView
 from hf_memkit.measuring.out_of_memory.surroundings import Command, Surroundings, Watched
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 

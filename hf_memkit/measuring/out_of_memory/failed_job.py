@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -51,6 +51,8 @@ class FailedJob:
     trace: Traced
     job: RunView
     platform: Platform | None = None
+    ranked: bool = False
+    """Whether changes are ranked by what they save, from records."""
 
     @property
     def larger_by(self) -> float:
@@ -71,7 +73,7 @@ class FailedJob:
     def argument(self, name: str) -> Any:
         return self.job.argument(name)
 
-    def uses(self, *features: Feature) -> bool:
+    def uses(self, *features: str) -> bool:
         return any(feature in self.in_use for feature in features)
 
     @property
@@ -83,17 +85,10 @@ class FailedJob:
         """The first of these names among the arguments with a number; empty if there is none."""
         return next((name for name in names if self.job.count(name) is not None), "")
 
-    def halved(
-        self, name: str, reason: str, cost: str, *, otherwise: str = "", unknown: object = "half", least: int = 2,
-        most: int | None = None,
-    ) -> Change | None:  # fmt: skip
-        """Half of an argument (at most `most`), `unknown` where its value is; None where it is below `least`.
-        `otherwise`: what the change is called if the argument has no name."""
-        current = self.job.count(name)
-        if current is None:
-            return Change(f"arguments.{name}" if name else otherwise, unknown, reason, cost)
-        half = min(current // 2, most or current)
-        return None if current < least else Change(f"arguments.{name}", half, reason, cost, current=current)
+    def under_name(self, change: Change, names: Iterable[str]) -> Change:
+        """The change to the first of these arguments that has a number; as it is, if there is none."""
+        name = self.named(names)
+        return replace(change, key=f"arguments.{name}") if name else change
 
     @cached_property
     def in_use(self) -> frozenset[Feature]:
@@ -189,11 +184,6 @@ class FailedJob:
         configs = [one.config for one in ARCHITECTURES.values()]
         of_type = [config for config in configs if config["model_type"] == self.trace.model_type]
         yield from sorted({int(config["vocab_size"]) for config in of_type or configs})
-
-
-def unless(change: Change, *arguments: str, uses: tuple[Feature, ...] = ()) -> Callable[[FailedJob], Change | None]:
-    """The change for a job in which none of these arguments is set and none of these techniques is in use."""
-    return lambda failed: None if failed.uses(*uses) or any(map(failed.argument, arguments)) else change
 
 
 def _is(requested: int, exact: int) -> bool:

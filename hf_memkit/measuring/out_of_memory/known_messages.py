@@ -8,6 +8,8 @@ from typing import Final, Literal
 from hf_memkit.measuring.out_of_memory.change import Remedy
 from hf_memkit.measuring.out_of_memory.device_tools import tools_of
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
+from hf_memkit.setup.techniques.machine import LIMITS
+from hf_memkit.setup.techniques.registry import CATALOGUE
 
 Cause = Literal[
     "size",
@@ -33,7 +35,7 @@ AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn
 """Forms that also follow a failed assertion in a kernel: every later call on the device then fails, in any words."""
 
 
-_LIMIT: Final = Remedy("command", "a larger memory limit", "docker --memory, Slurm --mem, Kubernetes limits.memory")
+_LIMIT: Final = Remedy("command", "a larger memory limit", LIMITS)
 _RAM_CHECK: Final = Remedy(
     "command", "dmesg -T | grep -i 'killed process'",
     "shows whether RAM ran out; in a container, run it on the host; on macOS, type log show --predicate 'eventMessage "
@@ -41,8 +43,8 @@ _RAM_CHECK: Final = Remedy(
 )  # fmt: skip
 _INDEX_CHECK: Final = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", "names the kernel if an index was out of range")
 _GROWTH: Final = Remedy("environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", "TensorFlow then allocates memory as needed")
-_BATCH: Final = "arguments.per_device_train_batch_size"
-_VLLM_SHARE: Final = "vLLM gpu_memory_utilization"
+_BATCH: Final = CATALOGUE["global-batch"].key
+VLLM_SHARE: Final = "vLLM gpu_memory_utilization"
 _MORE_SHM: Final = "docker run --shm-size 8g (or --ipc host)"
 
 
@@ -201,7 +203,7 @@ def _vllm_start(message: OomMessage) -> Answer:
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
     return "cap", why, (
-        Remedy(_VLLM_SHARE, share, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
+        Remedy(VLLM_SHARE, share, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
         Remedy("command", tools_of(message.device_type).processes or "nvidia-smi",
                "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
     )  # fmt: skip
@@ -219,7 +221,7 @@ def _vllm_cache(message: OomMessage) -> Answer:
     return "cap", why, (
         Remedy("vLLM max_model_len", "smaller",
                "the cache must hold one request of this length (trl: vllm_max_model_length)"),
-        Remedy(_VLLM_SHARE, "larger",
+        Remedy(VLLM_SHARE, "larger",
                "if nothing else needs the GPU; a model in training gets less memory (trl: "
                "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
         Remedy("vLLM enforce_eager", "True", "saves the memory of CUDA graphs; slower"),
@@ -423,7 +425,7 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
         "cap",
         "vLLM woke from sleep mode and could not take back its share of the GPU: training, or another process, holds "
         "too much of it.",
-        Remedy(_VLLM_SHARE, "smaller", "leaves more to training (trl: vllm_gpu_memory_utilization)"),
+        Remedy(VLLM_SHARE, "smaller", "leaves more to training (trl: vllm_gpu_memory_utilization)"),
     ),
     "dispatched": _always(
         "size",

@@ -12,6 +12,10 @@ from hf_memkit.common.terms import CATEGORIES, PHASES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 
+ACTIVATION_PHASES: Final = ("forward", "backward")
+STATES_PHASES: Final = ("load", "data", "forward", "backward", "optimizer")
+"""In which weights, gradients and optimizer states are on the GPU with what else a step needs."""
+
 _AMPERE: Final = 8.0
 """Compute capability from which a GPU supports bf16."""
 
@@ -22,7 +26,7 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What the rules of `suggestions.py` read; sizes in GiB. `moment`: an `OomRecord` or a `StepRecord`. `names`: what
+    """What the conditions of advice read; sizes in GiB. `moment`: an `OomRecord` or a `StepRecord`. `names`: what
     the user's file calls an argument, where that is not the name of TrainingArguments."""
 
     run: RunRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import Bounds, technique
+from hf_memkit.setup.techniques.registry import Bounds, InPlans, technique
 
 RANK: Final = 16
 """Of adapters, where nobody asks for another; they are scaled by twice that."""
@@ -26,12 +26,19 @@ _NOT_FULL = (
 @technique(
     "lora",
     family="adapters",
-    saves="gradients and optimizer states of the whole model: only low-rank adapters are trained",
-    costs="capacity to learn: it suits a new style or task and not new knowledge; a little time for the adapters",
+    saves="gradients and optimizer states of LoRA adapters are small, and the model's own weights have none",
+    costs="a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685), which suits a new "
+    "style or task and not new knowledge; the package peft",
     not_when="all weights must be trained",
     packages=("peft",),
     values=_VALUES,
     bounds=_BOUNDS,
+    group="another method",
+    settings={"adapter.LoraConfig": {"target_modules": TARGETS}},
+    frees={"gradients": 1.0, "optimizer": 1.0},
+    offered={"optimizer": 4, "host/optimizer": 2},
+    unless=("adapters",),
+    planned=InPlans("method", "LoRA"),
 )
 def lora(setup: Setup) -> Setup:
     """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen. It is not
@@ -44,13 +51,20 @@ def lora(setup: Setup) -> Setup:
 @technique(
     "qlora",
     family="adapters",
-    saves="as lora, and three quarters of the frozen 16-bit weights: 4.13 bits each instead of 16",
-    costs="time: every layer is dequantised each time it is used; the rounding of the frozen weights",
+    saves="weights take about 0.6 bytes a parameter instead of 2; LoRA adapters are trained on top (QLoRA)",
+    costs="a different training: base weights stay frozen, rounded to 4 bit (Dettmers et al. 2023, arXiv "
+    "2305.14314), and every layer is dequantised each time it is used; the packages bitsandbytes and peft",
     not_when="the 16-bit weights fit: lora is faster and exact; or most weights are experts in one tensor, which "
     "bitsandbytes leaves alone",
     packages=("peft", "bitsandbytes"),
     values=_VALUES,
     bounds=_BOUNDS,
+    group="another method",
+    settings={"model.quantization_config": "BitsAndBytesConfig(load_in_4bit=True, …)"},
+    offered={"load": 2, "dispatched": 1},
+    devices=("cuda", "rocm", "xpu", "hpu"),
+    unless=("load_in_4bit",),
+    planned=InPlans("method", "QLoRA"),
 )
 def qlora(setup: Setup) -> Setup:
     """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314): of every

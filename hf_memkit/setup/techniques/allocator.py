@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
 
@@ -55,11 +55,14 @@ DEFAULT_THRESHOLD: Final = 0.8
     "expandable-segments",
     family="allocator",
     slot="segments",
-    saves="most of the fragmentation of jobs whose tensors change size: segments grow instead of many of fixed size",
-    costs="next to nothing on Linux",
+    saves="segments grow and shrink by pages, so that PyTorch can reuse the cached memory",
+    costs="nothing on Linux, but processes cannot share GPU tensors",
     not_when="on Windows, where the CUDA allocator has none, or tensors are shared between processes through CUDA IPC",
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
+    settings={f"environment.{VARIABLE}": "expandable_segments:True"},
+    devices=("cuda",),
+    planned=InPlans("allocator", "expandable segments"),
 )
 def expandable_segments(setup: Setup) -> Setup:
     """`expandable_segments:True`, set before torch starts CUDA."""
@@ -243,3 +246,12 @@ def _set_before_first_use(text: str) -> bool:
         return False
     put(text)
     return True
+
+
+advice(
+    "empty-cache-steps", "allocator", {"arguments.torch_empty_cache_steps": 1},
+    "blocks too small for a request go back to the driver after each step, where segments are expandable already",
+    # transformers 5.23: training_args.py, help of torch_empty_cache_steps
+    "about 10% slower, according to transformers' documentation",
+    devices=("cuda",), slows=True, unless=("torch_empty_cache_steps",),
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 _KEY = "model.attn_implementation"
 
@@ -11,9 +11,14 @@ _KEY = "model.attn_implementation"
 @technique(
     "sdpa-attention",
     family="attention",
-    saves="the attention scores: heads × length² numbers a sequence and layer",
-    costs="nothing: it is transformers' default where the model has it",
+    saves="eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
+    costs="rounding differences; no attention weights in the output; a model without SDPA fails to load",
     not_when="you need attention weights (output_attentions)",
+    settings={_KEY: "sdpa"},
+    frees={"activations": 0.9},
+    offered={"attention": 1, "larger than the GPU": 3, "one large tensor": 4},
+    unless=("flash attention", "diffusers", "SDPA"),
+    planned=InPlans("attention", "sdpa attention"),
 )
 def sdpa_attention(setup: Setup) -> Setup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
@@ -28,12 +33,18 @@ def sdpa_attention(setup: Setup) -> Setup:
 @technique(
     "flash-attention",
     family="attention",
-    saves="the attention scores, and with padding also the mask",
-    costs="an extra package; 16-bit numbers only",
+    saves="flash attention has no score matrices and needs no padding mask; SDPA falls back to full score "
+    "matrices when no fused kernel supports the mask or the types",
+    costs="the package flash-attn, an Ampere GPU or later, and 16-bit computation",
     not_when="the GPU is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
     proof="gpu",
     packages=("flash_attn",),
     gpu_only="its kernels run on GPUs only",
+    settings={_KEY: "flash_attention_2"},
+    offered={"attention": 1, "larger than the GPU": 3, "one large tensor": 4},
+    devices=("cuda", "rocm"),
+    only_with=("SDPA",),
+    unless=("flash attention", "diffusers"),
 )
 def flash_attention(setup: Setup) -> Setup:
     """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
@@ -54,3 +65,12 @@ def flash_attention(setup: Setup) -> Setup:
 def eager_attention(setup: Setup) -> Setup:
     """Attention written out in torch operations: weights can be returned (output_attentions)."""
     return setup.put(_KEY, "eager", "attention weights can be read")
+
+
+advice(
+    "xformers-attention", "attention", {"arguments.enable_xformers_memory_efficient_attention": True},
+    "attention then stores no scores, heads × pixels² numbers a layer",
+    "the package xformers; PyTorch 2 and a recent diffusers do this without it",
+    offered={"attention": 1, "larger than the GPU": 3, "one large tensor": 4}, only_with=("diffusers",),
+    unless=("flash attention", "enable_xformers_memory_efficient_attention"),
+)  # fmt: skip

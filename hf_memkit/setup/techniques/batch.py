@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import documentation
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import technique
 
+_OFFERED: Final = {
+    "logits": 3, "attention": 2, "recomputation": 1, "larger than the GPU": 1, "one large tensor": 1, "anything": 1,
+    "host/forward": 1,
+}  # fmt: skip
+
 
 @technique(
     "global-batch",
     family="batch",
-    saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
-    costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
-    "between them",
+    saves="activations and logits halve; double gradient_accumulation_steps, so that a step sees the same samples",
+    costs="more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
+    settings={"arguments.per_device_train_batch_size": "half"},
+    slows=True,
+    frees={"activations": 0.5, "loss": 0.5},
+    offered=_OFFERED,
 )
 def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 _REENTRANT = "the reentrant form gives a layer no gradients where none of its inputs needs one; torch advises this one"
 
@@ -18,9 +18,18 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
 @technique(
     "activation-checkpointing",
     family="checkpointing",
-    saves="all activations except one layer's and each layer's input",
-    costs="about one more forward pass: a third more arithmetic",
+    saves="each layer keeps its input and recomputes its other activations in backward",
+    costs="about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result",
     not_when="activations are not what fills the GPU (short sequences, small batches)",
+    settings={
+        "arguments.activation_checkpointing": True,
+        "arguments.activation_checkpointing_kwargs": {"use_reentrant": False},
+    },
+    slows=True,
+    frees={"activations": 1.0},
+    offered={"attention": 4, "one large tensor": 3, "anything": 2, "host/forward": 2},
+    unless=("checkpointing",),
+    planned=InPlans("checkpointing", "checkpointing", turn=2),
 )
 def every_layer(setup: Setup) -> Setup:
     """Checkpoint every layer, through Trainer's own switch."""
@@ -35,6 +44,12 @@ def every_layer(setup: Setup) -> Setup:
     not_when="every layer is needed to fit; larger n means more memory, not less",
     values={"checkpoint_every": int},
     bounds={"checkpoint_every": (1, None)},
+    settings={
+        "arguments.activation_checkpointing": True,
+        "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
+    },
+    slows=True,
+    planned=InPlans("checkpointing", "checkpointing of every 2nd layer", turn=1),
 )
 def every_nth_layer(setup: Setup) -> Setup:
     """Checkpoint layers 0, n, 2n …, and let the others keep what they need. Values: `checkpoint_every` (n, default
@@ -108,3 +123,11 @@ def _verified(setup: Setup, every: int) -> Setup:
         {"every": every},
         "stops the run if too few layers are recomputed in the first step",
     )
+
+
+advice(
+    "torch-checkpointing", "checkpointing", {"model.use_gradient_checkpointing": True},
+    'instead of "unsloth", which moves the inputs of all layers to page-locked RAM',
+    "these inputs stay on the GPU",
+    offered={"pinned/unsloth": 1}, only_with=("unsloth",),
+)  # fmt: skip

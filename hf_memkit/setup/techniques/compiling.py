@@ -6,7 +6,7 @@ from typing import Final
 
 from hf_memkit.common.errors import SettingError, did_you_mean
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, technique
 
 BACKENDS: Final[dict[str, str]] = {
     "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
@@ -58,6 +58,12 @@ _LEAST_CAPABILITY = 7.0
     costs="the first steps take minutes, and so does each new kind of shape",
     not_when="the run has only a few hundred steps, or CUDA graphs meet a new shape in each batch",
     values={"compile_backend": str, "compile_mode": str},
+    planned=InPlans(
+        "",
+        "torch_compile",
+        turn=1,
+        never="a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
+    ),
 )
 def compiled(setup: Setup) -> Setup:
     """`torch_compile` with a backend and a mode that can train, and a guard that says when nothing is compiled."""

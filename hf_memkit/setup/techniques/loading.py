@@ -6,7 +6,7 @@ from typing import Final
 
 from hf_memkit.common.units import MIB
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import advice, technique
 
 DEFAULT_WORKERS: Final = 2
 PREFETCH: Final = 2
@@ -41,12 +41,15 @@ def training_dtype(setup: Setup) -> Setup:
 @technique(
     "low-host-ram",
     family="loading",
-    saves="the copy of the weights in RAM: each tensor goes from the file straight to the GPU",
-    costs="nothing; ZeRO-3 loads differently",
+    saves="from_pretrained puts each shard on this process's GPU as it reads it, instead of the whole model in RAM",
+    costs="the weights must fit on the GPU; not with DeepSpeed or FSDP",
     not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
     slot="",
     gpu_only="on a CPU the weights must be in RAM anyway",
     proof="gpu",
+    settings={"model.device_map": '{"": PartialState().process_index}'},
+    offered={"host/load": 2},
+    unless=("device_map", "DeepSpeed", "FSDP"),
 )
 def low_host_ram(setup: Setup) -> Setup:
     """Weights mapped from safetensors files and put on this process's GPU tensor by tensor.
@@ -99,3 +102,35 @@ def pinned_workers(setup: Setup) -> Setup:
 def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) -> int:
     """Bytes of the batches that workers hold ready: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
     return workers * PREFETCH * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES
+
+
+advice(
+    "one-rank-loads", "loading", {"arguments.fsdp_config": {"cpu_ram_efficient_loading": True}},
+    "with fsdp: full_shard, one rank loads the weights in RAM and each GPU gets its share, instead of a copy for each "
+    "process; make TrainingArguments before from_pretrained, and set no device_map. Or start fewer processes",
+    "nothing on a model that from_pretrained loads",
+    offered={"load": 3, "host/load": 3},
+)  # fmt: skip
+advice(
+    "zero3-while-loading", "loading", {"model.from_pretrained": "after TrainingArguments"},
+    "ZeRO-3 splits the weights while they load only if TrainingArguments exists before from_pretrained; otherwise "
+    "every process holds the whole model in RAM",
+    "nothing",
+    offered={"host/load": 3}, only_with=("ZeRO-3",),
+)  # fmt: skip
+advice(
+    "layers-over-gpus", "loading", {"model.device_map": "auto"},
+    "splits the layers over the GPUs of one process",
+    "several GPUs, of which one computes at a time; not with torchrun, DeepSpeed or FSDP",
+    offered={"load": 3}, only_with=("quantized weights",), unless=("FSDP", "ZeRO-3"),
+)  # fmt: skip
+advice(
+    "all-on-one-gpu", "loading", {"model.device_map": '{"": 0}'},
+    "places all weights on one GPU, or fails with sizes if they do not fit", "nothing",
+    offered={"dispatched": 3},
+)  # fmt: skip
+advice(
+    "smaller-model", "loading", {"model.name": "a smaller model"},
+    "these weights alone do not fit, whatever the batch size", "another model",
+    group="another method", offered={"load": 5, "dispatched": 4, "else": 3},
+)  # fmt: skip

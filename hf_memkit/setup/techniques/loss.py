@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 _CHUNK_BYTES: Final = 256 * 2**20
 _MOST_TOKENS: Final = 1024
@@ -24,11 +24,17 @@ def chunk_tokens_for(vocabulary: int) -> int:
 @technique(
     "chunked-loss",
     family="loss",
-    saves="the logits of a batch: 12 bytes × tokens × vocabulary at the peak become those of one chunk",
-    costs="one more product with the output embedding (Liger's kernel on a GPU: none)",
+    saves="loss and logits of a causal language model are computed a few tokens at a time: 12 bytes × tokens × "
+    "vocabulary at the peak become those of one chunk",
+    costs="no logits in the training output; one more product with the output embedding (Liger's kernel on a GPU: "
+    "none)",
     not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
     values={"chunk_tokens": int, "label_smoothing": float},
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
+    settings={"loss.chunked": True},
+    offered={"logits": 2},
+    unless=("liger", "chunked loss", "trl"),
+    planned=InPlans("loss with code", "chunked loss", "the logits of a batch are never whole in memory"),
 )
 def chunked_loss(setup: Setup) -> Setup:
     """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
@@ -54,12 +60,19 @@ def chunked_loss(setup: Setup) -> Setup:
 @technique(
     "liger",
     family="loss",
-    saves="the logits of a batch, and temporaries of norms, rotary embeddings and gated feed-forwards",
-    costs="nothing known; it changes classes of transformers for the whole process",
+    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks (Llama, Qwen, Gemma, Mistral and "
+    "others, not GPT-2)",
+    costs="the package liger-kernel; rounding differences; no logits in the training output",
     not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
     proof="gpu",
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on GPUs only",
+    settings={"arguments.use_liger_kernel": True},
+    frees={"loss": 1.0},
+    offered={"logits": 1, "larger than the GPU": 2, "one large tensor": 2},
+    devices=("cuda", "rocm", "xpu"),
+    unless=("liger", "chunked loss", "label smoothing", "diffusers"),
+    planned=InPlans("loss", "Liger kernels (fused loss)"),
 )
 def liger(setup: Setup) -> Setup:
     """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""
@@ -68,3 +81,11 @@ def liger(setup: Setup) -> Setup:
         True,
         "Liger's kernels: loss without logits, norms, rotary embeddings and feed-forwards with fewer temporaries",
     )
+
+
+advice(
+    "newer-trl", "loss", {"command": "pip install -U trl"},
+    "SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
+    "a new version of trl; for its other trainers (DPO, GRPO), set use_liger_kernel",
+    offered={"logits": 2}, only_with=("trl",), unless=("liger", "chunked loss"),
+)  # fmt: skip

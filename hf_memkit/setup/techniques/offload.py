@@ -1,9 +1,13 @@
-"""The optimizer in host RAM without DeepSpeed. What DeepSpeed offloads is in `hf_memkit.deepspeed.techniques`."""
+"""States, gradients and weights in host RAM, on a disk or on other GPUs.
+
+`hf_memkit/deepspeed/techniques.py` puts the settings of the DeepSpeed presets."""
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, Technique, advice, technique
 
 
 @technique(
@@ -38,3 +42,76 @@ def cpu_offload_optimizer(setup: Setup) -> Setup:
         {"max_grad_norm": 1.0},
         f"AdamW steps in RAM (torchao); gradients: {gradients}; clipped there to Trainer's default norm",
     ).put("arguments.max_grad_norm", 0.0, "Trainer would clip gradients that were copied already; the optimizer clips")
+
+
+def _zero(name: str, saves: str, costs: str, **more: Any) -> Technique:
+    """A DeepSpeed preset."""
+    return advice(name, "offload", {"arguments.deepspeed": f"{name}.json"}, saves, costs, slows=True, **more)
+
+
+_ON_THE_CPU: Final = (
+    "AdamW runs on the CPU and each step transfers over the bus; up to 20 bytes of RAM a parameter (18 without "
+    "accumulation); DeepSpeed compiles its CPU optimizer once"
+)
+
+_zero(
+    "zero2",
+    "`memkit ds copy zero2` splits gradients and optimizer states over the GPUs",
+    "more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
+    unless=("FSDP", "adapters"), planned=InPlans("engine", "zero2", turn=1),
+)  # fmt: skip
+_zero(
+    "zero3",
+    "`memkit ds copy zero3` splits weights, gradients and optimizer states over several GPUs, as FSDP's full_shard "
+    "does; make TrainingArguments before from_pretrained, and set no device_map",
+    "several GPUs, which exchange the weights in every pass, about half as much communication again as ZeRO-2; with "
+    "one GPU, zero3-offload keeps them in RAM",
+    not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
+    offered={"load": 3, "host/load": 3}, unless=("FSDP", "ZeRO-3", "quantized weights"), slot="engine",
+    planned=InPlans("engine", "zero3", turn=2),
+)  # fmt: skip
+_zero(
+    "zero2-offload",
+    "`memkit ds copy zero2-offload` moves gradients and optimizer states to RAM: 16-bit weights and two buckets stay "
+    "on the GPU",
+    _ON_THE_CPU,
+    not_when="the machine has little RAM",
+    offered={"optimizer": 3}, devices=("cuda", "rocm"), unless=("offload", "FSDP", "adapters", "ZeRO-3"),
+    slot="engine", planned=InPlans("engine", "zero2-offload", turn=3),
+)  # fmt: skip
+_zero(
+    "zero3-offload-optimizer",
+    "`memkit ds copy zero3-offload-optimizer` moves gradients and optimizer states to RAM",
+    _ON_THE_CPU,
+    offered={"optimizer": 3}, devices=("cuda", "rocm"), only_with=("ZeRO-3",), unless=("offload", "FSDP", "adapters"),
+)  # fmt: skip
+_zero(
+    "zero3-offload",
+    "`memkit ds copy zero3-offload` keeps weights, gradients and optimizer states in RAM; make TrainingArguments "
+    "before from_pretrained: only then does ZeRO-3 split the weights while they load",
+    "about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
+    not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
+    offered={"load": 3}, only_with=("ZeRO-3",), unless=("FSDP",), slot="engine",
+    planned=InPlans("engine", "zero3-offload", turn=4),
+)  # fmt: skip
+_zero(
+    "zero3-infinity-optimizer",
+    "`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves the optimizer's states from RAM to NVMe. `memkit "
+    "ds check FILE --ram SIZE` prints the RAM that your config needs; where the GPUs have room, omit "
+    "offload_optimizer",
+    "each step reads and writes all states on the disk; needs local NVMe",
+    offered={"host/optimizer": 1, "host/offload": 1, "host/anything": 2},
+)  # fmt: skip
+_zero(
+    "zero3-infinity",
+    "nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
+    "about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears out), and much time",
+    not_when="GPU memory or RAM holds the states",
+    slot="engine", planned=InPlans("engine", "zero3-infinity", turn=5),
+)  # fmt: skip
+advice(
+    "pageable-states", "offload", {"deepspeed.zero_optimization.offload_optimizer.pin_memory": False},
+    "offloaded states then lie in pageable RAM; the same key is in offload_param",
+    "transfers between RAM and GPU are slower",
+    slows=True, offered={"pinned/DeepSpeed": 1, "pinned/anything": 2},
+)  # fmt: skip

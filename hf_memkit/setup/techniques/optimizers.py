@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, technique
 
 NO_CLIPPING: Final = "gradients are freed before Trainer could clip them"
 NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without its parameter groups"
@@ -15,9 +15,14 @@ NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without i
 @technique(
     "adamw-fused",
     family="optimizers",
-    saves="the parameter-sized temporaries of the foreach form",
-    costs="nothing: it is Trainer's default, and the fastest form",
+    saves="adamw_torch allocates temporaries as large as the trained parameters (torch: torch/optim/adam.py, "
+    "foreach); the fused kernel needs none",
+    costs="nothing: no slower, and the same result up to rounding",
     not_when="two moments a parameter are too much: use one of the 8-bit optimizers",
+    settings={"arguments.optim": "adamw_torch_fused"},
+    offered={"optimizer": 1},
+    unless=("fused optimizer", "DeepSpeed"),
+    planned=InPlans("optimizer", "fused AdamW"),
 )
 def adamw_fused(setup: Setup) -> Setup:
     """Trainer's default AdamW in one fused kernel, without the foreach form's whole copy of the parameters at the

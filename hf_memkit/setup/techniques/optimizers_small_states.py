@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hf_memkit.catalog.optimizers import TORCHAO_BLOCKS
+from hf_memkit.common.resources import documentation
 from hf_memkit.common.units import format_size
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.optimizers import NO_CLIPPING, NO_DECAY
-from hf_memkit.setup.techniques.registry import Bounds, technique
+from hf_memkit.setup.techniques.registry import Bounds, InPlans, advice, technique
 from hf_memkit.setup.techniques.setup_ledger import padded_vocabulary, states_of
 
 VOCABULARY_MULTIPLE = 64
@@ -19,11 +20,19 @@ _PART = "hf_memkit.components.low_bit_adamw"
 @technique(
     "adamw-8bit",
     family="optimizers",
-    saves="6 of AdamW's 8 bytes of state a parameter, except for embeddings",
-    costs="accuracy of the states (none lost in Dettmers et al. 2021, arXiv 2110.02861)",
+    saves="AdamW's states take 2 bytes a parameter instead of 8 (embeddings: 8); paged_adamw_8bit also moves them to "
+    "RAM when the GPU is full",
+    costs="8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the "
+    "package bitsandbytes",
     not_when="most parameters are embeddings, which Trainer keeps in 32 bits, or the weights are 16-bit",
     proof="curve",
     packages=("bitsandbytes",),
+    group="nearly the same",
+    settings={"arguments.optim": "adamw_bnb_8bit"},
+    offered={"optimizer": 2, "recomputation": 3, "anything": 3},
+    devices=("cuda", "rocm"),
+    unless=("DeepSpeed", "FSDP", "paged optimizer"),
+    planned=InPlans("small optimizer", "8-bit AdamW", "optimizer states in 8 bits (bitsandbytes)"),
 )
 def adamw_8bit(setup: Setup) -> Setup:
     """bitsandbytes' AdamW with 8-bit block-wise states.
@@ -39,11 +48,23 @@ def adamw_8bit(setup: Setup) -> Setup:
 @technique(
     "paged-adamw-8bit",
     family="optimizers",
-    saves="what adamw-8bit saves, and states move to RAM when the GPU is full, instead of an out-of-memory error",
-    costs="time while states move over PCIe; nothing while the GPU has room",
+    saves="CUDA moves 8-bit states to RAM when the GPU is full, instead of an out-of-memory error",
+    costs="a step waits for the bus when states were moved; the same result; not on Windows or WSL2; the package "
+    "bitsandbytes",
     not_when="the states never fit: paging at each step is far slower than offload",
     packages=("bitsandbytes",),
     gpu_only="paging is CUDA's unified memory; on a CPU bitsandbytes warns and does not page",
+    group="nearly the same",
+    settings={"arguments.optim": "paged_adamw_8bit"},
+    slows=True,
+    offered={"optimizer": 2, "recomputation": 3, "anything": 3},
+    devices=("cuda", "rocm"),
+    unless=("DeepSpeed", "FSDP", "paged optimizer"),
+    planned=InPlans(
+        "small optimizer",
+        "paged 8-bit AdamW",
+        "optimizer states in 8 bits (bitsandbytes), in memory that CUDA moves to RAM when the GPU is full",
+    ),
 )
 def paged_adamw_8bit(setup: Setup) -> Setup:
     """bitsandbytes' 8-bit AdamW with its states in CUDA's managed memory (Dettmers et al. 2023, arXiv 2305.14314).
@@ -76,6 +97,13 @@ def _embeddings_noted(setup: Setup) -> Setup:
     not_when="the weights are fp32 and few",
     proof="curve",
     packages=("torchao",),
+    planned=InPlans(
+        "",
+        "half weights with stochastic rounding",
+        turn=2,
+        never="Trainer's optim has no such optimizer; for your script: "
+        + documentation("techniques/optimizers.md#adamw-8bit-stochastic"),
+    ),
 )
 def adamw_8bit_stochastic(setup: Setup) -> Setup:
     """AdamW with 8-bit block-wise states and stochastic rounding of bf16 weights (torchao).
@@ -250,3 +278,11 @@ def apollo(setup: Setup) -> Setup:
 def apollo_layerwise(setup: Setup) -> Setup:
     """APOLLO that updates each parameter as soon as its gradient is there, and drops the gradient."""
     return _projected(setup, "apollo_adamw_layerwise", "as apollo, one gradient at a time", 1.0)
+
+
+advice(
+    "unpaged-states", "optimizers", {"arguments.optim": "adamw_bnb_8bit"},
+    "its states lie in the GPU's own memory (adamw_bnb_8bit: 2 bytes a parameter)",
+    "the states must fit on the GPU",
+    offered={"host/managed memory": 1},
+)  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, technique
 
 _NO_BF16: Final = "does not (compute capability < 8.0)"
 
@@ -51,9 +51,13 @@ def tf32(setup: Setup) -> Setup:
 @technique(
     "bf16-autocast",
     family="precision",
-    saves="half of most activations, and time; 16 bytes a parameter as with fp32",
-    costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
+    saves="16-bit matrix products halve most activations; 16-bit copies of the weights add 2 bytes a parameter",
+    costs="16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
     not_when="the GPU has no native bf16 (compute capability < 8.0): torch emulates it, slower than fp32",
+    group="nearly the same",
+    settings={"arguments.bf16": True},
+    unless=("DeepSpeed", "FSDP", "bf16", "fp16"),
+    planned=InPlans("precision", "bf16", "products in bf16 (autocast) instead of fp32"),
 )
 def bf16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in bf16."""
@@ -68,9 +72,15 @@ def bf16_autocast(setup: Setup) -> Setup:
 @technique(
     "fp16-autocast",
     family="precision",
-    saves="half of most activations, and time, on GPUs without bf16 (T4, V100); 16 bytes a parameter",
-    costs="16-bit copies of the weights, and steps that are skipped while the loss scale settles",
+    saves="16-bit matrix products halve most activations on GPUs without bf16 (T4, V100); 16-bit copies of the "
+    "weights add 2 bytes a parameter",
+    costs="16-bit rounding in forward and backward, and steps that are skipped while the loss scale settles; "
+    "weights and optimizer stay in fp32; faster",
     not_when="the GPU has bf16: the same memory without loss scaling",
+    group="nearly the same",
+    settings={"arguments.fp16": True},
+    unless=("DeepSpeed", "FSDP", "bf16", "fp16"),
+    planned=InPlans("precision", "fp16", "products in fp16 (autocast, gradients scaled) instead of fp32"),
 )
 def fp16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in fp16, the loss scaled."""
@@ -91,9 +101,15 @@ def fp16_autocast(setup: Setup) -> Setup:
 @technique(
     "pure-bf16",
     family="precision",
-    saves="4 bytes a parameter of weights and gradients against bf16 autocast over fp32 weights (8 become 4)",
-    costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
+    saves="weights and gradients take 2 bytes a parameter each instead of 4; transformers 5 already loads a "
+    "16-bit checkpoint in 16 bit",
+    costs="bf16 rounding in forward and backward; weights that are trained lose updates below 1/256 of a weight "
+    "without stochastic rounding, so train adapters",
     not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the GPU has no bf16",
+    group="nearly the same",
+    settings={"model.dtype": "bfloat16"},
+    offered={"load": 1, "host/load": 1},
+    unless=("16-bit weights", "quantized weights"),
 )
 def pure_bf16(setup: Setup) -> Setup:
     """Weights and gradients in bf16, and no fp32 copy of either."""
@@ -123,9 +139,12 @@ def half_weights_in_deepspeed(setup: Setup) -> Setup:
 @technique(
     "half-weights-frozen",
     family="precision",
-    saves="2 bytes a parameter of weights: frozen weights are only read, and 16 bits are enough for that",
-    costs="next to nothing: the weights that train stay in fp32",
+    saves="frozen weights take 2 bytes a parameter instead of 4: they are only read, and 16 bits are enough for that",
+    costs="bf16 rounding in forward and backward; the adapters stay in fp32 (PEFT casts them up)",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
+    group="nearly the same",
+    settings={"model.dtype": "bfloat16"},
+    unless=("16-bit weights", "quantized weights"),
 )
 def autocast_over_half_weights(setup: Setup) -> Setup:
     """Frozen weights in 16 bits, with autocast for the few that train in fp32: adapters, which PEFT keeps in fp32."""

@@ -1,18 +1,19 @@
-"""Techniques: one way to save memory each, in a registry that presets, recipes, docs and tests read.
+"""The catalogue: a row for each way to save memory, which presets, recipes, plans, advice, rules and docs read.
 
-A technique is a function `setup -> setup`, registered by the decorator `technique`. It works from the setup's job,
-puts settings with their reasons, and never touches a live object. The functions stand in
-`hf_memkit/setup/techniques/`, one file a family, and `hf_memkit/deepspeed/techniques.py`; importing
-`hf_memkit.setup.techniques` and that fills the registry.
+Rows stand in `hf_memkit/setup/techniques/`, one file a family; importing that fills the catalogue. A row that presets
+and recipes can name comes with a function `setup -> setup` below the decorator `technique` (DeepSpeed's are in
+`hf_memkit/deepspeed/techniques.py`): it puts settings with their reasons and never touches a live object. A call of
+`advice` adds a row that is only advice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 from hf_memkit.common.errors import InputError, did_you_mean
+from hf_memkit.common.terms import Category
 from hf_memkit.setup.setup import Setup
 
 Apply = Callable[[Setup], Setup]
@@ -23,6 +24,17 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 Proof = Literal["cpu", "curve", "gpu"]
 """What shows that a technique works: `cpu`: the same result, tested on a CPU. `curve`: another algorithm, whose
 learning curve on real text is kept as evidence. `gpu`: only a GPU can show it."""
+
+Group = Literal["same result", "nearly the same", "another method"]
+"""What a technique does to the result of the training. Plans rank the three apart: they never propose the second or
+third instead of the first without a word.
+
+* same result: the same losses and weights, up to the order in which numbers are added.
+* nearly the same: the same method with other rounding, states in fewer bits or other random draws of dropout.
+* another method: another training, such as LoRA instead of full fine-tuning.
+"""
+
+GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 Family = Literal[
     "precision",
@@ -40,10 +52,34 @@ Family = Literal[
     "sequences",
     "evaluation",
     "allocator",
+    "checkpoints",
+    "generation",
+    "data",
+    "machine",
 ]
-FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+_ONLY_ADVICE: Final = ("checkpoints", "generation", "data", "machine")
+FAMILIES: Final[tuple[Family, ...]] = tuple(family for family in get_args(Family) if family not in _ONLY_ADVICE)
 """In the order in which their techniques are applied, whatever order a preset names them in: what comes later may
 read what came before (an optimizer reads which weights are trained)."""
+
+
+@dataclass(frozen=True)
+class InPlans:
+    """What `memkit plan` tries.
+
+    Attributes:
+        slot: what it decides: of each slot a setup has one choice.
+        name: as the plan's table shows it.
+        result: what changes in the result, in words.
+        turn: its place in the slot, from the fastest to the leanest.
+        never: why no plan has it, whatever the script; empty: plans have it.
+    """
+
+    slot: str
+    name: str
+    result: str = ""
+    turn: int = 0
+    never: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,30 +90,62 @@ class Technique:
         name: in kebab-case; unique.
         family: the file it stands in, and its page in `docs/techniques/`.
         saves, costs, not_when: one line each, for a person who chooses.
+        group: what it does to the result of the training.
+        settings: what a job that memkit did not set up changes: key → value, the first is the one that advice shows.
+            `arguments.NAME` is a field of TrainingArguments, `model.NAME` an option of from_pretrained,
+            `environment.NAME` a variable. "half", "fewer" and "smaller" stand for half of the present number.
+        slows: whether no step is faster with it.
+        frees: category of memory → the largest share of it that goes: the estimate from a record.
+        offered: where advice proposes it, and in which order there: what the memory was for (`logits`), or the phase
+            (`load`); `host/load` is about RAM, `pinned/`, `shared memory/` and `disk/` about those.
+        devices: kinds of devices that it works on; empty: all.
+        only_with, unless: features in use, or arguments that are set, without or with which advice leaves it out.
+        planned: how plans try it; None: they do not.
         proof: what shows that it works.
         slot: two techniques of one slot cannot be used together; empty if any number can.
         packages: what must be installed beyond the core dependencies.
         values: names and types of what a recipe's variant or `preset(values=…)` may give it.
         bounds: what numbers among `values` may be; those that it lacks may be any.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
-        apply: puts its settings.
+        apply: puts its settings; None: it is only advice.
     """
 
     name: str
     family: Family
     saves: str
     costs: str
-    not_when: str
-    proof: Proof
-    slot: str
-    packages: tuple[str, ...]
-    values: Mapping[str, type]
-    bounds: Bounds
-    gpu_only: str
-    apply: Apply = field(repr=False)
+    not_when: str = ""
+    group: Group = "same result"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    slows: bool = False
+    frees: Mapping[Category, float] = field(default_factory=dict)
+    offered: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
+    only_with: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    planned: InPlans | None = None
+    proof: Proof = "cpu"
+    slot: str = ""
+    packages: tuple[str, ...] = ()
+    values: Mapping[str, type] = field(default_factory=dict)
+    bounds: Bounds = field(default_factory=dict)
+    gpu_only: str = ""
+    apply: Apply | None = field(default=None, repr=False)
 
     def __call__(self, setup: Setup) -> Setup:
+        if self.apply is None:
+            raise ValueError(f"{self.name} is only advice: no setup has it")
         return self.apply(setup)
+
+    @property
+    def key(self) -> str:
+        """Of the setting that advice shows."""
+        return next(iter(self.settings))
+
+    @property
+    def in_ram_only(self) -> bool:
+        """Whether it makes room in RAM or on a disk, and none on the GPU."""
+        return bool(self.offered) and all("/" in place or place == "host" for place in self.offered)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -92,44 +160,54 @@ class Technique:
         }
 
 
+CATALOGUE: Final[dict[str, Technique]] = {}
+"""Every row by its name."""
+
 TECHNIQUES: Final[dict[str, Technique]] = {}
-"""Every technique by its name, filled by the decorator."""
+"""Those that presets and recipes can name."""
 
 
 def technique(
-    name: str,
-    *,
-    family: Family,
-    saves: str,
-    costs: str,
-    not_when: str,
-    proof: Proof = "cpu",
-    slot: str | None = None,
-    packages: tuple[str, ...] = (),
-    values: Mapping[str, type] | None = None,
-    bounds: Bounds | None = None,
-    gpu_only: str = "",
+    name: str, *, family: Family, saves: str, costs: str, not_when: str, slot: str | None = None, **more: Any
 ) -> Callable[[Apply], Technique]:
-    """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none. Refuses a
-    name, and names of values, that another technique has, and bounds of no value."""
+    """Registers the decorated function, with the fields of `Technique`. `slot` is the family's name if it is not
+    given. Refuses a name, and names of values, that another technique has, and bounds of no value."""
 
     def register(apply: Apply) -> Technique:
-        if name in TECHNIQUES:
-            raise ValueError(f"there are two techniques {name!r}")
-        taken = {value for other in TECHNIQUES.values() if other.slot != used for value in other.values}
-        if twice := taken & set(values or {}):
-            raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
-        if loose := set(bounds or {}) - set(values or {}):
-            raise ValueError(f"technique {name!r}: bounds of {sorted(loose)}, which are no values of it")
         made = Technique(
-            name, family, saves, costs, not_when, proof, used, packages, dict(values or {}), dict(bounds or {}),
-            gpu_only, apply,
+            name, family, saves, costs, not_when, slot=family if slot is None else slot, apply=apply, **more
         )  # fmt: skip
-        TECHNIQUES[name] = made
+        taken = {value for other in TECHNIQUES.values() if other.slot != made.slot for value in other.values}
+        if twice := taken & set(made.values):
+            raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
+        if loose := set(made.bounds) - set(made.values):
+            raise ValueError(f"technique {name!r}: bounds of {sorted(loose)}, which are no values of it")
+        TECHNIQUES[name] = _added(made)
         return made
 
-    used = family if slot is None else slot
     return register
+
+
+def advice(name: str, family: Family, settings: Mapping[str, Any], saves: str, costs: str, **more: Any) -> Technique:
+    """Adds a row that only advice has: no preset or recipe can name it."""
+    return _added(Technique(name, family, saves, costs, settings=settings, **more))
+
+
+def applies(name: str) -> Callable[[Apply], Technique]:
+    """Gives the row called `name` the decorated function: presets and recipes can then name it."""
+
+    def register(apply: Apply) -> Technique:
+        CATALOGUE[name] = TECHNIQUES[name] = replace(CATALOGUE[name], apply=apply)
+        return TECHNIQUES[name]
+
+    return register
+
+
+def _added(row: Technique) -> Technique:
+    if row.name in CATALOGUE:
+        raise ValueError(f"there are two techniques {row.name!r}")
+    CATALOGUE[row.name] = row
+    return row
 
 
 def find_technique(name: str) -> Technique:

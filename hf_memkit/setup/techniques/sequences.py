@@ -9,7 +9,7 @@ from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.errors import SettingError
 from hf_memkit.common.units import format_size
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 LEAKING: Final[dict[str, str]] = {
     "bert": "builds its mask without position ids",
@@ -132,6 +132,11 @@ def length_grouped(setup: Setup) -> Setup:
     not_when="the model does not build its mask from position ids (tried before training), or samples fill rows alone",
     values={"pack_length": int},
     bounds={"pack_length": (2, None)},
+    planned=InPlans(
+        "",
+        "packing",
+        never="it changes which tokens an optimizer step has, and so how many steps an epoch has",
+    ),
 )
 def packing(setup: Setup) -> Setup:
     """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens (a value; default: the
@@ -155,6 +160,9 @@ def packing(setup: Setup) -> Setup:
     costs="without flash attention a mask of tokens × tokens over the whole micro-batch, and attention over it",
     not_when="there is no flash attention and micro-batches are large, or the model does not build its mask from "
     "position ids (tried before training)",
+    group="nearly the same",
+    settings={"arguments.padding_free": True},
+    planned=InPlans("padding", "padding-free"),
 )
 def padding_free(setup: Setup) -> Setup:
     """A collator that makes one row of a micro-batch, with position ids that begin again at each sample."""
@@ -170,3 +178,30 @@ def padding_free(setup: Setup) -> Setup:
         "trainer_parts.packed_batches", {},
         "one row a micro-batch; position ids that begin again keep the samples apart",
     )  # fmt: skip
+
+
+_LENGTH: Final = {
+    "logits": 4, "attention": 3, "recomputation": 2, "larger than the GPU": 4, "one large tensor": 5, "anything": 4,
+    "host/forward": 3,
+}  # fmt: skip
+
+advice(
+    "shorter-sequences", "sequences", {"data.max_length": "half"},
+    "all texts of a batch are padded to its longest; activations and logits grow with it, attention scores with its "
+    "square",
+    "longer texts are truncated; the model does not learn from the rest",
+    group="another method", frees={"activations": 0.5, "loss": 0.5}, offered=_LENGTH,
+    unless=("diffusers", "vision tower"),
+)  # fmt: skip
+advice(
+    "smaller-images", "sequences", {"processor.max_pixels": "half"},
+    "in the vision tower, activations grow with an image's pixels and attention scores with their square, whatever "
+    "the length of the text",
+    "coarser images",
+    group="another method", offered=_LENGTH, only_with=("vision tower",), unless=("diffusers",),
+)  # fmt: skip
+advice(
+    "smaller-pictures", "sequences", {"arguments.resolution": "smaller"},
+    "activations grow with the square of it", "smaller pictures",
+    group="another method", offered=_LENGTH, only_with=("diffusers",),
+)  # fmt: skip

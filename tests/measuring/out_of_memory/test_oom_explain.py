@@ -155,7 +155,7 @@ def test_a_run_that_was_killed(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     folder = write(tmp_path / "out", {**RUN, "host": host, "arguments": arguments}, step)
     code, out = explained(capsys, str(folder))
     assert code == 0 and f"Cause: {cause}" in out and "Process 4321" in out and "step 5" in out
-    assert ("1. dataloader_num_workers: 4" in out) is (cause == "host memory")
+    assert ("1. dataloader_num_workers: 8 → 4" in out) is (cause == "host memory")
 
 
 def test_a_record_without_the_errors_text_speaks_by_its_counters() -> None:

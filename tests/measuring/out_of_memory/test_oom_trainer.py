@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import get_args
 
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 from trl import GRPOConfig
 
 from hf_memkit.measuring.out_of_memory import suggest
-from hf_memkit.measuring.out_of_memory.advice import _OFFERED, _applied
+from hf_memkit.measuring.out_of_memory.advice import change_for
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
-from hf_memkit.measuring.out_of_memory.message import OomMessage
+from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.traceback import Traced
+from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
+from hf_memkit.setup.techniques.registry import CATALOGUE
 from tests.measuring.out_of_memory.test_oom_changes import oom, run
 
 _OF_OTHERS = ("arguments.vllm_gpu_memory_utilization", "arguments.generation_max_length")  # TRL's, Seq2Seq's
@@ -34,12 +36,13 @@ def test_every_argument_that_is_named_exists_in_transformers() -> None:
     changes = [change for record in records for moment in moments for change in suggest(record, moment, limit=99)]
     small = run(trainable_parameters=10_000_000, arguments={"optim": "adamw_torch"})
     changes += suggest(small, {**oom("optimizer"), "categories": {"weights_gib": 20.0}})
-    table = [(memory, technique) for memory, rows in _OFFERED.items() for row in rows.values() for technique in row]
-    used = frozenset({"FSDP"}), frozenset({"ZeRO-3", "DeepSpeed"}), frozenset({"unsloth"}), frozenset()
-    for memory, technique in table:
-        for in_use in used:  # type: ignore[assignment]
+    of_transformers = set(get_args(Feature)) - {"diffusers"}  # whose scripts have arguments of their own
+    used = [frozenset[Feature]({each}) for each in of_transformers] + [frozenset[Feature]()]
+    for memory in get_args(Memory):
+        for in_use in used:
             failed = FailedJob(OomMessage("x", "PyTorch", memory), Traced(in_use=in_use), RunView({}, {}))
-            changes += _applied((technique,), failed)
+            of_rows = [change_for(row, failed) for row in CATALOGUE.values() if row.settings and row.offered]
+            changes += [change for change in of_rows if change is not None]
     changes = [change for change in changes if change.key not in _OF_OTHERS]
     named = {change.key.removeprefix("arguments.") for change in changes if change.key.startswith("arguments.")}
     classes = (TrainingArguments, GRPOConfig)  # vLLM's arguments are TRL's
