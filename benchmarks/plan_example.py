@@ -71,9 +71,9 @@ def main(again: list[str]) -> int:
 
 
 def _content(page: str) -> dict[str, Any]:
-    """What `hf_memkit.measuring.report.document.document` made the page of: the rest is the same in every page."""
+    """What `hf_memkit.common.answer.document.document` made the page of: the rest is the same in every page."""
     parts = re.search(
-        r"<title>(.*?)</title>.*<main>\n(.*)\n</main>\n<script type=\"application/json\" id=\"charts\">(.*?)</script>",
+        r"<title>(.*?)</title>.*<main>\n(.*).*</main>\n<script type=\"application/json\" id=\"charts\">(.*?)</script>",
         page,
         re.DOTALL,
     )

@@ -61,10 +61,10 @@ example(
     "docs/measuring.md", "step", ('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"'),
     prepare=partial(recorded, healthy()),
 )  # fmt: skip
-example("docs/techniques/README.md", "list", ("checkpointing", "  every-nth"), ("loss", "  liger"))
+example("docs/techniques/README.md", "list", ("checkpointing", "every-nth"), ("loss", "liger"))
 example(
-    "docs/presets.md", "sized", ("resident:", ""), ("model.dtype", "arguments.bf16"),
-    ("optimizer.class", "optimizer.bf16"), ("arguments.per_device_train", "arguments.per_device_eval"),
+    "docs/presets.md", "sized", ("resident:", ""), ("  model.dtype", "  arguments.bf16"),
+    ("  optimizer.class", "  optimizer.bf16"), ("  arguments.per_device_train", "  arguments.per_device_eval"),
     ("place", "host"),
 )  # fmt: skip
 example(

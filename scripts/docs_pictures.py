@@ -12,8 +12,8 @@ from pathlib import Path
 
 from docs_blocks import RESULTS, ROOT
 
-from hf_memkit.measuring.report.document import document
-from hf_memkit.measuring.report.html import Html
+from hf_memkit.common.answer.document import document
+from hf_memkit.common.answer.html import Html
 
 NAME = "docs/pictures"
 FOLDER = ROOT / NAME
@@ -23,7 +23,7 @@ DIGESTS = FOLDER / "drawn_from.json"
 def update(*, check: bool) -> bool:
     """Draws the pictures; with `check` only says whether they are current."""
     content = json.loads((RESULTS / "plan_example.json").read_text())["examples"]["one"]["page"]
-    page = document(content["title"], Html(content["body"]), content["charts"])
+    page = document(content["title"], Html(content["body"]), content["charts"], guide="plan.md")
     digest = json.dumps({"plan": hashlib.sha256(page.encode()).hexdigest()}, indent=1) + "\n"
     if check:
         return DIGESTS.read_text() == digest

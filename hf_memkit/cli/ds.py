@@ -11,6 +11,7 @@ import typer
 from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.printing import print_json, say
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -35,21 +36,17 @@ app = typer.Typer(
 
 @app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
 def list_presets(as_json: Json = False) -> int:
-    from rich.console import Console
-
-    from hf_memkit.cli.render import say
-    from hf_memkit.cli.tables import plain_table
+    from hf_memkit.common.answer.answer import Lines, Table
+    from hf_memkit.common.answer.terminal import show_blocks
     from hf_memkit.deepspeed.presets import preset_index
 
     index = preset_index()
     if as_json:
-        print(json.dumps([info.to_json() for info in index.values()], indent=2))
+        print_json([info.to_json() for info in index.values()])
         return 0
-    table = plain_table("preset", "what it is", "saves", "costs")
-    for info in index.values():
-        table.add_row(info.name, info.summary, info.saves, info.costs)
-    Console(highlight=False).print(table)
-    say("Details and requirements: memkit ds show NAME. Sized for a model: memkit ds copy NAME --model MODEL.")
+    rows = [(info.name, info.summary, info.saves, info.costs) for info in index.values()]
+    more = "Details and requirements: memkit ds show NAME. Sized for a model: memkit ds copy NAME --model MODEL."
+    show_blocks([Table(("preset", "what it is", "saves", "costs"), rows, whole=True), Lines([more])])
     return 0
 
 
@@ -63,14 +60,13 @@ def show(
     options: SizingOptions,
     as_json: Json = False,
 ) -> int:
-    from hf_memkit.cli.render import say
     from hf_memkit.deepspeed.presets import preset_index
     from hf_memkit.recipes.resolve import resolve
 
     setup = resolve(Request(deepspeed=name, **vars(options)))[0]
     info = preset_index()[name]
     if as_json:
-        print(json.dumps({**info.to_json(), **_to_json(setup)}, indent=2))
+        print_json({**info.to_json(), **_to_json(setup)})
         return 0
     say(f"{info.name}: {info.summary}")
     say(f"For: {info.audience}")
@@ -84,7 +80,7 @@ def show(
     if info.not_on_cpu:
         say(f"Needs a GPU: {info.not_on_cpu}")
     _print_sizes(setup)
-    print(json.dumps(setup["deepspeed.config"], indent=2))
+    print_json(setup["deepspeed.config"])
     return 0
 
 
@@ -103,7 +99,6 @@ def copy(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> int:
-    from hf_memkit.cli.render import say
     from hf_memkit.common.user_files import refuse_existing, user_path, write_text
     from hf_memkit.deepspeed.presets import refuse_other_deepspeed
     from hf_memkit.recipes.resolve import resolve
@@ -120,7 +115,7 @@ def copy(
     if accelerate:
         write_text(launch, _launch_config(target, setup), overwrite=overwrite)
     if as_json:
-        print(json.dumps({"files": [str(file) for file in files], **_to_json(setup)}, indent=2))
+        print_json({"files": [str(file) for file in files], **_to_json(setup)})
         return 0
     _print_sizes(setup)
     for file in files:
@@ -151,28 +146,24 @@ def _to_json(setup: Setup) -> dict[str, Any]:
 
 
 def _print_sizes(setup: Setup) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    from hf_memkit.cli.render import say
-    from hf_memkit.cli.tables import ledger_table, plain_table
+    from hf_memkit.cli.setup_blocks import ledger_block
+    from hf_memkit.common.answer.answer import AnswerBlock, Lines, Table
+    from hf_memkit.common.answer.terminal import show_blocks
 
     model, gpu = setup.resolved_for.model, setup.resolved_for.machine.gpu
+    blocks: list[AnswerBlock] = []
     if model is not None:
-        say(f"Model: {model.name}, {model.parameters:,} parameters, the largest tensor {model.largest_parameter:,}.")
-        say(f"GPU: {gpu.name} ({gpu.source})." if gpu else "GPU: none here and none given (--gpu, --gpu-memory).")
-        wide = Console(highlight=False)
-        table = plain_table("key", "value", "why")
-        for size in setup["deepspeed.sizes"]:
-            key = size["key"].removeprefix("zero_optimization.")
-            table.add_row(key, json.dumps(size["value"]), escape(size["reason"]))
-        wide.print(table)
-        wide.print(ledger_table(setup.ledger, wide.width))
-        say("Not included: activations, the loss, and the processes themselves.")
-    for note in setup.notes:
-        say(f"Note: {note}")
-    for problem in setup.problems:
-        say(f"PROBLEM: {problem}")
+        sizes = f"{model.parameters:,} parameters, the largest tensor {model.largest_parameter:,}"
+        named = f"Model: {model.name}, {sizes}."
+        on = f"GPU: {gpu.name} ({gpu.source})." if gpu else "GPU: none here and none given (--gpu, --gpu-memory)."
+        rows = [
+            (size["key"].removeprefix("zero_optimization."), json.dumps(size["value"]), size["reason"])
+            for size in setup["deepspeed.sizes"]
+        ]
+        blocks += [Lines([named, on]), Table(("key", "value", "why"), rows), ledger_block(setup.ledger)]
+        blocks.append(Lines(["Not included: activations, the loss, and the processes themselves."]))
+    blocks.append(Lines([f"Note: {note}" for note in setup.notes]))
+    show_blocks([*blocks, Lines([f"PROBLEM: {problem}" for problem in setup.problems], "warning")])
 
 
 def _launch_config(target: Path, setup: Setup) -> str:

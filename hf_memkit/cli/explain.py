@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Explains an out-of-memory error and lists the changes that save most."""
+    from rich.console import Console
+
+    from hf_memkit.common.answer.answer import Lines
+    from hf_memkit.common.answer.terminal import show
     from hf_memkit.measuring.out_of_memory.message import printable
 
     arguments, notes = _arguments(args) if args is not None else (None, [])
@@ -55,17 +60,17 @@ def explain(
     for note in notes:
         print(f"memkit: {printable(note, 400)}", file=sys.stderr)
     if as_json:
-        print(json.dumps([explanation.to_json() for explanation in explanations], indent=2))
+        print_json([explanation.to_json() for explanation in explanations])
     elif instead is not None:
         print(instead)
     else:
-        width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
         first, *others = explanations
-        print(first.text(width))
+        answer = first.answer()
         if others:
-            print("\nOther ranks (--json has the details)")
-        for other in others:
-            print(f"  {other.headline()}")
+            headlines = [other.headline() for other in others]
+            answer = answer.then(Lines(["Other ranks (--json has the details):"]), Lines(headlines, "command"))
+        width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
+        show(answer, console=Console(width=width, highlight=False))
     return 0 if any(explanation.found is not None for explanation in explanations) else 1
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import typer
 
 from hf_memkit.cli.options import show_what_can_be_shown, tell, with_options
 from hf_memkit.cli.plan_options import PlanOptions, read_prices
+from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ NOT_FINISHED: Final = 3
 def plan(context: typer.Context, *, options: PlanOptions) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.cli.plan_host import read_host
-    from hf_memkit.measuring.report.document import check_file
+    from hf_memkit.common.answer.document import check_file
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
     from hf_memkit.prediction.running_scripts import refuse_unreadable
@@ -109,9 +109,11 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     if options.write is not None and fits:
         files.append(str(write_plan(plans[0], options.write)))
     if options.html is not None:
-        from hf_memkit.plan.page import write_page
+        from hf_memkit.common.answer.page import write_page
+        from hf_memkit.plan.answer import plan_answer
 
-        files.append(str(write_page(plans, prices, options.html, ran)))
+        answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
+        files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
     _show(plans, prices, script, files, options, ran)
     if options.write is not None and not fits:
         why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
@@ -194,8 +196,6 @@ def _show(
     options: PlanOptions,
     ran: Sequence[Verified],
 ) -> None:
-    from hf_memkit.cli import plan_render
-
     if options.as_json:
         from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
@@ -207,7 +207,7 @@ def _show(
                 "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
             }  # fmt: skip
         if options.gpus_to_compare is not None:
-            print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
+            print_json({"request": request, "gpus": found, "files": list(files)})
             return
         best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
         to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
@@ -218,12 +218,11 @@ def _show(
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }
-        print(json.dumps({"request": request, **found[0], **beside}, indent=2))
+        print_json({"request": request, **found[0], **beside})
         return
-    plan_render.show(plans, prices, compared=options.gpus_to_compare is not None, short=options.short)
-    if ran:
-        from hf_memkit.cli.plan_here import show_verified
+    from hf_memkit.common.answer.terminal import show
+    from hf_memkit.plan.answer import plan_answer
 
-        show_verified(ran)
+    show(plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None), short=options.short)
     for file in files:
         print(f"Wrote {file}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import typer
 
 from hf_memkit.cli.options import show_what_can_be_shown, with_options
 from hf_memkit.cli.predict_options import PredictOptions
+from hf_memkit.cli.printing import print_json
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def predict(context: typer.Context, *, options: PredictOptions) -> int:
     """Predict a training's peak memory, and whether it fits. Needs no GPU."""
     options.refuse_contradictions()
     if options.html is not None:
-        from hf_memkit.measuring.report.document import check_file
+        from hf_memkit.common.answer.document import check_file
 
         check_file(options.html)
     show_what_can_be_shown()
@@ -58,8 +58,8 @@ def predict(context: typer.Context, *, options: PredictOptions) -> int:
 
 def _predict_setup(options: PredictOptions) -> int:
     """Predicts a model or a recipe, prints the prediction and returns the exit code."""
-    from hf_memkit.cli import predict_render
     from hf_memkit.cli.batches import batches_json, of_batches
+    from hf_memkit.cli.predict_answer import advice_for, predict_answer, present, title_of, write_prediction
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
     from hf_memkit.cli.predict_script import searched
     from hf_memkit.recipes.by_data import batches_of, judge_of
@@ -90,25 +90,22 @@ def _predict_setup(options: PredictOptions) -> int:
         return searched(functools.partial(next_setup, nearest))
 
     known = [*of_batches(prediction, batches)]
+    title = title_of(setup)
     if options.as_json:
         found = instead()
-        change = [*known, *predict_render.advice_for(prediction, setup, found)]
         asked = {"recipe": recipe.name if recipe is not None else None, **_request_json(setup)}
         if recipe is not None:
             asked["batches"] = batches_json(batches)
         beside = {"request": asked, "try_next": found.to_json() if found else None}
-        print(json.dumps({**prediction.to_json(), **beside}, indent=2))
+        print_json({**prediction.to_json(), **beside})
+        if options.html is not None:
+            changes = [*known, *advice_for(prediction, setup, found)]
+            write_prediction(options.html, predict_answer(prediction, title, changes, setup.warnings))
     else:
-        change = predict_render.show(
-            prediction, predict_render.title_of(setup), known,
-            lambda: predict_render.advice_for(prediction, setup, instead()), above=setup.warnings, short=options.short,
+        present(
+            prediction, title, known, lambda: advice_for(prediction, setup, instead()), warnings=setup.warnings,
+            short=options.short, html=options.html,
         )  # fmt: skip
-    if options.html is not None:
-        from hf_memkit.cli.predict_page import write_page
-
-        write_page(options.html, prediction, setup, predict_render.title_of(setup), change, setup.warnings)
-        if not options.as_json:
-            print(f"Wrote {options.html}")
     return 1 if fails else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.cli.options import tell
+from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     """Predicts the script, prints the prediction and returns the exit code. `environment`: as for `started`."""
     launched = options.started("predict", environment, options.nodes)
     script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
+    from hf_memkit.cli.predict_answer import predict_answer, present, write_prediction
+    from hf_memkit.common.answer.terminal import show
+
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment
@@ -74,27 +77,26 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
     known += [*of_batches(prediction, training.batches), *_instead(prediction)]
-    change = known
+    title = _title(training)
     if options.as_json:
         found = instead()
-        change = [*known, *_advice(prediction, training, found)]
         asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
         beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
-        print(json.dumps({**prediction.to_json(), **asked, **beside}, indent=2))
+        print_json({**prediction.to_json(), **asked, **beside})
+        if options.html is not None:
+            changes = [*known, *_advice(prediction, training, found)]
+            write_prediction(options.html, predict_answer(prediction, title, changes))
     elif other is not None and there is not None:
-        predict_environments.show(prediction, there, other, _title(training), short=options.short)
+        show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
     else:
-        from hf_memkit.cli import predict_render
-
-        change = predict_render.show(
-            prediction, _title(training), known, lambda: _advice(prediction, training, instead()), short=options.short
+        present(
+            prediction,
+            title,
+            known,
+            lambda: _advice(prediction, training, instead()),
+            short=options.short,
+            html=options.html,
         )
-    if options.html is not None:
-        from hf_memkit.cli.predict_page import write_page
-
-        write_page(options.html, prediction, training.setup, _title(training), change)
-        if not options.as_json:
-            print(f"Wrote {options.html}")
     return 1 if prediction.verdict == "does not fit" else 0
 
 
@@ -184,7 +186,7 @@ def searched(find: Callable[[], _T | None], what: str = "the nearest setup of th
 
 def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
     """What to change that is not known yet."""
-    from hf_memkit.cli.predict_render import advice
+    from hf_memkit.cli.predict_answer import advice
 
     if _instead(prediction):
         return []
@@ -208,7 +210,7 @@ def _instead(prediction: Prediction) -> list[str]:
 
 
 def _title(training: ScriptTraining) -> str:
-    from hf_memkit.cli.predict_render import accumulated, gpus_of
+    from hf_memkit.cli.predict_answer import accumulated, gpus_of
     from hf_memkit.prediction.running_scripts import name_of
 
     setup, traced, model = training.setup, training.traced, training.traced.model

@@ -11,6 +11,7 @@ import typer
 
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
 from hf_memkit.setup.request import Request
@@ -91,7 +92,8 @@ def list_presets(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    from hf_memkit.cli import preset_render
+    from hf_memkit.cli.preset_answer import presets_answer, techniques_answer
+    from hf_memkit.common.answer.terminal import show
     from hf_memkit.presets import PRESETS
     from hf_memkit.setup.techniques.registry import TECHNIQUES
 
@@ -100,11 +102,9 @@ def list_presets(
             {"name": name, "for_whom": each.audience, "techniques": list(each.techniques)}
             for name, each in PRESETS.items()
         ]
-        print(json.dumps({"presets": presets, "techniques": [t.to_json() for t in TECHNIQUES.values()]}, indent=2))
-    elif techniques:
-        preset_render.techniques()
+        print_json({"presets": presets, "techniques": [t.to_json() for t in TECHNIQUES.values()]})
     else:
-        preset_render.presets()
+        show(techniques_answer() if techniques else presets_answer())
     return 0
 
 
@@ -119,13 +119,14 @@ def show(
     options: PresetOptions,
     as_json: Json = False,
 ) -> int:
-    from hf_memkit.cli import preset_render
+    from hf_memkit.cli.preset_answer import preset_answer
+    from hf_memkit.common.answer import terminal
 
     setup, script = _resolved(name, options), options.script
     if as_json:
-        print(json.dumps({**setup.to_json(), **_file_of(setup, script).to_json()}, indent=2))
+        print_json({**setup.to_json(), **_file_of(setup, script).to_json()})
     else:
-        preset_render.shown(setup, _file_of(setup, script, "DEEPSPEED.json"))
+        terminal.show(preset_answer(setup, _file_of(setup, script, "DEEPSPEED.json")))
     return 0
 
 
@@ -147,7 +148,7 @@ def copy(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> int:
-    from hf_memkit.cli import preset_render
+    from hf_memkit.cli import preset_answer
 
     script = options.script
     target = _target(name, destination, script)
@@ -157,15 +158,15 @@ def copy(
     _refuse_without_use(shown, name, script)
     if target is None:
         print(shown.text(as_yaml=True), end="")
-        preset_render.printed(setup, _file_of(setup, script))
+        preset_answer.printed(setup, _file_of(setup, script))
         return 0
     new_folder = not target.parent.exists()
     files = _write(target, setup, script, options.args, overwrite=overwrite)
     if as_json:
         content = {"files": [str(file) for file in files], **_file_of(setup, script, _deepspeed(files)).to_json()}
-        print(json.dumps({**setup.to_json(), **content}, indent=2))
+        print_json({**setup.to_json(), **content})
         return 0
-    preset_render.written(setup, shown, files, script, new_folder=new_folder)
+    preset_answer.written(setup, shown, files, script, new_folder=new_folder)
     return 0
 
 

@@ -5,7 +5,6 @@ Imports of torch and transformers happen inside the functions, so that `memkit -
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.environment import command_line
 from hf_memkit.cli.options import flags_given
+from hf_memkit.cli.printing import print_json, say, say_to_stderr
 from hf_memkit.cli.recipe_options import (
     RecipeOptions,
     machine_here,
@@ -53,7 +53,6 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
     that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.catalog.hardware import use_one_gpu
-    from hf_memkit.cli import render
     from hf_memkit.recipes.by_data import judge_of
     from hf_memkit.recipes.schema import load_recipe
     from hf_memkit.run.folder import RecipeRun, refuse_used
@@ -92,15 +91,16 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     if options.dry_run:
         return _show(options, recipe, job, prediction, judge)
     if options.export is not None:
+        from hf_memkit.cli.recipe_answer import exported
         from hf_memkit.recipes.export import export_script, start_command
         from hf_memkit.run.training import mistakes_of_run
 
         for problem in job.setup.problems:
-            render.say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
+            say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
         for mistake in mistakes_of_run(job):
-            render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
+            say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(_told(job, prediction), Path(options.export))
-        return render.exported(written, options.as_json, start_command(job, str(written[0])))
+        return exported(written, options.as_json, start_command(job, str(written[0])))
     overwrite = options.overwrite or bool(request.output)
     job = _opened(job, recipe, options, prediction, judge, overwrite=overwrite)
     ranks.share("job", job.to_json())
@@ -117,7 +117,7 @@ def _opened(
     overwrite: bool,
 ) -> RecipeRun:
     """The run as it will be trained, which is told; what cannot run is refused."""
-    from hf_memkit.cli import render
+    from hf_memkit.cli.recipe_answer import opening
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.run.folder import refuse_used
     from hf_memkit.setup import build as train
@@ -125,7 +125,8 @@ def _opened(
     train.refuse_random_weights(job.setup)
     train.require_packages(job.setup)
     if not options.as_json:
-        render.opening(recipe, job.target or job.setup, job)
+        for line in opening(recipe, job.target or job.setup, job):
+            say(line)
     if not job.is_rehearsal and job.setup.problems:
         instead = "" if options.request.variant == "auto" else ". --variant auto takes the first that fits"
         raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{instead}")
@@ -137,9 +138,10 @@ def _opened(
 
 def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was, by `judge`."""
-    from hf_memkit.cli import render
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
+    from hf_memkit.cli.recipe_answer import setup_answer
+    from hf_memkit.common.answer.terminal import show
     from hf_memkit.recipes.by_data import batches_of
     from hf_memkit.run.training import mistakes_of_target
 
@@ -153,11 +155,11 @@ def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Pr
             "prediction": prediction.to_json(),
             "batches": batches_json(batches),
         }
-        print(json.dumps({**_resolved_json(recipe, target), **job.to_json(), **beside}, indent=2))
+        print_json({**_resolved_json(recipe, target), **job.to_json(), **beside})
         return 0
     fails = prediction.verdict == "does not fit"
     instead = next_variant(recipe, target, judge=judge) if fails else None
-    render.setup(recipe, target, job, mistakes, prediction, instead, batches, short=options.short)
+    show(setup_answer(recipe, target, job, mistakes, prediction, instead, batches), short=options.short)
     return 0
 
 
@@ -181,7 +183,6 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
     """Adds the prediction to the run, and warns if the run does not fit. A rehearsal gets that of its target, if the
     setup was chosen by one (`prediction`). A run that cannot be predicted goes on without."""
     from hf_memkit.catalog.models import hub_reachable
-    from hf_memkit.cli import render
     from hf_memkit.common.errors import MemkitError
     from hf_memkit.recipes.variant_search import nearest_that_fits
 
@@ -192,9 +193,9 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
         if prediction.verdict == "does not fit":
             other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), judge=judge)
             instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
-            render.say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
+            say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
     except MemkitError as error:
-        render.say_to_stderr(f"memkit: note: no prediction: {error}")
+        say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
     return _told(job, prediction)
 

@@ -5,18 +5,17 @@ Predictions come from `recipes/predictions.json`, made beforehand; nothing is tr
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-
-from hf_memkit.cli.tables import plain_table
+from hf_memkit.cli.printing import print_json
+from hf_memkit.common.answer.answer import Answer, Cell, Lines, Table
+from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.catalog.hardware import Machine
+    from hf_memkit.catalog.hardware import Gpu, Machine
     from hf_memkit.cli.recipe_options import RecipeOptions
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.recipes.stored_predictions import Option
@@ -37,20 +36,37 @@ def list_recipes(options: RecipeOptions) -> int:
         return _for_machine(recipes, machine, as_json=options.as_json)
     rows = [_row(recipe) for recipe in recipes]
     if options.as_json:
-        print(json.dumps(rows, indent=2))
-        return 0
-    table = plain_table("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
-    table.columns[0].no_wrap = True  # a name in two pieces cannot be copied
-    for row in rows:
-        peaks = ", ".join(_peak(variant) for variant in row["variants_predicted"])
-        gpus = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
-        table.add_row(row["name"], gpus, escape(peaks), escape(row["summary"]))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print("Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.")
-    console.print("List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.")
-    console.print("Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.")
+        print_json(rows)
+    else:
+        show(_all_answer(rows))
     return 0
+
+
+def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
+    table = [
+        (
+            row["name"],
+            row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}",
+            ", ".join(_peak(variant) for variant in row["variants_predicted"]),
+            row["summary"],
+        )
+        for row in rows
+    ]
+    columns = ("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
+    return Answer(
+        title="Recipes",
+        verdict=f"{len(rows)} recipes",
+        reason="Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.",
+        blocks=(
+            Table(columns, table, whole=True),
+            Lines(
+                [
+                    "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
+                    "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
+                ]
+            ),
+        ),
+    )
 
 
 def copy_recipe(name: str, target: Path) -> int:
@@ -127,53 +143,54 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
             "does_not_fit": [_json(option) for some in others for option in some],
             "not_predicted": unknown,
         }
-        print(json.dumps(content, indent=2))
-        return 0
-    dtype = "bf16" if machine.gpu.bf16 else "fp16 only"
-    console = Console(highlight=False)
-    console.print(
-        escape(f"{machine.gpu.name} ({format_size(machine.gpu.capacity_bytes)}, {dtype}), "
-               f"{format_size(machine.ram_bytes)} of RAM. What uses most of the GPU comes first.")
-    )  # fmt: skip
-    # All of it fits 80 columns.
-    table = plain_table("run, or rehearse without a GPU", "GPU", "RAM", "batch ×\nlength")
-    # A command in two pieces cannot be copied: it has its line whatever the width.
-    table.columns[0].min_width = max((len(command(some[0])) for some in fit), default=0)
-    table.columns[-1].no_wrap = True
+        print_json(content)
+    else:
+        show(_fitting_answer(machine, machine.gpu, fit, others, unknown))
+    return 0
+
+
+def _fitting_answer(
+    machine: Machine, gpu: Gpu, fit: Sequence[Sequence[Option]], others: Sequence[Sequence[Option]], unknown: list[str]
+) -> Answer:
+    rows = []
     for some in fit:
         best, one = some[0], some[0].predicted
         times = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
-        tight = "\ntight" if best.verdict == "tight" else ""
         also = ", ".join(option.predicted.variant for option in some[1:])
-        table.add_row(
-            escape(command(best)),
-            f"{times}{best.gpu_bytes / GIB:.1f}{tight}",
-            f"{best.ram_bytes / GIB:.1f}",
-            f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
-        )
-        table.add_row(f"[dim]{escape(best.recipe.summary)}{f'; also fit: {also}' if also else ''}[/dim]", "", "", "")
-    console.print(table)
-    console.print(
-        "Predicted, not measured. GPU, RAM: GiB, CUDA context included. batch: micro-batch · accumulation of one GPU."
-    )
-    if not machine.gpu.bf16:
-        console.print(
-            escape(
-                f"Without a GPU these commands rehearse for the recipe's own GPU; with --gpu {machine.gpu.name}, for "
-                "that one (fp16)."
+        rows.append(
+            (
+                Cell(command(best), f"{best.recipe.summary}{f'; also fit: {also}' if also else ''}"),
+                Cell(f"{times}{best.gpu_bytes / GIB:.1f}", "tight" if best.verdict == "tight" else ""),
+                f"{best.ram_bytes / GIB:.1f}",
+                f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
             )
+        )
+    notes = ["Predicted, not measured. GPU, RAM: GiB, CUDA context included."]
+    notes.append("batch: micro-batch · accumulation of one GPU × length.")
+    if not gpu.bf16:
+        notes.append(
+            f"Without a GPU these commands rehearse for the recipe's own GPU; with --gpu {gpu.name}, for that "
+            "one (fp16)."
         )
     if others:
-        console.print(escape("Does not fit: " + "; ".join(_lacks(some) for some in others) + "."))
+        notes.append("Does not fit: " + "; ".join(_lacks(some) for some in others) + ".")
     if unknown:
-        kind = "" if machine.gpu.bf16 else " in fp16, and most variants need bf16"
-        console.print(
-            escape(
-                f"No stored prediction for this kind of GPU{kind}: {', '.join(unknown)}. "
-                f"Predict one now: memkit recipe NAME --dry-run, with this --gpu."
-            )
+        kind = "" if gpu.bf16 else " in fp16, and most variants need bf16"
+        notes.append(
+            f"No stored prediction for this kind of GPU{kind}: {', '.join(unknown)}. "
+            f"Predict one now: memkit recipe NAME --dry-run, with this --gpu."
         )
-    return 0
+    dtype = "bf16" if gpu.bf16 else "fp16 only"
+    size, ram = format_size(gpu.capacity_bytes), format_size(machine.ram_bytes)
+    return Answer(
+        title="Recipes that fit",
+        verdict=f"{gpu.name} ({size}, {dtype}), {ram} of RAM",
+        reason="what uses most of the GPU comes first.",
+        blocks=(
+            Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True),
+            Lines(notes),
+        ),
+    )
 
 
 def command(option: Option) -> str:
@@ -183,7 +200,7 @@ def command(option: Option) -> str:
     return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
 
 
-def _lacks(some: list[Option]) -> str:
+def _lacks(some: Sequence[Option]) -> str:
     """The recipe with its least demanding variant."""
     least = min(some, key=lambda option: option.gpu_bytes)
     sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hf_memkit.cli.options import show_what_can_be_shown
+from hf_memkit.cli.printing import print_json, typed_command
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -35,11 +35,12 @@ def report(
     """Show the memory report of a run, finished or running."""
     from rich.console import Console
 
+    from hf_memkit.common.answer.terminal import show
     from hf_memkit.common.errors import InputError
     from hf_memkit.measuring.report import following
+    from hf_memkit.measuring.report.answer import PAGE, report_answer, write_page
+    from hf_memkit.measuring.report.as_json import report_json
     from hf_memkit.measuring.report.load import load_run
-    from hf_memkit.measuring.report.page import write_page
-    from hf_memkit.measuring.report.text import PAGE, report_json, view
 
     show_what_can_be_shown()
     if follow and as_json:
@@ -52,13 +53,13 @@ def report(
     else:
         run = load_run(run_dir)
         if as_json:
-            print(json.dumps(report_json(run), indent=2))
+            print_json(report_json(run))
         elif html is None:
-            console.print(view(run, console.width, modules=modules), crop=False)
+            show(report_answer(run, modules=modules), console=console)
     if html is not None:
         path = Path(html)
         path = path / PAGE if path.is_dir() else path
-        write_page(run, path)
+        write_page(run, path, typed_command())
         if not as_json:
             console.print(f"Wrote {path}", markup=False, soft_wrap=True)
     return 0

@@ -6,7 +6,6 @@ Imports of torch and transformers happen inside the functions, so that `memkit -
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
 from hf_memkit.cli.options import RUNS, flags_given
 from hf_memkit.common.errors import InputError
@@ -132,7 +132,6 @@ def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
     """Runs what the folder holds, with what its owner has changed in it; 0 if it finished, 1 if it was stopped."""
     from hf_memkit.catalog.hardware import use_one_gpu
-    from hf_memkit.cli import render
     from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
     from hf_memkit.run.launch import launch
     from hf_memkit.run.machine import refuse_too_large
@@ -151,26 +150,26 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(visible))
         use_one_gpu()
     refuse_mistakes(job)
-    refuse_too_large(job, render.say_to_stderr)
+    refuse_too_large(job, printing.say_to_stderr)
     ranks.share("job", job.to_json())
     return train(job, ranks, options)
 
 
 def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[[], object] | None = None) -> int:
     """Trains `job`, whose folder `write` writes if it is not there; 0 if it finished, 1 if it was stopped."""
-    from hf_memkit.cli import render
+    from hf_memkit.cli.recipe_answer import closing
     from hf_memkit.prediction.worker import close_workers
     from hf_memkit.run.training import run
 
     close_workers()
     as_json = options.as_json
-    say = render.silent if not ranks.is_first else render.say_to_stderr if as_json else render.say
+    say = printing.silent if not ranks.is_first else printing.say_to_stderr if as_json else printing.say
     with _stdout_to_stderr() if as_json else contextlib.nullcontext():
         content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
     if ranks.is_first and as_json:
-        print(json.dumps(content, indent=2))
+        printing.print_json(content)
     elif ranks.is_first:
-        render.closing(job, content)
+        closing(job, content)
     code = 0 if content["status"] == "finished" else 1
     if FOLDER_VARIABLE not in os.environ:
         return code
@@ -202,14 +201,13 @@ def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
 
 def refuse_mistakes(job: RecipeRun) -> None:
     """Raises an InputError for known mistakes in what runs here; hints are printed."""
-    from hf_memkit.cli import render
     from hf_memkit.run.training import mistakes_of_run
 
     found = mistakes_of_run(job)
     if mistakes := [str(problem) for problem in found if problem.refuses]:
         raise InputError("\n".join(mistakes))
     for hint in found:
-        render.say_to_stderr(f"memkit: hint: {hint}")
+        printing.say_to_stderr(f"memkit: hint: {hint}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The plot of a plan, GiB against speed, as Plotly's own plain data. In: a plan. Out: traces.
+"""The plot of a plan: GiB against speed.
 
 Colours are names of the page's CSS variables; the page's script puts in what they are in light or dark.
 """
@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hf_memkit.catalog.fit import LIMIT_NAME, limit_bytes
+from hf_memkit.common.answer.answer import Chart, View
+from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.report.charts import plotly_text
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import rate_unit
@@ -25,12 +26,8 @@ _TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
-KEY: Final[Mapping[str, str]] = {
-    **{group: _COLOURS[group] for group in GROUPS},
-    "needs other code": _CODE,
-    "tight": _TIGHT,
-    "does not fit": _LOST,
-}
+_ALTERNATIVES: Final = "ABC"
+"""Labels of other points worth a look."""
 
 
 def frontier(plan: Plan) -> tuple[Judgement, ...]:
@@ -44,8 +41,8 @@ def frontier(plan: Plan) -> tuple[Judgement, ...]:
     return tuple(found)
 
 
-def plot(plan: Plan) -> dict[str, Any] | None:
-    """None: no time is known."""
+def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
+    """The chart of a plan; None: no time is known. `place`: its id on the page."""
     timed = _timed(plan)
     if not timed:
         return None
@@ -67,25 +64,45 @@ def plot(plan: Plan) -> dict[str, Any] | None:
     traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
     lost = [each for each in timed if not each.fits and not each.tight]
     traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
-    for name, ringed, symbol, place in (
-        ("best", plan.proposed, "circle-open", "top center"),
-        ("your script", plan.own, "square-open", "bottom center"),
-    ):
-        if ringed is not None and ringed in timed:
-            label = {"mode": "markers+text", "text": [name], "textposition": place, "cliponaxis": False}
-            traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20) | label)
+    labels = _labelled(plan, timed, front)
+    for label, each in labels:
+        ring = {"best": "circle-open", "yours": "square-open"}.get(label, "circle")
+        top = label != "yours"
+        mark = _marks(plan, label, [each], "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)", symbol=ring, size=20)
+        where = {"textposition": f"{'top' if top else 'bottom'} center", "cliponaxis": False}
+        traces.append(mark | where | {"mode": "markers+text", "text": [label]})
     gpu = plan.machine.gpu
     if gpu is not None:
         usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
-        top = max(_rate(plan, each) for each in timed)
+        highest = max(_rate(plan, each) for each in timed)
         traces.append(
             {
-                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, top],
-                "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
+                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable],
+                "y": [0, highest], "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
             }
         )  # fmt: skip
-    shown = [trace for trace in traces if trace["x"]]
-    return {"traces": shown, "x": "GiB of the GPU, at most (predicted)", "y": rate_unit(plan), "hovermode": "closest"}
+    unit = rate_unit(plan)
+    points = [
+        (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {unit}")
+        for label, each in labels
+    ]
+    return Chart(
+        place, "Each mark is a setup: further left needs less, higher is faster.",
+        [trace for trace in traces if trace["x"]], "GiB of the GPU, at most (predicted)", unit, "closest", points,
+        heading="Memory and speed", views=View.PAGE,
+    )  # fmt: skip
+
+
+def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
+    """The best setup, the script's own, and up to three others: what is faster with nearly the same result, the
+    smallest, and the fastest."""
+    own = [("best", plan.proposed), ("yours", plan.own)]
+    labels = [(label, each) for label, each in own if each is not None and each in timed]
+    others: list[Judgement] = []
+    for each in (plan.faster(), *front[:1], *reversed(front)):
+        if each is not None and each in timed and each not in others and each not in (plan.proposed, plan.own):
+            others.append(each)
+    return [*labels, *zip(_ALTERNATIVES, others, strict=False)]
 
 
 def _timed(plan: Plan) -> list[Judgement]:

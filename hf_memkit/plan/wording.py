@@ -1,18 +1,15 @@
-"""A plan in words and rows, the same on the terminal and on the page. In: plans, prices. Out: plain text.
-
-What is not known is `—`, never a number.
-"""
+"""A plan in sentences, rows and lines to paste. What is not known is `—`, never a number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.catalog.fit import FULL_SHARE, limit_bytes
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.hardware import described_gpu
+from hf_memkit.common.answer.answer import NONE, Cell, Code
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.front_end_keys import front_end
@@ -22,8 +19,6 @@ from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import million_tokens_cost, price_of, run_cost
 from hf_memkit.setup.techniques.registry import GROUPS, Group
 
-NONE: Final = "—"
-
 TITLES: Final[Mapping[Group, str]] = {
     "same result": "Same result",
     "nearly the same": "Nearly the same result",
@@ -31,37 +26,6 @@ TITLES: Final[Mapping[Group, str]] = {
 }
 
 _BESIDE: Final = "transfers and work on the CPU"
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRow:
-    """A setup as a table shows it.
-
-    Attributes:
-        judged: the setup.
-        proposed: whether it is the one on the first line.
-        peak: GiB, two decimals.
-        step: `"1.40"`, seconds of an optimizer step.
-        between: `"1.31–1.68"`.
-        rate: tokens or samples a second.
-        run: the whole training.
-        cost: of that.
-        why: why it is not the best, or what it does to the result; empty: nothing to say.
-    """
-
-    judged: Judgement
-    proposed: bool
-    peak: str
-    step: str
-    between: str
-    rate: str
-    run: str
-    cost: str
-    why: str
-
-    @property
-    def name(self) -> str:
-        return self.judged.candidate.name
 
 
 def gpu_of(plan: Plan) -> str:
@@ -194,23 +158,23 @@ def where(plan: Plan, *, with_code: bool = False) -> str:
     return f"{whose} (they override earlier ones):"
 
 
-def to_paste(
-    plan: Plan, found: Pasted, flags: Sequence[str], *, with_code: bool = False
-) -> Iterator[tuple[str, Sequence[str]]]:
-    """What is pasted of a setup: (what to do, its lines). `flags`: those of `found` in lines that a shell joins;
-    `with_code`: beside other code, for which no plan file is."""
-    by_parser = parses(plan) or bool(found.front_end)
-    if first := found.typed_first if by_parser else found.before:
-        yield "First type:", first
-    yield where(plan, with_code=with_code), found.front_end or (flags if by_parser else found.python.splitlines())
-    if found.no_flag and by_parser and not found.front_end:
-        yield (
+def to_paste(plan: Plan, paste: Pasted, *, with_code: bool = False) -> Iterator[Code]:
+    """What is pasted of a setup. `with_code`: beside other code, which no plan file holds."""
+    by_parser = parses(plan) or bool(paste.front_end)
+    if first := paste.typed_first if by_parser else paste.before:
+        yield Code("First type:", first)
+    if by_parser and not paste.front_end:
+        yield Code(where(plan, with_code=with_code), paste.flags, words=True)
+    else:
+        yield Code(where(plan, with_code=with_code), paste.front_end or paste.python.splitlines())
+    if paste.no_flag and by_parser and not paste.front_end:
+        yield Code(
             "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):",
-            found.no_flag,
+            paste.no_flag,
         )
-    if found.model and not found.front_end:
+    if paste.model and not paste.front_end:
         instead = "" if with_code else "; or use memkit run --plan"
-        yield f"Where the script loads its model (no flag sets this{instead}):", found.model.splitlines()
+        yield Code(f"Where the script loads its model (no flag sets this{instead}):", paste.model.splitlines())
 
 
 def start(plan: Plan) -> tuple[str, str] | None:
@@ -275,29 +239,17 @@ def _is_prime(number: int) -> bool:
     return number > 3 and all(number % each for each in range(2, math.isqrt(number) + 1))
 
 
-def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
+def groups(plan: Plan) -> dict[Group, list[Judgement]]:
     """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
-    found = {
-        group: [
-            _row(plan, each, price)
-            for each in plan.ranked
-            if each.candidate.group == group and not each.candidate.code
-        ]
-        for group in GROUPS
-    }
-    return {group: rows for group, rows in found.items() if rows}
+    ranked = [each for each in plan.ranked if not each.candidate.code]
+    by_group = {group: [each for each in ranked if each.candidate.group == group] for group in GROUPS}
+    return {group: setups for group, setups in by_group.items() if setups}
 
 
-def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
-    """Setups that fit with other code in the script, which is shown where it pays."""
-    return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
-
-
-def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
+def too_large(plan: Plan) -> list[Judgement]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
-    found = [each for each in plan.compared if not each.fits]
-    found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
-    return [_row(plan, each, price) for each in found]
+    lost = [each for each in plan.compared if not each.fits]
+    return sorted(lost, key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
 
 
 def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, str]:
@@ -384,18 +336,20 @@ def time_not_known(plan: Plan) -> str:
     return "no time: a GPU given by size has no known speed; name one (--gpu NAME); ranked by memory"
 
 
-def _row(plan: Plan, judged: Judgement, price: float | None) -> PlanRow:
-    best, time = plan.proposed, judged.step_time if judged.is_priced else None
-    return PlanRow(
-        judged,
-        judged is best,
+def row(plan: Plan, judged: Judgement, price: float | None) -> tuple[str | Cell, ...]:
+    """A setup in a table: name with the reason, GiB, seconds a step, rate, the run and its cost."""
+    time = judged.step_time if judged.is_priced else None
+    reason = "; ".join(filter(None, (why(plan, judged), _off_the_gpu(judged), judged.candidate.result)))
+    step = Cell(NONE)
+    if time is not None:
+        step = Cell(digits(time.seconds[1]), f"{digits(time.seconds[0])}–{digits(time.seconds[2])}")
+    return (
+        Cell(judged.candidate.name, reason, judged is plan.proposed),
         f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
-        digits(time.seconds[1]) if time is not None else NONE,
-        f"{digits(time.seconds[0])}–{digits(time.seconds[2])}" if time is not None else "",
+        step,
         rate(plan, judged),
         run_of(judged),
         cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
-        "; ".join(filter(None, (why(plan, judged), _off_the_gpu(judged), judged.candidate.result))),
     )
 
 

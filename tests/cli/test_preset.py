@@ -61,7 +61,7 @@ def test_show_gives_each_setting_its_reason_and_a_ledger_that_adds_up(run: Run) 
     for setting in told["settings"]:
         if setting["key"] not in ("model.origin", "model.architecture"):
             assert setting["reason"].split()[0] in out
-            assert f"\n{setting['key']} = " in out or setting["key"] == "deepspeed.sizes", "a line each"
+            assert f"\n  {setting['key']} = " in out or setting["key"] == "deepspeed.sizes", "a line each"
     arguments = told["arguments"]
     assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
     rows = told["ledger"]["device"]

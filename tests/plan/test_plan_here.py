@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from hf_memkit.cli import main
-from hf_memkit.cli.plan_here import show_verified
+from hf_memkit.common.answer.terminal import show_blocks
 from hf_memkit.measuring.memory.records import SCHEMA
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.plan import wording
+from hf_memkit.plan.answer import verified_blocks
 from hf_memkit.plan.measured_steps import Verified, measured
 from tests.plan.made_plans import CHECKPOINTING, setup, usual
 
@@ -84,7 +85,8 @@ def test_measurements_are_next_to_predictions(
     judgement = setup(8, 1, 12.0, 1.4, CHECKPOINTING)
     passed = Verified(judgement, gpus=2, notes=("run by torchrun",), **measured(load_run(folder / "both"), result))
     assert (passed.peak_allocated_gib, passed.allocator_retries, passed.step_time_s) == (11.25, 1, 1.375)
-    show_verified([passed, Verified(judgement, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))])
+    failed = Verified(judgement, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))
+    show_blocks(verified_blocks([passed, failed]))
     shown = capsys.readouterr().out.splitlines()
     assert [line.split() for line in shown[1:8]] == [
         ["8", "×", "1,", "checkpointing:", "ran", "here", "measured", "predicted"],
@@ -95,7 +97,7 @@ def test_measurements_are_next_to_predictions(
         ["allocator", "retries", "1", "0"],
         ["evaluation", "done"],
     ]
-    assert "Note: run by torchrun." in shown and "failed in [the] save" in shown and "  OSError: [b]full[/b]" in shown
+    assert "Note: run by torchrun." in shown and "failed in [the] save." in shown and "  OSError: [b]full[/b]" in shown
 
 
 def test_a_plan_whose_setups_failed_proposes_nothing() -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page
 
+from hf_memkit.common.answer import page
 from hf_memkit.common.errors import InputError
+from hf_memkit.plan.answer import plan_answer
 from hf_memkit.plan.measured_steps import Verified
-from hf_memkit.plan.page import write_page
+from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import frontier, plot
 from tests.chromium import CONTRAST, Watched
 from tests.plan.made_plans import EIGHT_BITS, plan, setup, usual
 
 Show = Callable[..., tuple[Page, Watched]]
+
+
+def write_page(plans: Sequence[Plan], prices: Mapping[str, float], path: Path, ran: Sequence[Verified] = ()) -> Path:
+    return page.write_page(path, plan_answer(plans, prices, ran), guide="plan.md", command="memkit plan train.py")
 
 
 @pytest.mark.slow
@@ -34,7 +41,14 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
     box = tab.locator("#chart-plan-0 .cartesianlayer").bounding_box()
     assert box is not None and box["width"] > 200 and box["height"] > 150
     marks = tab.locator("#chart-plan-0 .trace .points path").count()
-    assert marks == 5 + 2, "a mark a setup, a ring around the best, a square around the script as it is"
+    labels = tab.locator("#chart-plan-0 .textpoint").all_inner_texts()
+    assert marks == 5 + len(labels) and labels == ["best", "yours", "A", "B"]
+    assert tab.locator("#chart-plan-0 ~ dl dt").all_inner_texts() == labels, "each label is explained below"
+    footer = tab.locator("footer").inner_text()
+    assert "memkit plan train.py" in footer and str(datetime.date.today().year) in footer
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.locator(".code button").first.click()
+    assert tab.evaluate("navigator.clipboard.readText()") == tab.locator("pre").first.text_content()
     pasted = tab.locator("pre").first.inner_text().splitlines()
     assert [line.endswith("\\") for line in pasted] == [True, True, True, False]
     assert "activation_checkpointing: true" in (tab.locator("details pre").first.text_content() or "").splitlines()
@@ -52,18 +66,19 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
         Verified(judged, failed="failed in the save", last_lines=("OSError: <b>full</b>",)),
         Verified(judged, peak_allocated_gib=18.25, step_time_s=1.375, evaluated=True, notes=("run by torchrun",)),
     )
-    tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html", ran))
-    for how, each in zip(("failed", "ran"), ran, strict=True):
-        table = tab.locator("table", has_text=f"8 × 1, checkpointing: {how} here").first.locator("tbody tr")
-        assert [tuple(row.split("\t")) for row in table.all_inner_texts()] == list(each.rows())
-    text = tab.locator("main").inner_text()
-    assert all(part in text for part in ("failed in the save.", "OSError: <b>full</b>", "Note: run by torchrun."))
+    tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html"))
     rows = tab.locator("table").first.locator("tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == ["RTX 3090", "RTX 4090", "T4"]
     assert "nothing fits: 29.40 GiB over the limit" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
     assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
     assert tab.locator(".chart .main-svg").count() >= 3
     assert watched.found == []
+    tab, watched = show(write_page(gpus[1:2], {}, tmp_path / "plan.html", ran))
+    for how, each in zip(("failed", "ran"), ran, strict=True):
+        table = tab.locator("section", has_text=f"8 × 1, checkpointing: {how} here").first.locator("tbody tr")
+        assert [tuple(row.split("\t")) for row in table.all_inner_texts()] == list(each.rows())
+    text = tab.locator("main").inner_text()
+    assert all(part in text for part in ("failed in the save.", "OSError: <b>full</b>", "Note: run by torchrun."))
 
 
 def test_without_times_there_is_no_plot_and_without_a_script_all_figures(tmp_path: Path, show: Show) -> None:

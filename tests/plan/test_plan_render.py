@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
 
 from hf_memkit.catalog.hardware import described_machine
-from hf_memkit.cli.plan_render import compared_view, view
+from hf_memkit.common.answer.terminal import rendered
 from hf_memkit.plan import wording
+from hf_memkit.plan.answer import plan_answer
 from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.make_plan import _gpu_variant_notes
 from hf_memkit.plan.plan import Plan
@@ -26,6 +28,16 @@ def shown(found: RenderableType, width: int = 80) -> list[str]:
     copied = "      "  # a line of Python, which is not broken
     assert max(len(line) for line in lines if not line.startswith(copied)) <= width
     return lines
+
+
+def view(made: Plan, width: int, *, short: bool = False) -> RenderableType:
+    return rendered(plan_answer([made], {}), width, short=short)
+
+
+def compared_view(
+    plans: Sequence[Plan], prices: Mapping[str, float], width: int, *, short: bool = False
+) -> RenderableType:
+    return rendered(plan_answer(plans, prices, compared=True), width, short=short)
 
 
 def of(made: Plan, **options: bool) -> str:
@@ -68,17 +80,17 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
         "Your script as it is, 8 × 1, does not fit: needs up to 42.80 GiB, 21.01 GiB over the limit.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
         "Same result, with other code, and 2.8 times as fast: 8 × 1, fused loss.",
+        "a setup may use 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups compared, 5 of them traced",
         '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
         "--optim adamw_bnb_8bit",
-        'Code for 8 × 1, fused loss: loss = fused("<b>") loss.backward() Add to your script',
-        "a setup may use 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups compared, 5 of them traced",
+        'With other code: 8 × 1, fused loss Change the script: loss = fused("<b>") loss.backward() Add to your script',
         "Same result GiB",
         "→ 8 × 1, checkpointing",
         "36 % slower: backward takes 350 ms more",
         "Nearly the same result GiB",
-        "With other code",
+        "With other code GiB",
         "Tight, or does not fit; fastest first",
-        "The same arguments as YAML:",
+        "The same arguments in other forms As YAML:",
         "Not tried: Liger kernels: [bold]none[/bold] for this model.",
     )
     places = [said.index(each) for each in order]
@@ -270,7 +282,7 @@ def test_what_fits_with_other_code_alone_is_no_answer() -> None:
         "NOTHING FITS RTX 3090 WITHOUT A CHANGE OF CODE: the smallest, 1 × 8, needs up to 30.00 GiB"
     )
     assert "It fits with other code: 8 × 1, fused loss: up to 12.00 GiB, 0.500 s a step (0.450 to 0.650)" in said
-    assert "Code for 8 × 1, fused loss:" in said and made.proposed is None
+    assert "With other code: 8 × 1, fused loss" in said and made.proposed is None
     with pytest.raises(LookupError):
         made.file()
     compared = shown(compared_view([made, plan(setup(8, 1, 50, 0.3, gpu="H200"), gpu="H200")], {}, 200), 200)

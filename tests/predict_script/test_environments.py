@@ -25,6 +25,7 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.cli import main, predict_environments
 from hf_memkit.common import boot
+from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import format_size
 from hf_memkit.prediction.comparison import compare
@@ -111,7 +112,7 @@ def test_what_differs_between_two_environments_is_named(
     environment = find_environment(other)
     monkeypatch.setenv("COLUMNS", "120")
     capfd.readouterr()
-    predict_environments.show(here, there, environment, "train.py", short=False)
+    show(predict_environments.comparison_answer(here, there, environment, "train.py"))
     message = capfd.readouterr().out
     assert f"with {other}: " in message and "There FITS" in message and "Here FITS" in message
     rows = [" ".join(line.split()) for line in message.splitlines()]

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from hf_memkit.cli import main
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.memory.records import read_records, steps
+from hf_memkit.measuring.report.answer import text_report
 from hf_memkit.measuring.report.load import load_run
-from hf_memkit.measuring.report.text import text_report
 from tests.clients.clients import COMMON, SCRIPTS, STEPS, sft_script
 from tests.clients.compare import assert_complete
 from tests.clients.inputs import make_inputs

@@ -31,9 +31,8 @@ from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.snapshot import record_history, stop_history
 from hf_memkit.measuring.record_types import Status
+from hf_memkit.measuring.report.answer import PAGE, text_report, write_page
 from hf_memkit.measuring.report.load import Run, load_run
-from hf_memkit.measuring.report.page import write_page
-from hf_memkit.measuring.report.text import PAGE, text_report
 
 _NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 

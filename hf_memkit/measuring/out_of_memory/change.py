@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from hf_memkit.measuring.out_of_memory.message import paragraph, printable
+from hf_memkit.common.answer.answer import Item
+from hf_memkit.common.answer.safe_text import sentence
+from hf_memkit.measuring.out_of_memory.message import printable
 from hf_memkit.measuring.record_types import ProposedChange
 from hf_memkit.setup.techniques.registry import Technique
 
@@ -22,14 +23,6 @@ def assignment(key: str, value: object, current: object = None) -> str:
     shown = name if section == "arguments" else key
     was = f"{current} → " if current is not None else ""
     return f"{shown}: {was}{value}" if str(value) else shown
-
-
-def _heading(text: str, width: int, indent: str) -> list[str]:
-    """`text` in lines of at most `width` characters, broken between words only: it is copied."""
-    return textwrap.wrap(
-        text, max(40, width), initial_indent=indent, subsequent_indent=" " * len(indent), break_long_words=False,
-        break_on_hyphens=False, fix_sentence_endings=False,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +81,6 @@ class Change:
         parts += [f"Costs: {self.cost.rstrip('.')}."] if self.cost else []
         return " ".join(parts)
 
-    def lines(self, number: int, width: int) -> list[str]:
-        """The change as lines of at most `width` characters, with `number` in front."""
-        saves = f"   saves {self.saves_gib:.2f} GiB" if self.saves_gib is not None else ""
-        out = _heading(f"{self.assignment}{saves}", width, f"  {number}. ")
-        out += paragraph(f"{self.reason}.", width, "     ")
-        out += paragraph(f"Costs: {self.cost}.", width, "     ")
-        if self.basis is not None:
-            out += paragraph(f"Estimated from: {self.basis}.", width, "     ")
-        return out
-
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
@@ -117,6 +100,9 @@ class Remedy:
         """The setting, without the reason."""
         return assignment(self.key, self.value)
 
-    def lines(self, width: int) -> list[str]:
-        """The setting and the reason, as lines of at most `width` characters."""
-        return [*_heading(self.assignment, width, "  "), *paragraph(f"{self.reason}.", width, "    ")]
+
+def item_of_change(change: Change) -> Item:
+    """A change as an answer lists it."""
+    saves = f"{change.saves_gib:.2f} GiB" if change.saves_gib is not None else ""
+    costs, basis = (f"{part.rstrip('.')}." if part else "" for part in (change.cost, change.basis))
+    return Item(sentence(change.reason), change.assignment, saves, costs, basis)

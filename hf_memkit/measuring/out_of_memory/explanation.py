@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TextIO, cast
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
+from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
+from hf_memkit.common.answer.safe_text import sentence
+from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
-from hf_memkit.measuring.out_of_memory.change import Change
+from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
 from hf_memkit.measuring.out_of_memory.known_messages import Cause
-from hf_memkit.measuring.out_of_memory.message import OomMessage, paragraph, printable, show
+from hf_memkit.measuring.out_of_memory.message import OomMessage, printable, show
 from hf_memkit.measuring.out_of_memory.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
@@ -86,56 +89,63 @@ class Explanation:
 
     def text(self, width: int = 100) -> str:
         """The explanation as lines of at most `width` characters, safe for a terminal."""
+        return plain(self.answer(), width).rstrip("\n")
+
+    def answer(self) -> Answer:
+        """What `memkit explain` shows: what happened, the cause, what helps and what to type next."""
         if self.found is None or self.verdict is None:
-            return "No out-of-memory message found. Give the whole log, or the full text of the error."
-        out = [*self._what_happened(width), ""]
-        out += [f"Cause: {self.verdict.cause}", *paragraph(self.verdict.why, width)]
-        verdict = self.verdict
-        for remedies, title in ((verdict.settings, "Fixes for this cause"), (verdict.no_help, "What will not help")):
+            nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
+            return Answer(title="Out of memory", verdict=nothing)
+        first = printable(f"{_sentence(self.found.message)}{self._where()}.")
+        return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.found)))
+
+    def _blocks(self, found: FoundMessage) -> Iterator[AnswerBlock]:
+        assert self.verdict is not None
+        yield Lines([printable(line) for line in self._allocation(found)])
+        yield Facts(list(_figures(found.message)))
+        yield Lines([f"Cause: {self.verdict.cause}"], "strong")
+        yield Lines([sentence(printable(self.verdict.why, 2_000))])
+        for remedies, title in (
+            (self.verdict.settings, "Fixes for this cause"),
+            (self.verdict.no_help, "What will not help"),
+        ):
             if remedies:
-                out += ["", title]
-            for remedy in remedies:
-                out += remedy.lines(width)
+                yield Changes([Item(sentence(each.reason), each.assignment) for each in remedies], heading=title)
         if self.changes:
-            seen = self.found.trace
+            seen = found.trace
             known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
-            out += ["", "What to change" if known else "Generic fixes"]
-            for number, change in enumerate(self.changes, 1):
-                out += change.lines(number, width)
+            heading = "What to change" if known else "Generic fixes"
+            yield Changes([item_of_change(each) for each in self.changes], numbered=True, heading=heading)
         if self._came_later():
-            out += ["", *paragraph(_WORST_BATCH, width, "")]
+            yield Lines([_WORST_BATCH])
         if self.next_steps:
-            out += ["", "What to type next", *(f"  {printable(step, 2_000)}" for step in self.next_steps)]
+            yield Code("", [printable(step, 2_000) for step in self.next_steps], heading="What to type next")
         if self.job is None and self.changes:
-            out += ["", *paragraph(_WITH_CALLBACK, width, "")]
-            out += [] if self.fitted else paragraph(_WITH_ARGUMENTS, width, "")
-        return "\n".join([*out, *self._further(width)])
+            yield Lines([_WITH_CALLBACK, *([] if self.fitted else [_WITH_ARGUMENTS])])
+        prediction = (self.job or {}).get("prediction")
+        if prediction and "peak_allocated_gib" in prediction:
+            yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
+        if self.others:
+            others = [(_place(each), printable(each.message.quote, 200)) for each in self.others[:_LISTED]]
+            yield Facts(others, heading="Also in this log")
+        if len(self.others) > _LISTED:
+            yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
+
+    def _allocation(self, found: FoundMessage) -> Iterator[str]:
+        """What the traceback shows of the allocation."""
+        seen = found.trace
+        if seen.place is not None:
+            whose = f" ({seen.library})" if seen.library is not None else ""
+            where = f", in {seen.frame}" if seen.frame is not None else ""
+            yield f"The allocation was for: {seen.place}{whose}{where}."
+        if seen.in_use:
+            yield f"In use, by the traceback: {', '.join(sorted(seen.in_use))}."
 
     def headline(self) -> str:
         """What failed and the cause, on one line."""
         if self.found is None or self.verdict is None:
             return "no out-of-memory message"
         return printable(f"{_sentence(self.found.message)}{self._where()}: {self.verdict.cause}", 300)
-
-    def _what_happened(self, width: int) -> list[str]:
-        assert self.found is not None
-        message = self.found.message
-        out = ["What happened", *paragraph(f"{_sentence(message)}{self._where()}.", width)]
-        seen = self.found.trace
-        if seen.place is not None:
-            whose = f" ({seen.library})" if seen.library is not None else ""
-            where = f", in {seen.frame}" if seen.frame is not None else ""
-            out += paragraph(f"The allocation was for: {seen.place}{whose}{where}.", width)
-        if seen.in_use:
-            out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
-        rows = [(label, getattr(message, name)) for label, name in _ROWS]
-        name = _NO_GPU.get(message.device_type or "", "GPU")
-        known = [(label.replace("GPU", name), show(size)) for label, size in rows if size is not None]
-        if known:
-            out.append("")
-            column = max(len(label) for label, _ in known)
-            out += [f"  {label:<{column}}  {size:>11}" for label, size in known]
-        return out
 
     def _where(self) -> str:
         assert self.found is not None
@@ -155,20 +165,6 @@ class Explanation:
         job, too_large = self.job or {}, self.verdict is not None and self.verdict.cause == "size"
         return too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FITTED
 
-    def _further(self, width: int) -> list[str]:
-        out: list[str] = []
-        prediction = (self.job or {}).get("prediction")
-        if prediction and "peak_allocated_gib" in prediction:
-            out += ["", f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."]
-        if self.others:
-            out += ["", "Also in this log"]
-        for other in self.others[:_LISTED]:
-            said = printable(other.message.quote, max(20, width - 30))
-            out.append(f"  {_place(other)}: {said}"[:width])
-        if len(self.others) > _LISTED:
-            out.append(f"  and {len(self.others) - _LISTED} more: --json lists them all")
-        return out
-
 
 _FITTED: Final = 2
 """From the end of the first step on there are optimizer states: the second shows what every later one needs."""
@@ -183,6 +179,14 @@ _WITH_CALLBACK: Final = (
     "callbacks=[MemoryReportCallback()] in the Trainer. Then run `memkit explain OUTPUT_DIR`."
 )
 _WITH_ARGUMENTS: Final = "`memkit explain --args FILE` adapts these changes to your arguments (YAML or JSON)."
+
+
+def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
+    """The sizes that the message names."""
+    name = _NO_GPU.get(message.device_type or "", "GPU")
+    for label, key in _ROWS:
+        if (size := getattr(message, key)) is not None:
+            yield label.replace("GPU", name), show(size)
 
 
 def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) -> Explanation:

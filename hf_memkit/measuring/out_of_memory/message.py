@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -101,14 +100,6 @@ def printable(text: str, limit: int = 600) -> str:
     )
     joined = " ".join(cleaned.split())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
-
-
-def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
-    """`text` as a sentence, in lines of at most `width` characters, safe for a terminal."""
-    cleaned = printable(text, 2_000)
-    if cleaned.partition(" ")[0].strip(",;:.").replace("-", "").isalpha() and cleaned.partition(" ")[0].islower():
-        cleaned = cleaned[:1].upper() + cleaned[1:]  # names such as vLLM, cuBLAS and adamw_torch stay as they are
-    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
 
 
 def show(size_bytes: float) -> str:

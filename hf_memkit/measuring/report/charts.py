@@ -1,18 +1,17 @@
-"""The charts of the page, as Plotly's own plain data. In: a run. Out: traces by chart, with at most 2 000 points each.
+"""The charts of a run's page, with at most 2 000 points a trace.
 
 Colours are names of the page's CSS variables (`var(--weights)`): the script puts in what they are in light or dark.
-Plotly reads text as a little HTML, so that text from records goes through `plotly_text`.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from hf_memkit.common.answer.answer import Chart, View
+from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.report.load import RankRun, Run
-from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.summary import Summary, summarise_ranks
 from hf_memkit.measuring.report.target import target_of
 
@@ -20,13 +19,6 @@ POINTS: Final = 2000
 _GIB: Final = "%{y:.2f} GiB"
 _SMALL_GIB: Final = 0.1
 """A model of which less is held is shown in MiB: an axis of GiB would have micro-units."""
-
-Chart = dict[str, Any]
-
-
-def plotly_text(value: Any) -> str:
-    """Text that Plotly shows as it is: no tag, no link, no template of figures."""
-    return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
@@ -47,21 +39,21 @@ def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]
 
 
 def charts(run: Run, summary: Summary) -> dict[str, Chart]:
-    """The charts that this run has figures for, by the name of their place in the page."""
+    """The charts that this run has figures for, by their place in the page."""
     rank = run.of(summary.rank)
     if summary.peak is not None:
         timeline = _timeline(rank, summary)
     else:  # the few MiB of a rehearsal's small model say nothing: the page shows what its target needs
         timeline = _held_over_steps(rank) if target_of(run) is None else None
-    found = {
-        "timeline": timeline,
-        "phases": _phases_over_steps(rank),
-        "lengths": _scatter(rank, "longest_sequence", "longest sequence of the step (tokens)"),
-        "tokens": _scatter(rank, "tokens", "tokens of the step, with padding"),
-        "ranks": _ranks(run) if len(run.ranks) > 1 else None,
-        "host": _host(rank),
-    }
-    return {name: chart for name, chart in found.items() if chart is not None}
+    made = (
+        timeline,
+        _phases_over_steps(rank, summary),
+        _scatter(rank, "lengths", "longest_sequence", "longest sequence of the step (tokens)"),
+        _scatter(rank, "tokens", "tokens", "tokens of the step, with padding"),
+        _ranks(run) if len(run.ranks) > 1 else None,
+        _host(rank),
+    )
+    return {chart.place: chart for chart in made if chart is not None}
 
 
 def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
@@ -87,7 +79,15 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
         ends = [rank.steps[0]["step"], last]
         name = "allocator's cap" if summary.capped else "GPU memory"
         traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
-    return _chart(traces, "step", "GPU memory, GiB")
+    return _chart("timeline", _peaks_caption(summary), traces, "step", "GPU memory, GiB")
+
+
+def _peaks_caption(summary: Summary) -> str:
+    says = "The peak should stay below the dashed line, the GPU's memory" if summary.capacity_gib is not None else ""
+    if summary.headroom_gib is not None:
+        says += f"; {max(0.0, summary.headroom_gib):.1f} GiB were left at the closest"
+    areas = "Areas show what the peak holds; they join the steps recorded in detail." if summary.categories else ""
+    return " ".join(part for part in (f"{says}." if says else "", areas) if part) or "Peak of each step."
 
 
 def _held_over_steps(rank: RankRun) -> Chart | None:
@@ -99,7 +99,8 @@ def _held_over_steps(rank: RankRun) -> Chart | None:
         for trace in traces:
             trace["y"] = [_round(y * 1024) for y in trace["y"]]
             trace["hovertemplate"] = trace["hovertemplate"].replace("GiB", unit)
-    return _chart(traces, "step", f"held between steps, {unit}") if traces else None
+    caption = "Level areas are healthy: what is held between steps should not grow after the first steps."
+    return _chart("timeline", caption, traces, "step", f"held between steps, {unit}") if traces else None
 
 
 def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> list[dict[str, Any]]:
@@ -126,7 +127,7 @@ def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> li
     return traces
 
 
-def _phases_over_steps(rank: RankRun) -> Chart | None:
+def _phases_over_steps(rank: RankRun, summary: Summary) -> Chart | None:
     traces = []
     for phase in PHASES:
         values = [step.get("phases", {}).get(phase, {}).get("peak_allocated_gib") for step in rank.steps]
@@ -134,10 +135,14 @@ def _phases_over_steps(rank: RankRun) -> Chart | None:
             kept = extremes([values], POINTS)
             x = [rank.steps[i]["step"] for i in kept]
             traces.append(_line(phase, x, [_round(values[i]) for i in kept], f"var(--phase-{phase})", "solid"))
-    return _chart(traces, "step", "peak allocated, GiB") if traces else None
+    if not traces:
+        return None
+    highest = max(summary.phases, key=lambda phase: summary.phases[phase])
+    caption = f"Peak of each phase over the steps. {highest.capitalize()} has the highest: reduce its memory first."
+    return _chart("phases", caption, traces, "step", "peak allocated, GiB", heading="By phase over the steps")
 
 
-def _scatter(rank: RankRun, name: str, axis: str) -> Chart | None:
+def _scatter(rank: RankRun, place: str, name: str, axis: str) -> Chart | None:
     """The peak of each step against a size of its inputs, if that varies at all."""
     known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
     if len({step[name] for step in known}) < 2:
@@ -151,7 +156,9 @@ def _scatter(rank: RankRun, name: str, axis: str) -> Chart | None:
                    "colorbar": {"title": {"text": "step"}, "thickness": 8, "outlinewidth": 0}},
         "hovertemplate": f"step %{{customdata}}: {_GIB} with %{{x:,}}<extra></extra>",
     }  # fmt: skip
-    return {**_chart([trace], axis, "peak allocated, GiB"), "hovermode": "closest"}
+    what = {"lengths": "the longest sequence", "tokens": "the tokens"}[place]
+    caption = f"Peak of each step against {what} of its batch; the colour is the step"
+    return _chart(place, caption, [trace], axis, "peak allocated, GiB", hovermode="closest")
 
 
 def _ranks(run: Run) -> Chart | None:
@@ -170,7 +177,8 @@ def _ranks(run: Run) -> Chart | None:
                     "hovertemplate": f"{_GIB}<extra>{name}</extra>",
                 }
             )  # fmt: skip
-    return _chart(bars, "rank", "highest, GiB") if bars else None
+    caption = "Bars of unequal height: the ranks' batches or shards differ in size."
+    return _chart("ranks", caption, bars, "rank", "highest, GiB", heading="By rank") if bars else None
 
 
 def _host(rank: RankRun) -> Chart | None:
@@ -186,7 +194,8 @@ def _host(rank: RankRun) -> Chart | None:
         for key, (name, colour, dash) in names.items()
         if any(columns[key])
     ]
-    return _chart(traces, "step", "host RAM, GiB") if traces else None
+    caption = "This process should level off after the first steps; a steady rise is a leak."
+    return _chart("host", caption, traces, "step", "host RAM, GiB") if traces else None
 
 
 def _thinned(
@@ -228,8 +237,11 @@ def _points(
     }  # fmt: skip
 
 
-def _chart(traces: list[dict[str, Any]], x: str, y: str) -> Chart:
-    return {"traces": traces, "x": x, "y": y, "hovermode": "x unified"}
+def _chart(
+    place: str, caption: str, traces: list[dict[str, Any]], x: str, y: str, *, heading: str = "",
+    hovermode: str = "x unified",
+) -> Chart:  # fmt: skip
+    return Chart(place, caption, traces, x, y, hovermode, heading=heading, name=place, views=View.PAGE)
 
 
 def _round(value: float | None) -> float | None:

@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from hf_memkit.common.answer.terminal import rendered, show
+from hf_memkit.measuring.report.answer import report_answer
 from hf_memkit.measuring.report.load import Run, RunReader
 from hf_memkit.measuring.report.sanitize import text
-from hf_memkit.measuring.report.text import view
 
 _LOOK_S: Final = 1.0
 
@@ -34,7 +35,7 @@ def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> R
         (_live if console.is_terminal else _lines)(reader, console)
     run = reader.run()
     if run is not None:
-        console.print(view(run, console.width, modules=modules), crop=False)
+        show(report_answer(run, modules=modules), console=console)
     return run
 
 
@@ -60,7 +61,7 @@ def _live(reader: RunReader, console: Console) -> None:
         for grew, run in _looks(reader):
             if run is not None and (grew or run.ending.why != shown):
                 shown = run.ending.why
-                live.update(view(run, console.width), refresh=True)
+                live.update(rendered(report_answer(run), console.width), refresh=True)
 
 
 def _lines(reader: RunReader, console: Console) -> None:

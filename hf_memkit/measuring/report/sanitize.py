@@ -1,17 +1,17 @@
 """What records say is not trusted: a model, a path, a log or an argument may hold anything.
 
 In: values from a records file. Out: plain JSON values of the types that `hf_memkit.measuring.record_types` names, and
-text that can neither steer a terminal nor reorder a line. HTML is escaped where it is made (`html.py`).
+text that can neither steer a terminal nor reorder a line. HTML is escaped where it is made (`common/answer/html.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
+from hf_memkit.common.answer.safe_text import text as text
 from hf_memkit.measuring.record_types import RECORDS, StepRecord
 
 _LIMIT: Final = 1e15
@@ -20,27 +20,6 @@ _LIMIT: Final = 1e15
 _FREE_DEPTH: Final = 6
 """What is nested deeper in values of the user's is left out: nothing that anybody reads, and JSON of a thousand levels
 ends Python."""
-
-_STEERING: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories of what a terminal or a browser obeys rather than shows: control characters (ANSI escapes begin
-with one), formatting (bidirectional overrides, zero width), private use, surrogates, line and paragraph separators."""
-
-
-def text(value: Any, limit: int = 200) -> str:
-    """`value` on one line, `limit` characters at most; what steers is written out, as `\\x1b` or `\\u202e`."""
-    raw = value if isinstance(value, str) else str(value)
-    shown = []
-    for character in raw[: limit + 1]:
-        if character in "\t\n\r":
-            shown.append(" ")
-        elif unicodedata.category(character) in _STEERING:
-            code = ord(character)
-            shown.append(f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}")
-        else:
-            shown.append(character)
-    if len(raw) > limit:
-        return "".join(shown[: limit - 1]) + "…"
-    return "".join(shown)
 
 
 def few(values: Sequence[Any]) -> str:

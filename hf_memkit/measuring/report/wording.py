@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from hf_memkit.common.terms import at
 from hf_memkit.common.units import format_size
@@ -189,9 +189,6 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if not fits:
         return "No memory problem found over the steps."
     return f"No memory problem found{fits}, and memory does not grow over the steps."
-
-
-MODULE_COLUMNS: Final = ("module", "class", "parameters", "trained", "size", "where")
 
 
 def module_rows(run: Run) -> list[tuple[str, ...]]:

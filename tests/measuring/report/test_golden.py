@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 import tempfile
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.common.answer.page import page
+from hf_memkit.measuring.report.answer import report_answer, text_report
 from hf_memkit.measuring.report.load import load_run
-from hf_memkit.measuring.report.page import page
-from hf_memkit.measuring.report.text import text_report
 from tests.measuring.report import synthetic_records as made
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,8 +26,10 @@ def reports() -> dict[str, str]:
     found = {}
     for name, records in (("out-of-memory", made.out_of_memory()), ("rehearsal", made.rehearsal())):
         run = load_run(made.write(Path(name), records))
-        html = re.sub(r"<(script|style|meta)\b[^>]*>(?:.*?</\1>)?", "", page(run), flags=re.DOTALL)
-        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}.html": html.replace("><", ">\n<")}
+        whole = page(report_answer(run), guide="report.md")
+        words = re.sub(r"<(script|style|head)\b[^>]*>.*?</\1>|<[^>]+>", "\n", whole, flags=re.DOTALL)
+        shown = "\n".join(line for line in map(str.strip, html.unescape(words).splitlines()) if line)
+        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}-page.txt": f"{shown}\n"}
     lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
     on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
     return {**found, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}

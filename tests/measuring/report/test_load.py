@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.common.answer.page import page
 from hf_memkit.common.errors import InputError
+from hf_memkit.measuring.report.answer import report_answer, text_report
+from hf_memkit.measuring.report.as_json import report_json
 from hf_memkit.measuring.report.load import RunReader, load_run
-from hf_memkit.measuring.report.page import page
 from hf_memkit.measuring.report.rank_reader import RankReader
-from hf_memkit.measuring.report.text import report_json, text_report
 from tests.conftest import ROOT
 from tests.measuring.report import synthetic_records as made
 from tests.record_shape import misfits
@@ -91,7 +92,7 @@ def test_fields_of_any_type_never_break_a_view(tmp_path: Path) -> None:
     for seed in range(90):
         records = (made.out_of_memory, made.healthy, made.rehearsal)[seed % 3](5)
         run = load_run(made.write(tmp_path / str(seed), [spoilt(record, rng) for record in records]))
-        assert text_report(run, modules=True) and (seed % 5 or page(run))
+        assert text_report(run, modules=True) and (seed % 5 or page(report_answer(run), guide="report.md"))
         json.dumps(report_json(run), allow_nan=False).encode()
 
 
@@ -227,8 +228,7 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None\n"
         "from hf_memkit.measuring.report.load import load_run\n"
-        "from hf_memkit.measuring.report.page import write_page\n"
-        "from hf_memkit.measuring.report.text import text_report\n"
+        "from hf_memkit.measuring.report.answer import text_report, write_page\n"
         f"run = load_run({str(tmp_path)!r}); print(text_report(run)); assert 'plotly' not in sys.modules\n"
         f"write_page(run, {str(tmp_path / 'page.html')!r}); assert 'numpy' not in sys.modules"
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.common.answer.page import page
+from hf_memkit.measuring.report.answer import report_answer, text_report
 from hf_memkit.measuring.report.load import load_run
-from hf_memkit.measuring.report.page import page
 from hf_memkit.measuring.report.target import target_of
-from hf_memkit.measuring.report.text import text_report
 from tests.measuring.report import synthetic_records as made
 
 
@@ -17,7 +17,7 @@ from tests.measuring.report import synthetic_records as made
 def test_a_target_that_does_not_fit_is_no_good_news(tmp_path: Path, verdict: str, state: str) -> None:
     """Finds: a green bar, or the command of a run that would fail, where the target is predicted not to fit."""
     run = load_run(made.write(tmp_path, made.rehearsal(verdict=verdict)))
-    assert f'class="lead {state}"' in page(run)
+    assert f'class="lead {state}"' in page(report_answer(run), guide="report.md")
     assert ("--dry-run" in text_report(run)) is (verdict == "does not fit")
 
 

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from hf_memkit.cli import main
+from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.terms import at
+from hf_memkit.measuring.report.answer import report_answer, text_report
+from hf_memkit.measuring.report.as_json import report_json
 from hf_memkit.measuring.report.load import load_run
-from hf_memkit.measuring.report.text import report_json, text_report, view
 from tests.measuring.report import synthetic_records as made
 
 PREDICTION: dict[str, Any] = {
@@ -40,7 +42,7 @@ def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path)
 def test_near_the_gpu_there_are_changes_of_this_job(tmp_path: Path) -> None:
     shown = " ".join(text_report(load_run(made.write(tmp_path, made.healthy(60, longest=1600)))).split())
     assert re.match(r"Peak 14\.9 of 15\.8 GiB: 94 % [^,]+, in backward at step 32\. Tight: 0\.[1-9] GiB left", shown)
-    assert "What to do:" in shown and "• per_device_train_batch_size = " in shown and "Saves " in shown
+    assert " per_device_train_batch_size: " in shown and " saves " in shown
 
 
 def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_nothing_from_the_records_steers_the_terminal(tmp_path: Path, colour: bo
         console = Console(
             record=True, force_terminal=True, color_system="truecolor", width=100, file=(tmp_path / "o").open("w")
         )
-        console.print(view(run, 100, modules=True))
+        show(report_answer(run, modules=True), console=console)
         shown = console.export_text()  # without the colours that are memkit's own
     else:
         shown = text_report(run, modules=True)
@@ -110,7 +112,7 @@ def test_nothing_from_the_records_steers_the_terminal(tmp_path: Path, colour: bo
     assert not steering, steering
     assert "\\x1b[31mred" in shown and "[red]x[/red]" in shown, "it is shown as it is written"
     assert "\\u202e" in shown.replace("\n", "")
-    table = shown[shown.index("module ") :]
+    table = shown[shown.index("By module ") :]
     assert "[red]x[/red]" in table.replace("\n", "")
 
 

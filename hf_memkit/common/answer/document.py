@@ -1,15 +1,17 @@
-"""One HTML page that needs nothing else: the frame of every page that memkit writes. In: HTML, charts. Out: a file.
+"""The frame of every page that memkit writes, and the file it is written to.
 
 Nothing is loaded from anywhere: style, script, data and Plotly stand in the page, and its content security policy
-forbids all requests and every script but these two, by their hashes. Charts are drawn by the script; all figures are
+forbids all requests and every script but these, by their hashes. Charts are drawn by the script; all figures are
 also text and tables, which need none.
 """
 
 from __future__ import annotations
 
 import base64
+import datetime
 import gzip
 import hashlib
+import html
 import json
 import re
 import tempfile
@@ -18,11 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit._version import __version__
+from hf_memkit.common.answer.html import Html, el, join
+from hf_memkit.common.answer.palette import COLOURS
+from hf_memkit.common.answer.safe_text import text
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import documentation
-from hf_memkit.measuring.report.html import Html, join
-from hf_memkit.measuring.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
-from hf_memkit.measuring.report.sanitize import text
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 _PLOTLY: Final = _ASSETS / "plotly-basic-4.1.1.min.js.gz"
@@ -34,17 +36,27 @@ _HEAD: Final = 1024
 """Bytes at the start of a file in which the generator stands, if memkit made it."""
 
 
-def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
+def document(
+    title: str, body: Html, charts: Mapping[str, Any], *, guide: str, command: str = "", dated: bool = False
+) -> str:
     """The page's HTML. A chart (`{"traces", "x", "y", "hovermode"}`: Plotly's traces, the titles of the axes) is drawn
-    into the element with the id `chart-NAME`; without any the page has no script."""
-    scripts = _scripts(charts) if charts else []
+    into the element with the id `chart-NAME`; a page with neither charts nor lines to copy has no script.
+
+    Args:
+        guide: page of the documentation that explains it.
+        command: what was typed; the foot shows it.
+        dated: whether the foot has today's date.
+    """
+    scripts = _scripts(charts) if charts or '<div class="code">' in body else []
+    made = f"memkit {__version__}{f', {datetime.date.today():%d %B %Y}' if dated else ''}"
+    foot = [made, *([": ", el("code", text(command, 2000))] if command else [])]
     parts = {
         "version": Html(__version__),
         "policy": Html(_policy(*(run for run, _ in scripts if run))),
         "title": join([title]),
         "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", _colours())),
         "body": body,
-        "documentation": join([f"How to read it: {documentation('index.md')}"]),
+        "foot": join([el("p", *foot), el("p", Html(f'<a href="{documentation(guide)}">How to read this page</a>'))]),
         "scripts": Html("".join(f"{written}\n" for _, written in scripts)),
     }
     template = (_ASSETS / "template.html").read_text(encoding="utf-8")
@@ -95,6 +107,11 @@ def write_document(path: str | Path, content: str) -> Path:
     return path
 
 
+def plotly_text(value: Any) -> str:
+    """Text that Plotly, which reads a little HTML, shows as it is: no tag, no link, no template of figures."""
+    return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+
+
 def as_json(value: Any) -> str:
     """JSON that cannot end the element it stands in."""
     made = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -102,13 +119,18 @@ def as_json(value: Any) -> str:
 
 
 def _scripts(charts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What draws the charts: the text that runs, and the element that holds it."""
-    ours, plotly = (_ASSETS / "page.js").read_text(encoding="utf-8"), _PLOTLY.read_bytes()
+    """The page's script, and where there are charts their data and Plotly: the text that runs, and the element that
+    holds it."""
+    ours = (_ASSETS / "page.js").read_text(encoding="utf-8")
+    run = [(ours, f"<script>{ours}</script>")]
+    if not charts:
+        return run
+    plotly = _PLOTLY.read_bytes()
     held = base64.b64encode(plotly).decode()
     return [
         ("", f'<script type="application/json" id="charts">{as_json(charts)}</script>'),
         (gzip.decompress(plotly).decode(), f'<script type="application/gzip" id="plotly">{held}</script>'),
-        (ours, f"<script>{ours}</script>"),
+        *run,
     ]
 
 
@@ -122,9 +144,7 @@ def _policy(*scripts: str) -> str:
 
 
 def _colours() -> str:
-    lines = [f"  --{category}: {colour};" for category, colour in CATEGORY_COLOURS.items()]
-    lines += [f"  --phase-{phase}: {colour};" for phase, colour in PHASE_COLOURS.items()]
-    return "\n".join(lines)
+    return "\n".join(f"  --{name}: {colour};" for name, colour in COLOURS.items())
 
 
 def _beginning(path: Path) -> bytes:

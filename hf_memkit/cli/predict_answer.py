@@ -1,37 +1,44 @@
-"""What `memkit predict` prints for a person: the answer, then the numbers."""
+"""What `memkit predict` answers: the verdict, what to change, then the numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from hf_memkit.catalog.fit import full_share_text, slack_text
-from hf_memkit.cli.tables import plain_table
-from hf_memkit.common.units import format_gib
-from hf_memkit.measuring.report.palette import CATEGORY_COLOURS
-from hf_memkit.measuring.report.sanitize import text
+from hf_memkit.cli.printing import typed_command
+from hf_memkit.common.answer.answer import (
+    Answer,
+    AnswerBlock,
+    Bar,
+    Bars,
+    Beside,
+    Changes,
+    Facts,
+    Item,
+    Lines,
+    State,
+    View,
+    WholeGpu,
+)
+from hf_memkit.common.answer.page import write_page
+from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.terminal import show, show_blocks
+from hf_memkit.common.units import GIB, format_gib
+from hf_memkit.measuring.report.answer import GLOSSARY
 from hf_memkit.prediction.prediction import size_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup.setup import Setup
 
 
-_COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
-_GAP: Final = 2
-_SHORTEST: Final = 8
-"""Characters of the longest bar at least, however narrow the terminal."""
-
-_LONGEST_WARNING: Final = 1000
+_STATES: Final[dict[str | None, State]] = {"fits": "good", "tight": "near", "does not fit": "bad"}
 _LONGEST_NOTE: Final = 300
-"""Characters of a warning, and of a note, which may hold a library's whole message; `--json` has all of it."""
+"""Characters of a note, which may hold a library's whole message; `--json` has all of it."""
 
 _SMALLER: Final = {
     "variant": ("a smaller --sequence-length", "a smaller --sequence-length"),
@@ -41,36 +48,111 @@ _SMALLER: Final = {
 _SMALLER_BY_OPTIONS: Final = ("a smaller --batch-size or --sequence-length", "a smaller --sequence-length")
 """What makes a micro-batch smaller, and what makes one of a single row smaller."""
 
-_SHORT_ANSWER: Final = 232
-_SHORT_LINE: Final = 140
-"""Characters of a paragraph of `--short`, verdict and advice or anything else: three lines of 80 columns, and two."""
+_WORDS: Final = (
+    *(each for each in GLOSSARY if each[0] not in ("headroom", "held")),
+    ("smallest cap", "The least with which training completes: the allocator frees its cache before it fails."),
+)
 
 
-def show(
+def present(
     prediction: Prediction,
     title: str,
     known: Sequence[str],
     search: Callable[[], Sequence[str]],
     *,
-    above: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     short: bool = False,
+    html: str | None = None,
     console: Console | None = None,
-) -> list[str]:
-    """Prints the verdict at once, and when `search` has found what to change, that and the numbers; returns all that
-    is to be changed. Names of models and modules are never markup.
+) -> None:
+    """Prints the verdict at once, and the rest when `search` returns; then writes the page `html`.
 
     Args:
         known: what to change that needs no search, a sentence each.
-        above: warnings of what the verdict does not know.
-        short: whether in 24 lines of 80 columns at most.
+        search: finds what else to change.
+        warnings: what the verdict does not know.
     """
-    console = console or Console(highlight=False)
-    console.print(Group(*warnings(above, short=short), *answer(prediction, known, short=short)), crop=False)
-    console.file.flush()
-    found = search()
-    sentences = [Text(text(line, _SHORT_ANSWER) if short else line) for line in found]
-    console.print(Group(*sentences, *_rest(prediction, title, console.width, above, short=short)), crop=False)
-    return [*known, *found]
+    first = opening(prediction, title, known, warnings)
+    show(first, short=short, console=console)
+    rest = [*_changes(search(), heading="" if known else "What to do"), *details(prediction, warnings)]
+    show_blocks(rest, short=short, console=console)
+    if html is not None:
+        print(f"Wrote {write_prediction(html, first.then(*rest))}")
+
+
+def write_prediction(path: str, answer: Answer) -> str:
+    """Writes the page and returns its path."""
+    return str(write_page(path, answer, guide="predict.md", command=typed_command()))
+
+
+def predict_answer(prediction: Prediction, title: str, changes: Sequence[str], warnings: Sequence[str] = ()) -> Answer:
+    """The whole answer."""
+    return opening(prediction, title, changes, warnings).then(*details(prediction, warnings))
+
+
+def opening(prediction: Prediction, title: str, changes: Sequence[str], warnings: Sequence[str] = ()) -> Answer:
+    """The verdict, what was predicted, warnings, and what to change."""
+    lines = [f"Warning: {each}." for each in (*warnings, *prediction.warnings)]
+    return Answer(
+        title=f"Prediction: {title.partition(';')[0]}",
+        verdict=(prediction.verdict or "no verdict").upper(),
+        reason=f"{prediction.why}.",
+        state=_STATES.get(prediction.verdict, "none"),
+        blocks=(
+            Lines([title]),
+            Lines(lines, "warning"),
+            Facts(list(_tiles(prediction)), "tiles", views=View.PAGE),
+            *_changes(changes),
+        ),
+    )
+
+
+def _changes(lines: Sequence[str], heading: str = "What to do") -> list[AnswerBlock]:
+    return [Changes([Item(line) for line in lines], heading=heading, name="next")] if lines else []
+
+
+def _tiles(prediction: Prediction) -> Iterator[tuple[str, str]]:
+    yield "Takes at most", format_gib(prediction.total_bytes[1])
+    if prediction.capacity_bytes is not None:
+        yield "The GPU has", format_gib(prediction.capacity_bytes)
+    yield "Peak allocated", format_gib(prediction.peak_allocated_bytes)
+    yield "Peak in phase", prediction.peak_phase
+    host = [size for size in (prediction.host_rss_bytes, prediction.pinned_bytes) if size is not None]
+    if host:
+        yield "Host RAM", format_gib(sum(host))
+
+
+def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[AnswerBlock]:
+    """The numbers, and what they rest on, without the notes `leave_out`."""
+    peak = prediction.peak_allocated_bytes
+    categories = [
+        Bar(name, size / GIB, (size_text(size), f"{100 * size / peak:.0f} %" if size else ""), name)
+        for name, size in prediction.categories.items()
+    ]
+    phases = [
+        Bar(name, allocated / GIB, (size_text(allocated), size_text(reserved)), f"phase-{name}")
+        for name, (allocated, reserved) in prediction.phases.items()
+    ]
+    capacity = prediction.capacity_bytes / GIB if prediction.capacity_bytes is not None else None
+    gpu = WholeGpu(prediction.peak_reserved_bytes[1] / GIB, prediction.outside_allocator_bytes / GIB, capacity)
+    basis = [f"Confidence: {prediction.confidence}.", f"Computed from: {prediction.source}."]
+    notes = (note.rstrip(".") for note in prediction.notes if note not in leave_out)
+    basis += [f"Note: {text(note, _LONGEST_NOTE)}." for note in notes]
+    return [
+        Lines([f"{line}." for line in prediction.summary()], views=View.SHORT),
+        Lines(["Omit --short to see RAM and notes; --json prints every number."], views=View.SHORT),
+        Lines([f"{prediction.peak}."], heading="What it will need", name="target", views=View.FULL),
+        Beside(
+            [
+                Bars("", ("category", "size", "of the peak"), categories, gpu),
+                Bars("", ("phase", "peak allocated", "peak reserved"), phases),
+            ],
+            views=View.FULL,
+        ),
+        Facts(list(sizes(prediction).items()), views=View.FULL),
+        Lines(basis, "note", heading="What it rests on", name="basis", views=View.FULL),
+        Facts(_WORDS, "glossary", heading="Words", name="words", views=View.PAGE),
+    ]
 
 
 def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVariant | None) -> list[str]:
@@ -78,53 +160,6 @@ def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVa
     of_recipe = setup.request is not None and setup.request.recipe is not None
     what = of_variant(setup) if of_recipe else "preset" if setup.resolved_for.model is not None else ""
     return advice(prediction, instead, what, setup.micro_batch_size)
-
-
-def _rest(
-    prediction: Prediction, title: str, width: int, above: Sequence[str], *, short: bool
-) -> list[RenderableType]:
-    if short:
-        rest = "Omit --short to see RAM and notes; --json prints every number."
-        return [Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest)]
-    named = [Text(""), Text(title, style="bold"), Text("")]
-    return [*named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above)]
-
-
-def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
-    """What the verdict does not know: above it what makes it another job, under it what costs much."""
-    return [Text(f"Warning: {text(line, _SHORT_LINE if short else _LONGEST_WARNING)}.", "yellow") for line in lines]
-
-
-def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = False) -> list[Text]:
-    """The verdict, warnings under it, and what to change."""
-    verdict = prediction.verdict or "no verdict"
-    why, *change = (text(line, _SHORT_ANSWER) if short else line for line in (prediction.why, *change))
-    first = Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f": {why}.")
-    return [first, *warnings(prediction.warnings, short=short), *map(Text, change)]
-
-
-def tables(prediction: Prediction, width: int) -> list[RenderableType]:
-    """The peak, what it is made of, the phases, and what the GPU and the machine hold."""
-    return [
-        Text(prediction.peak),
-        _bars(prediction, width),
-        Text(""),
-        _phases(prediction),
-        Text(""),
-        _sizes(prediction),
-    ]
-
-
-def basis(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Text]:
-    """What the numbers rest on, and the notes that are not shown elsewhere."""
-    lines = [f"Computed from: {prediction.source}."]
-    lines += [f"Note: {text(note.rstrip('.'), _LONGEST_NOTE)}." for note in prediction.notes if note not in leave_out]
-    return [Text(f"Confidence: {prediction.confidence}."), *(Text(line, style="dim") for line in lines)]
-
-
-def brief(prediction: Prediction) -> list[Text]:
-    """The peak by category and by phase in a few lines, for `--short`."""
-    return [Text(f"{text(line, _SHORT_LINE)}.") for line in prediction.summary()]
 
 
 def title_of(setup: Setup) -> str:
@@ -154,40 +189,6 @@ def gpus_of(setup: Setup) -> str:
 def accumulated(setup: Setup) -> str:
     """`", 4 micro-batches a step"`, or nothing."""
     return f", {setup.accumulation} micro-batches a step" if setup.accumulation > 1 else ""
-
-
-def _bars(prediction: Prediction, width: int) -> Table:
-    """A bar a category; the largest is as long as the terminal lets it."""
-    peak, categories = prediction.peak_allocated_bytes, prediction.categories
-    rows = [(name, size_text(size), f"{100 * size / peak:.0f} %" if size else "") for name, size in categories.items()]
-    taken = sum(max(map(len, column)) + _GAP for column in zip(*rows, strict=True))
-    longest, highest = max(_SHORTEST, width - taken), max(categories.values())
-    table = Table.grid(padding=(0, _GAP, 0, 0))
-    for justify in ("left", "right", "right", "left"):
-        table.add_column(justify=justify, no_wrap=True)
-    for row, (name, size) in zip(rows, categories.items(), strict=True):
-        length = round(longest * size / highest) if highest else 0
-        # A sliver is shown for what is there, however small.
-        bar = "█" * length if length else "▏" if size else ""
-        table.add_row(*row, Text(bar, CATEGORY_COLOURS[name]))
-    return table
-
-
-def _phases(prediction: Prediction) -> Table:
-    table = plain_table("phase", "peak allocated", "peak reserved")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.padding = (0, 2, 0, 0)
-    for name, (allocated, reserved) in prediction.phases.items():
-        table.add_row(name, size_text(allocated), size_text(reserved))
-    return table
-
-
-def _sizes(prediction: Prediction) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for name, line in sizes(prediction).items():
-        table.add_row(name, Text(line))
-    return table
 
 
 def sizes(prediction: Prediction) -> dict[str, str]:

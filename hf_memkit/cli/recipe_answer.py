@@ -1,21 +1,17 @@
-"""What `memkit recipe` prints for a person, and the same for machines."""
+"""What `memkit recipe` prints for a person: a setup that would run, the start and the end of a run, an export."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.text import Text
-
-from hf_memkit.cli import predict_render
+from hf_memkit.cli import predict_answer
 from hf_memkit.cli.batches import of_batches
-from hf_memkit.cli.tables import ledger_table, settings_list, short_value
+from hf_memkit.cli.printing import print_json, say
+from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
+from hf_memkit.common.answer.answer import Answer, Lines, View, only
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.report.sanitize import text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,22 +25,7 @@ if TYPE_CHECKING:
     from hf_memkit.setup.setup import Setup
 
 
-console = Console(soft_wrap=True, highlight=False)
-
-
-def say(line: str) -> None:
-    console.print(escape(line))
-
-
-def say_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def silent(line: str) -> None:
-    """What ranks other than the first say."""
-
-
-def setup(
+def setup_answer(
     recipe: Recipe,
     target: Setup,
     job: RecipeRun,
@@ -52,43 +33,31 @@ def setup(
     prediction: Prediction,
     instead: NextVariant | None = None,
     batches: BatchNeeds | None = None,
-    *,
-    short: bool = False,
-) -> None:
-    """The verdict, what to change, what stands in the way and the prediction; then, unless `short`, the ledger and
-    every setting with its reason. `instead`: a variant that fits, where this one does not; `batches`: of real data."""
-    wide = Console(highlight=False)
-    found = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
-    found += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
-    for kind, line in found:
-        wide.print(Text(f"{kind}: {text(line, 140) if short else line}"))
-    kind = predict_render.of_variant(target)
-    change = [
-        *of_batches(prediction, batches),
-        *predict_render.advice(prediction, instead, kind, target.micro_batch_size),
-    ]
-    wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
-    if short:
-        what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
-        wide.print(Text(text(f"{what}; {predict_render.batch_of(target)} per GPU", 140)))
-        for name, why in target.rejected:
-            wide.print(Text(text(f"Not {name}: {why}", 140)))
-        wide.print(*predict_render.brief(prediction), sep="\n")
-        wide.print("Omit --short to see every setting with its reason, the ledger and notes.")
-        return
-    say("")
-    opening(recipe, target, job, problems=False)
-    say("")
-    wide.print(*predict_render.tables(prediction, wide.width), sep="\n", crop=False)
-    say("")
-    wide.print(*predict_render.basis(prediction), sep="\n")
-    say("")
-    wide.print(ledger_table(target.ledger, wide.width))
-    say("")
-    wide.print(settings_list(job.setup.settings))
-    _left_out(job)
-    if job.is_rehearsal:
-        say("This is what runs here. For the setup on a GPU: --gpu NAME or --gpu 16GB.")
+) -> Answer:
+    """The verdict, what to change, what stands in the way and the prediction; then the ledger and every setting with
+    its reason.
+
+    Args:
+        instead: a variant that fits, where this one does not.
+        batches: of real data.
+    """
+    problems = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
+    problems += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
+    change = [*of_batches(prediction, batches), *predict_answer.advice_for(prediction, target, instead)]
+    what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
+    first = predict_answer.opening(prediction, f"{what}; {predict_answer.batch_of(target)} per GPU", change)
+    rest = "Omit --short to see every setting with its reason, the ledger and notes."
+    here = ["This is what runs here. For the setup on a GPU: --gpu NAME or --gpu 16GB."] if job.is_rehearsal else []
+    *numbers, _ = predict_answer.details(prediction)
+    return first.then(
+        Lines([f"{kind}: {line}" for kind, line in problems], "warning"),
+        Lines([f"Not {name}: {why}" for name, why in target.rejected], views=View.SHORT),
+        Lines(list(opening(recipe, target, job, problems=False)), heading="The run", views=View.TERMINAL),
+        numbers[0],
+        Lines([rest], views=View.SHORT),
+        *only(View.TERMINAL, *numbers[2:], ledger_block(target.ledger), settings_block(job.setup.settings)),
+        Lines([*_left_out(job), *here], views=View.TERMINAL),
+    )
 
 
 def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
@@ -98,34 +67,33 @@ def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
     return [problem for problem in problems if not any(each in problem for each in said)]
 
 
-def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> None:
+def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> Iterator[str]:
     """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
     model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
     assert model is not None and gpu is not None
-    say(recipe.summary)
-    say(f"Variant {target.preset}: {target.why}.")
+    yield recipe.summary
+    yield f"Variant {target.preset}: {target.why}."
     for name, why in target.rejected:
-        say(f"  not {name}: {why}")
-    say(
-        f"GPU: {gpu.name} ({gpu.source}); {gpu.usable_bytes / GIB:.1f} GiB available after the CUDA context (assumed)."
-    )
-    say(f"Model: {model.name}, {model.parameters:,} parameters.")
+        yield f"  not {name}: {why}"
+    usable = f"{gpu.usable_bytes / GIB:.1f} GiB available after the CUDA context (assumed)"
+    yield f"GPU: {gpu.name} ({gpu.source}); {usable}."
+    yield f"Model: {model.name}, {model.parameters:,} parameters."
     if model.origin == "architecture":
-        say("  WARNING: its weights cannot be reached. Give a folder that has them: --model FOLDER.")
+        yield "  WARNING: its weights cannot be reached. Give a folder that has them: --model FOLDER."
     for note in target.notes:
-        say(f"Note: {note}")
+        yield f"Note: {note}"
     for problem in target.problems if problems else ():
-        say(f"PROBLEM: {problem}")
+        yield f"PROBLEM: {problem}"
     if job.is_rehearsal:
         import torch
 
         why = "This machine has no GPU"
         if Path("/dev/nvidiactl").exists() and torch.version.cuda is None:
             why = f"torch {torch.__version__} is a CPU build and cannot use this machine's GPU"
-        say(f"{why}, so this is a REHEARSAL: a small model trains with the same techniques.")
+        yield f"{why}, so this is a REHEARSAL: a small model trains with the same techniques."
         for setting in job.setup.settings:
             if setting.key == "trainer_parts.fp32_products":
-                say(f"bf16: {setting.reason}.")
+                yield f"bf16: {setting.reason}."
 
 
 def closing(job: RecipeRun, content: dict[str, Any]) -> None:
@@ -164,12 +132,13 @@ def closing(job: RecipeRun, content: dict[str, Any]) -> None:
     say(f"All its settings: memkit recipe {job.asked} --variant {job.variant} --dry-run --gpu NAME")
     smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(target, job.setup)]
     say(f"Smaller than the target: {', '.join(smaller)}.")
-    _left_out(job)
+    for line in _left_out(job):
+        say(line)
 
 
 def exported(written: list[Path], as_json: bool, command: str) -> int:
     if as_json:
-        print(json.dumps({"files": [str(path) for path in written], "run": command}, indent=2))
+        print_json({"files": [str(path) for path in written], "run": command})
     else:
         for path in written:
             say(f"Wrote {path}")
@@ -203,6 +172,6 @@ def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     return said
 
 
-def _left_out(job: RecipeRun) -> None:
+def _left_out(job: RecipeRun) -> Iterator[str]:
     for setting in job.not_rehearsed:
-        say(f"Not rehearsed: {setting.key} = {short_value(setting.value)}: {setting.reason}.")
+        yield f"Not rehearsed: {setting.key} = {short_value(setting.value)}: {setting.reason}."

@@ -1,8 +1,27 @@
 "use strict";
+// A button that copies beside all lines to copy.
+for (const code of document.querySelectorAll(".code")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    const lines = code.querySelector("pre");
+    try {
+      await navigator.clipboard.writeText(lines.textContent);
+    } catch { // an older browser, or a page that is not trusted with the clipboard
+      getSelection().selectAllChildren(lines);
+      document.execCommand("copy");
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+  code.prepend(button);
+}
 // Draws the charts that the page's data describe; colours named var(--x) are those of the style sheet at that moment.
 (async () => {
-  // Plotly stands in the page compressed. The page's policy allows its text, and no other, to run.
   const held = document.getElementById("plotly");
+  if (!held) return;
+  // Plotly stands in the page compressed. The page's policy allows its text, and no other, to run.
   const bytes = Uint8Array.from(atob(held.textContent), (letter) => letter.charCodeAt(0));
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const library = document.createElement("script");
