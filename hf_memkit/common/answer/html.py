@@ -1,4 +1,4 @@
-"""HTML that escapes by itself: text becomes `Html` only through `el` and `join`."""
+"""HTML with automatic escaping: text becomes `Html` only through `el` and `join`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _cell(cell: str | Cell) -> Html:
 def _table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[Html | str]], kind: str = "", label: str = ""
 ) -> Html:
-    """A table that scrolls by itself where it is wider than the screen. A narrow screen shows the cells of a row one
+    """A table that scrolls inside its box where it is wider than the screen. A narrow screen shows the cells of a row one
     below the other, each with its column's name."""
     names = [name.removeprefix(">") for name in columns]
     kinds = ["n" if name.startswith(">") else None for name in columns]
