@@ -1,8 +1,8 @@
 """Whether a training fits a machine: the one definition, for predictions, plans, recipes, rules and finished runs.
 
-`most` is the maximum that the process takes of a GPU, and `least` the minimum in which the training completes: PyTorch's
-allocator frees its cache and tries again before it fails. Both include what lies outside the allocator. `room` is what
-the process may take: the GPU's memory, or less where `per_process_memory_fraction` limits it.
+`most` is the maximum that the process takes of a GPU, and `least` the minimum in which the training completes:
+PyTorch's allocator frees its cache and tries again before it fails. Both include what lies outside the allocator.
+`room` is what the process may take: the GPU's memory, or less where `per_process_memory_fraction` limits it.
 
 | verdict | when | what happens |
 |---|---|---|

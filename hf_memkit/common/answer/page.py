@@ -137,8 +137,8 @@ def _cell(cell: str | Cell) -> Html:
 def _table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[Html | str]], kind: str = "", label: str = ""
 ) -> Html:
-    """A table that scrolls inside its box where it is wider than the screen. A narrow screen shows the cells of a row one
-    below the other, each with its column's name."""
+    """A table that scrolls inside its box where it is wider than the screen. A narrow screen shows the cells of a row
+    one below the other, each with its column's name."""
     names = [name.removeprefix(">") for name in columns]
     kinds = ["n" if name.startswith(">") else None for name in columns]
     head = [el("th", name, class_=kind, scope="col") for name, kind in zip(names, kinds, strict=True)]
