@@ -297,7 +297,7 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Setup, width: int) 
     assert bars["loss"].split() == ["loss", "0"]
     assert "forward 7.00 GiB 8.00 GiB" in text and "optimizer 10.00 GiB not modelled" in text
     assert "11.00 GiB to 12.00 GiB" in text and "page-locked RAM not modelled" in text
-    assert "not yet measured on a GPU" in text
+    assert "not yet checked on a GPU" in text
     assert "Note: flash attention's scratch is bounded." in text and "Try next" not in text
 
 
