@@ -89,11 +89,8 @@ class Launched:
         return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
     def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
-        """(GPUs per machine, machines), combined with `--gpus` and `--nodes`; None and 1: not given.
-
-        Raises:
-            InputError: the command has another number.
-        """
+        """(GPUs per machine, machines), combined with `--gpus` and `--nodes`; None and 1: not given. Raises
+        InputError if the command has another number."""
         for option, given, own in (("--gpus", gpus, self.gpus), ("--nodes", nodes if nodes > 1 else None, self.nodes)):
             if given is not None and own is not None and given != own:
                 raise InputError(f"{option} {given}: the command starts {own}; omit {option}, or change the command")
@@ -110,15 +107,13 @@ def is_command(word: str) -> bool:
 def read_command(
     words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
 ) -> Launched:
-    """Reads a command without starting anything.
+    """Reads a command without starting anything. Raises InputError if it contains no script, or its launcher refuses
+    it.
 
     Args:
         words: the command, with assignments (`NAME=VALUE`) before it.
         environment: its environment variables. Default: this process's.
         gpus: number of GPUs that a front end sees on each machine. Default: this machine's.
-
-    Raises:
-        InputError: it contains no script, or its launcher refuses it.
     """
     own: dict[str, str] = {}
     rest = list(words[1:] if words[:1] and words[0] == "env" else words)

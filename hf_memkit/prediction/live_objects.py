@@ -68,11 +68,7 @@ class TrainerParts:
 
 
 def write_objects(objects: Any, path: Path) -> None:
-    """Writes `objects` to a file.
-
-    Raises:
-        InputError: an object cannot be described, with the reason.
-    """
+    """Writes `objects` to a file. Raises InputError if an object cannot be described, with the reason."""
     described = _large_buffers()
     try:
         with path.open("wb") as file:

@@ -70,21 +70,15 @@ def as_script(training: SetupTraining) -> Iterator[UserScript]:
 
 
 def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest) -> Trace:
-    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU.
-
-    Raises:
-        TraceFailed: the training raised, or its process died.
-    """
+    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU. Raises TraceFailed
+    if the training raised, or its process died."""
     with as_script(training) as script:
         return trace_of(worker.run(replace(request, script=script)))
 
 
 def trace_of(outcome: Outcome) -> Trace:
-    """The trace of the typical steps, the worst step, and what follows them.
-
-    Raises:
-        TraceFailed: there is no trace.
-    """
+    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is no
+    trace."""
     if outcome.training is not None:
         return outcome.training.of_steps()["worst"]
     if (error := outcome.failed) is not None:

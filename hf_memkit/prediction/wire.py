@@ -17,20 +17,13 @@ T = TypeVar("T")
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
-    """The JSON of a value.
-
-    Raises:
-        TypeError: a part of it is neither a dataclass nor JSON.
-    """
+    """The JSON of a value. Raises TypeError if a part of it is neither a dataclass nor JSON."""
     return json.dumps(value, default=_by_field, sort_keys=sort_keys)
 
 
 def loads(kind: type[T], text: str) -> T:
-    """The value of this type in a JSON text.
-
-    Raises:
-        ValueError: the text is not JSON, or not of this type, for example of another version.
-    """
+    """The value of this type in a JSON text. Raises ValueError if the text is not JSON, or not of this type, for
+    example of another version."""
     try:
         value: T = _build(kind, json.loads(text))
     except (TypeError, AttributeError, KeyError) as error:

@@ -83,11 +83,7 @@ class Worker:
         self._waited = False
 
     def wait(self) -> None:
-        """Waits until the child has loaded its libraries.
-
-        Raises:
-            TraceFailed: the child died.
-        """
+        """Waits until the child has loaded its libraries. Raises TraceFailed if the child died."""
         with self._lock:
             self.start()
             if not self._waited:

@@ -56,10 +56,7 @@ class CachingAllocator:
 
     def malloc(self, size_bytes: int, stream: int = 0, *, search: bool = True) -> Block:
         """Returns a block for a request of `size_bytes`, at least 1; with `search=False` always from new memory.
-
-        Raises:
-            OutOfDeviceMemory: no memory is left, although all whole cached segments were released.
-        """
+        Raises OutOfDeviceMemory if no memory is left, although all whole cached segments were released."""
         size = self._sizes.get(size_bytes)
         if size is None:
             size = self._sizes[size_bytes] = self.settings.rounded(size_bytes)
@@ -67,8 +64,12 @@ class CachingAllocator:
         block = self._free_block(pool, size, stream) if search else None
         if block is None:
             block = self._new_block(pool, size, stream)
-        rest = block.size - size
-        if rest and self._splits(pool, size, rest):
+        rest, limit = block.size - size, self.settings.max_split_bytes
+        if pool.is_small or self.settings.expandable_segments:  # `should_split`
+            splits = rest >= MIN_BLOCK
+        else:
+            splits = (limit is None or size < limit) and rest > MAX_SMALL_BLOCK
+        if splits:
             remaining = Block(pool, stream, block.address + size, rest, block.rank, block.expandable)
             remaining.put_between(block, block.next)
             block.size = size
@@ -296,13 +297,6 @@ class CachingAllocator:
         self._remove_reserved(end - start)
         return start, end - start
 
-    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
-        """Whether the rest of a block becomes a separate block (`should_split`)."""
-        if pool.is_small or self.settings.expandable_segments:
-            return rest >= MIN_BLOCK
-        limit = self.settings.max_split_bytes
-        return (limit is None or size < limit) and rest > MAX_SMALL_BLOCK
-
     def _merge(self, block: Block) -> None:
         """Merges with neighbours that are free and mapped alike (`try_merge_blocks`)."""
         before = block.previous
@@ -328,8 +322,7 @@ class CachingAllocator:
 
     def _add_reserved(self, size: int) -> None:
         self.reserved += size
-        if self.reserved > self.peak_reserved:
-            self.peak_reserved = self.reserved
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _remove_reserved(self, size: int) -> None:
         self.reserved -= size

@@ -67,8 +67,7 @@ class ReplayPrefix:
 def _replay_event(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
     number = trace.events[index]
     if number < 0:
-        block = blocks.pop(-number, None)
-        if block is not None:
+        if (block := blocks.pop(-number, None)) is not None:
             allocator.free(block)
     elif size := trace.sizes_bytes[number - 1]:
         blocks[number] = allocator.malloc(size)
@@ -85,8 +84,7 @@ def _copy_state(
     twins: dict[int, Block] = {}
     olds = list(blocks.values())
     for pool in (allocator.small, allocator.large):
-        olds += [entry[-1] for entry in pool.free]
-        olds += [entry[-1] for entry in pool.unmapped]
+        olds += [entry[-1] for entry in (*pool.free, *pool.unmapped)]
     for old in olds:
         twin = twins[id(old)] = Block.__new__(Block)
         for name in _SLOTS:

@@ -77,10 +77,7 @@ class AllocatorSettings:
 
 def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
     """Parses the value of `PYTORCH_ALLOC_CONF`; returns settings and a note for each option without effect here.
-
-    Raises:
-        InputError: torch would refuse the text, or an option is not modelled. Lists all problems.
-    """
+    Raises InputError with all problems if torch would refuse the text, or an option is not modelled."""
     chosen = options(text)
     problems = [f"{name}: {why}" for name, why, _ in refused_by_torch(text)]
     named = {problem.partition(":")[0] for problem in problems}

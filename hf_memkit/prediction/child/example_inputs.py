@@ -88,15 +88,13 @@ def shortened(model: Any, row: Values) -> Values | None:
 
 
 def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
-    """One example for a transformers model, as nested lists.
+    """One example for a transformers model, as nested lists. Raises InputError if memkit has no example of the model's
+    input, or the model computes no loss.
 
     Args:
         model: an instance of the class that is trained, or a PEFT model.
         length: tokens of text, or of the labels' text if the input is not text.
         with_mask: whether a causal model's text has an attention mask, of ones; other models always get one.
-
-    Raises:
-        InputError: memkit has no example of the model's input, or the model computes no loss.
     """
     model = base_model(model)
     makers: dict[str, Callable[[Any, int], Values]] = {

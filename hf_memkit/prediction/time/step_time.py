@@ -120,7 +120,7 @@ def step_time(
     hooks_s: Range = (0.0, 0.0, 0.0),
     host: float = 1.0,
 ) -> StepTime:
-    """The time of one optimizer step.
+    """The time of one optimizer step. Raises ValueError if there is no step, or fewer than one micro-batch.
 
     Args:
         work: operations of a traced training.
@@ -131,9 +131,6 @@ def step_time(
         loader_workers: `dataloader_num_workers`; with any, batches are collated in parallel to the training.
         hooks_s: host time per micro-batch for hooks of an engine that is not traced.
         host: factor by which the host is slower than computed here.
-
-    Raises:
-        ValueError: there is no step, or fewer than one micro-batch.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")

@@ -21,10 +21,7 @@ from hf_memkit.setup.setup import Setup
 
 def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     """The model with its dtype, attention, padded vocabulary, adapters and components; no weight is initialised.
-
-    Raises:
-        InputError: transformers has no such class.
-    """
+    Raises InputError if transformers has no such class."""
     config = _config(setup, trust_remote_code)
     multiple = setup.get("model.pad_vocabulary_to_multiple_of")
     if multiple:
@@ -95,10 +92,7 @@ def _class_of(setup: Setup, config: Any) -> Any:
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Replaces linear layers of a transformers model as loading with these fields of `BitsAndBytesConfig` does.
-
-    Raises:
-        Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
-    """
+    Raises Unmodelled for another kind of quantisation, or if bitsandbytes is not installed."""
     if not (options.get("load_in_4bit") or options.get("load_in_8bit")) or options.get("llm_int8_has_fp16_weight"):
         raise Unmodelled(f"model.quantization = {dict(options)}: only load_in_4bit and load_in_8bit are supported")
     try:

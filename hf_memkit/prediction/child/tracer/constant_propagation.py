@@ -64,6 +64,12 @@ _FILLED_LIKE: Final = frozenset(
 )
 """Filling operations that use only the shape of a tensor argument."""
 
+
+def _refuse_sparse(*args: Any, **kwargs: Any) -> NoReturn:
+    """Kernels of sparse tensors sort and join indices, in memory that does not follow from shapes."""
+    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
+
+
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
 _CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
 WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
@@ -76,18 +82,13 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
     },
     **dict.fromkeys(
         (_aten._sparse_coo_tensor_with_dims_and_tensors.default, _aten._sparse_coo_tensor_unsafe.default),
-        lambda *args, **kwargs: _sparse(),
+        _refuse_sparse,
     ),
     _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
 }
 """Operations with a rule that replaces torch's: their kernel gives something else, or torch would run them on real
 tensors, also on a GPU, to learn the shape of their result."""
-
-
-def _sparse() -> NoReturn:
-    """Refuses sparse tensors: their kernels sort and join indices, in memory that does not follow from shapes."""
-    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
 
 
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
@@ -169,11 +170,8 @@ class KnownValues:
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func` for the known values of its arguments.
-
-        Raises:
-            LookupError: a value is unknown, or the operation is random.
-        """
+        """The result of `func` for the known values of its arguments. Raises LookupError if a value is unknown, or
+        the operation is random."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise LookupError(func)
         on_host = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else dict(kwargs)
@@ -183,10 +181,7 @@ class KnownValues:
 
     def shaped(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of `func` whose shape or answer depends on values, such as `mask.nonzero()` and `x[mask]`.
-
-        Raises:
-            Unmodelled: the values are unknown, such as the experts that a router selects.
-        """
+        Raises Unmodelled if the values are unknown, such as the experts that a router selects."""
         try:
             if func is _aten.index.Tensor:
                 return func(args[0], self._positions(args[1]))
@@ -197,7 +192,16 @@ class KnownValues:
                     selected = int(mask.expand(shape).sum())
                 return args[0].new_empty(selected)
             if func in _CTC:
-                return self._ctc(args[0], args[3])
+                # A loss for each example and its paths, with 2 × the longest target + 1 states
+                # (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`).
+                log_probabilities, lengths = args[0], args[3]
+                if isinstance(lengths, torch.Tensor):
+                    values = self._value_or_error(lengths)
+                    with no_dispatch():
+                        lengths = values.tolist()
+                time, batch = log_probabilities.shape[:2]
+                paths = log_probabilities.new_empty(batch, time, 2 * max(lengths) + 1)
+                return log_probabilities.new_empty(batch), paths
             result = self.compute(func, args, kwargs)
         except LookupError:
             raise Unmodelled(
@@ -227,19 +231,11 @@ class KnownValues:
             positions += [index.new_empty(selected, dtype=torch.int64) for _ in range(index.dim())]
         return positions
 
-    def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """A loss for each example and its paths, with 2 × the longest target + 1 states
-        (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`)."""
-        if isinstance(lengths, torch.Tensor):
-            values = self._value_or_error(lengths)
-            with no_dispatch():
-                lengths = values.tolist()
-        time, batch = log_probabilities.shape[:2]
-        return log_probabilities.new_empty(batch), log_probabilities.new_empty(batch, time, 2 * max(lengths) + 1)
-
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
-        leaves = tree_leaves(result)
-        given = self._inspects(func, args, result)
+        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
+        given = value is not None and value.given and (func in _INSPECTIONS or func in _COPIES or func.is_view)
+        if func is _aten.index.Tensor and result.is_floating_point():  # copies images, and nothing inspects the copies
+            given = False
         if given and func in _COPIES and not self._is_small(result):  # same values in another dtype or place
             self._put(result, self._value_or_error(args[0]), args[:1], given=True)
             return True
@@ -250,18 +246,10 @@ class KnownValues:
         except (LookupError, NotImplementedError, RuntimeError):
             return False
         sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        for leaf, value in zip(leaves, tree_leaves(values), strict=True):
-            if isinstance(leaf, FakeTensor) and isinstance(value, torch.Tensor):
-                self._put(leaf, value, sources, given=given)
+        for leaf, computed in zip(tree_leaves(result), tree_leaves(values), strict=True):
+            if isinstance(leaf, FakeTensor) and isinstance(computed, torch.Tensor):
+                self._put(leaf, computed, sources, given=given)
         return True
-
-    def _inspects(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether an operation only inspects a batch. Selecting images copies them, and nothing inspects the
-        copies."""
-        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
-        if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
-            return False
-        return func in _INSPECTIONS or func in _COPIES or bool(func.is_view)
 
     def _value_or_error(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -202,9 +202,13 @@ class FastFakes:
         shape, stride, offset = tuple(metadata.shape), tuple(metadata.stride), metadata.storage_offset
         options = {"dtype": metadata.dtype, "device": "meta", "requires_grad": metadata.requires_grad}
         needs_gradient, device = metadata.requires_grad, metadata.device
-        attributes = self._attributes_on(device)
         viewed = info.view_idx
         empty_strided, no_modes = torch.empty_strided, torch._C._DisableTorchDispatch
+        attributes = self._attributes.get(device)  # of a new fake tensor
+        if attributes is None:
+            with no_modes():
+                template: Any = FakeTensor(self._mode, torch.empty(0, device="meta"), device)
+            attributes = self._attributes[device] = dict(vars(template))
         subclass, protect = torch._C.TensorBase._make_subclass, self._protect
 
         def make(args: Arguments) -> FakeTensor:
@@ -220,15 +224,6 @@ class FastFakes:
             return made  # type: ignore[no-any-return]
 
         return make
-
-    def _attributes_on(self, device: torch.device) -> dict[str, Any]:
-        """The attributes of a new fake tensor on this device."""
-        known = self._attributes.get(device)
-        if known is None:
-            with torch._C._DisableTorchDispatch():
-                made: Any = FakeTensor(self._mode, torch.empty(0, device="meta"), device)
-            known = self._attributes[device] = dict(vars(made))
-        return known
 
 
 @functools.cache
@@ -267,11 +262,7 @@ def _alike(made: Any, expected: Any) -> bool:
     """Whether a recreated result equals torch's."""
     if not isinstance(expected, FakeTensor):
         return expected is None or (type(made) is type(expected) and bool(made == expected))
-    if made is expected:
-        return True
-    if not isinstance(made, FakeTensor):
-        return False
-    return _description(made) == _description(expected)
+    return made is expected or (isinstance(made, FakeTensor) and _description(made) == _description(expected))
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:

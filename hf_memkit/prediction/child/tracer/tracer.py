@@ -156,14 +156,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (totals[-1], max(totals)) if totals else (0, 0)
 
     def finish(self, phase: Phase) -> Trace:
-        """The trace; events after the last boundary belong to `phase`."""
+        """The trace; events after the last boundary belong to `phase`. Frees between two allocations are sorted by
+        allocation order: autocast frees its copies in the order of their addresses, which differs between processes.
+        """
         self.end_phase(phase)
-        self._order_frees()
-        return self.trace
-
-    def _order_frees(self) -> None:
-        """Sorts frees between two allocations by allocation order: autocast frees its copies in the order of their
-        addresses, which differs between processes."""
         start = 0
         for end, _ in self.trace.marks:
             events = self.trace.events[start:end]
@@ -173,6 +169,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     events[indices[0] : indices[-1] + 1] = sorted(freed, reverse=True)
             self.trace.events[start:end] = events
             start = end
+        return self.trace
 
     # ---- called by torch ----
 
@@ -255,9 +252,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dtype is not torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         number = self._live.get(tensor.untyped_storage()._cdata)
-        if number is None:
-            operation = getattr(tensor, "memkit_made_by", "")
-        else:
+        operation = getattr(tensor, "memkit_made_by", "")
+        if number is not None:
             operation = self.trace.operations[self.trace.operation_of[number - 1]]
         return not operation.startswith(_ASSUMED_FALSE)
 

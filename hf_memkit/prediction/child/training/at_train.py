@@ -90,7 +90,7 @@ def traced_training(
     worst: bool = True,
     for_plan: bool = False,
 ) -> TracedTraining:
-    """Trains two steps with `trainer`, and changes it for that.
+    """Trains two steps with `trainer`, and changes it for that. Raises Unmodelled if the training cannot be traced.
 
     Args:
         trainer: as the script created it.
@@ -100,9 +100,6 @@ def traced_training(
         evaluations: of the script.
         worst: trace the worst and a typical batch; False: the first batches of the script's loader.
         for_plan: collect facts for a plan, too.
-
-    Raises:
-        Unmodelled: the training cannot be traced.
     """
     arguments = trainer.args
     _refuse(trainer, tracer.device_type)

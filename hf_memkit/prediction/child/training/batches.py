@@ -88,11 +88,7 @@ class ChosenBatches:
 
 
 def chosen_batches(loader: Any) -> ChosenBatches:
-    """Chooses the worst and a typical batch of a data loader.
-
-    Raises:
-        Unmodelled: the loader yields no batch.
-    """
+    """Chooses the worst and a typical batch of a data loader. Raises Unmodelled if the loader yields no batch."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     sampler: Any = getattr(loader, "batch_sampler", None)
     while hasattr(sampler, "batch_sampler"):  # accelerate's wrapper for ranks
@@ -271,11 +267,7 @@ def _cut(rows: Sequence[Any], shorter: Sequence[Any], collate: Any) -> tuple[Bat
 
 
 def first_batches(loader: Any, count: int) -> list[Batch]:
-    """The first batches of the loader; a shorter loader is repeated.
-
-    Raises:
-        Unmodelled: it yields none.
-    """
+    """The first batches of the loader; a shorter loader is repeated. Raises Unmodelled if it yields none."""
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
         raise Unmodelled("the data loader gives no batch; check the data set, the sampler and dataloader_drop_last")
