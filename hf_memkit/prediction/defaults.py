@@ -34,25 +34,15 @@ _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model as its config describes it.
+    """A model as its config describes it."""
 
-    Attributes:
-        name: hub ID or folder, as given.
-        origin: where its weights would come from.
-        config: its config values that are not None.
-        maximum_length: longest sequence that its positions allow; None: not specified.
-        facts: its shapes, if requested and if it is a causal language model of transformers.
-        own_code: whether its classes come with the model instead of transformers.
-        model_class: class that its config names, unless it is a causal language model.
-    """
-
-    name: str
-    origin: Origin
-    config: Mapping[str, Any]
-    maximum_length: int | None
-    facts: ModelFacts | None
-    own_code: bool = False
-    model_class: str | None = None
+    name: str  # hub ID or folder, as given
+    origin: Origin  # where its weights would come from
+    config: Mapping[str, Any]  # its config values that are not None
+    maximum_length: int | None  # longest sequence that its positions allow; None: not specified
+    facts: ModelFacts | None  # its shapes, if requested and if it is a causal language model of transformers
+    own_code: bool = False  # whether its classes come with the model instead of transformers
+    model_class: str | None = None  # class that its config names, unless it is a causal language model
 
 
 def describe_model(

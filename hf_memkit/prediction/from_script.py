@@ -98,18 +98,12 @@ def predict_script(
 
 @dataclass(frozen=True, slots=True)
 class ScriptTraining:
-    """A script's training.
-
-    Attributes:
-        traced: without its trace.
-        setup: the job, and other settings that decide memory.
-        batches: needs of batches other than the worst.
-    """
+    """A script's training."""
 
     script: UserScript
-    traced: TracedTraining
-    setup: Setup
-    batches: BatchNeeds | None = None
+    traced: TracedTraining  # without its trace
+    setup: Setup  # the job, and other settings that decide memory
+    batches: BatchNeeds | None = None  # needs of batches other than the worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +132,8 @@ class BatchNeeds:
 
 
 def predict_script_training(job: ScriptJob, worker: Worker | None = None) -> tuple[Prediction, ScriptTraining]:
-    """Predicts a script; returns the prediction and the training. `worker` runs the script, without standard input;
-    default: a separate process.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """The prediction of a script, and its training; raises the errors of `predict_script`. `worker` runs the script,
+    without standard input; default: a separate process."""
     refuse_below_one(gpus=job.gpus, nodes=job.nodes)
     refuse_unreadable(job.script, here=job.other is None)
     refuse_engine(job.script, job.environment)

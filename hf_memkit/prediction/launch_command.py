@@ -107,11 +107,10 @@ def is_command(word: str) -> bool:
 def read_command(
     words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
 ) -> Launched:
-    """Reads a command without starting anything. Raises InputError if it contains no script, or its launcher refuses
-    it.
+    """Reads a command, with assignments (`NAME=VALUE`) before it, without starting anything. Raises InputError if it
+    contains no script, or its launcher refuses it.
 
     Args:
-        words: the command, with assignments (`NAME=VALUE`) before it.
         environment: its environment variables. Default: this process's.
         gpus: number of GPUs that a front end sees on each machine. Default: this machine's.
     """
@@ -137,7 +136,10 @@ def read_command(
     variables = {**(os.environ if environment is None else environment), **own}
     parsed = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
     if parsed.error:
-        raise InputError(f"{' '.join(rest[:2])}: {parsed.error}{_front_end_hint(name, rest[1:2], parsed.error)}")
+        example = FRONT_ENDS.get(name, "")
+        no_training = rest[1:2] != example.split()[1:2] and (name != "trl" or parsed.error == "starts no training")
+        hint = f"; write {example} for a training" if example and no_training else ""
+        raise InputError(f"{' '.join(rest[:2])}: {parsed.error}{hint}")
     rest, script = list(parsed.command) or rest, parsed.script
     if not script.is_module:
         UserScript.at(script.target)
@@ -151,13 +153,6 @@ def read_command(
         is_launcher=parsed.is_launcher, front_end=name if name in FRONT_ENDS else "",
         typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
-
-
-def _front_end_hint(name: str, verb: list[str], error: str) -> str:
-    """How to write a front end's training, if its command is not one."""
-    example = FRONT_ENDS.get(name, "")
-    no_training = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
-    return f"; write {example} for a training" if example and no_training else ""
 
 
 def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:

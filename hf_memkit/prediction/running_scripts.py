@@ -58,12 +58,8 @@ def name_of(script: UserScript) -> str:
 
 
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
-    """Refuses a script that cannot run, before it runs. `here`: in this environment, whose modules are known.
-
-    Raises:
-        InputError: it cannot be read, is not Python, or the package does not exist.
-        ScriptFailed: its syntax is wrong.
-    """
+    """Refuses a script that cannot run, before it runs: raises ScriptFailed if its syntax is wrong, and InputError if
+    it cannot be read or found. `here`: in this environment, whose modules are known."""
     if is_live(script):
         return
     if script.is_module:
@@ -147,22 +143,16 @@ def script_request(job: ScriptJob) -> ScriptRequest:
 def run_and_trace(
     job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
 ) -> ScriptTrace:
-    """Runs a script and traces its training. `micro_batch_size`: as in `ScriptRequest`.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """Runs a script and traces its training; raises the errors of `predict_script`. `micro_batch_size`: as in
+    `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
     return ScriptTrace(training_of(job.script, run_in_worker(worker, request)), device, notes)
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of columns in the worst and a typical batch of a script's data, without a trace.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """Lengths of columns in the worst and a typical batch of a script's data, without a trace; raises the errors of
+    `predict_script`."""
     request = script_request(ScriptJob(script, machine))
     worker = shared_worker()
     device, _ = trace_device(worker, script)
@@ -255,13 +245,9 @@ def _failed(script: UserScript, outcome: Outcome) -> InputError:
         )
     why = outcome.died or "exit code 0"
     what = f": ended by {why}" if why.startswith("SIG") else f" ended its process ({why})"
-    return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
-
-
-def _try_without(script: UserScript) -> str:
-    """What to type to see whether the script also ends without memkit."""
-    if is_live(script):
-        return "Call train() without memkit; report this if that works"
-    target = ("-m", script.target) if script.is_module else (script.target,)
-    command = shlex.join(("python", *target, *script.arguments))
-    return f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+    fix = "Call train() without memkit; report this if that works"
+    if not is_live(script):
+        target = ("-m", script.target) if script.is_module else (script.target,)
+        command = shlex.join(("python", *target, *script.arguments))
+        fix = f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+    return InputError(f"{name_of(script)}{what} {early}. {fix}")

@@ -89,19 +89,12 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """Batches in words, such as `"8 × 1024 tokens"`.
+    """Batches in words, such as `"8 × 1024 tokens"`."""
 
-    Attributes:
-        worst: the largest that the sampler can form.
-        typical: the median.
-        high: the 95th percentile.
-        grouping: whether a reader may expect grouping by length to make the worst smaller.
-    """
-
-    worst: str
-    typical: str
-    high: str
-    grouping: bool
+    worst: str  # the largest that the sampler can form
+    typical: str  # the median
+    high: str  # the 95th percentile
+    grouping: bool  # whether a reader may expect grouping by length to make the worst smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +122,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """A vLLM that generates for the training.
+    """A vLLM that generates for the training."""
 
-    Attributes:
-        mode: `"server"`: on other GPUs, and the other fields are 0; `"colocate"`: in this process.
-        share: share of the GPU's memory.
-        sleeps: whether it frees that memory after each generation.
-        weights_bytes: its copy of the weights.
-    """
-
-    mode: str
-    share: float = 0.0
-    sleeps: bool = False
-    weights_bytes: int = 0
+    mode: str  # `"server"`: on other GPUs, and the other fields are 0; `"colocate"`: in this process
+    share: float = 0.0  # share of the GPU's memory
+    sleeps: bool = False  # whether it frees that memory after each generation
+    weights_bytes: int = 0  # its copy of the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +152,12 @@ class CallPlace:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCall:
-    """A call that creates a Trainer.
-
-    Attributes:
-        model: index or name of the argument that is the model, `"model_init"`, or None.
-        named: whether that is a model's name, which TRL loads.
-        takes: which of the parameters that a change of the code may need its constructor accepts.
-    """
+    """A call that creates a Trainer."""
 
     place: CallPlace
-    model: int | str | None = "model"
-    named: bool = False
-    takes: tuple[str, ...] = ()
+    model: int | str | None = "model"  # index or name of the argument that is the model, `"model_init"`, or None
+    named: bool = False  # whether that is a model's name, which TRL loads
+    takes: tuple[str, ...] = ()  # which of the parameters that a change of the code may need its constructor accepts
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,66 +201,40 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class BatchEffects:
-    """Effects of another micro-batch with the same rows per step.
+    """Effects of another micro-batch with the same rows per step."""
 
-    Attributes:
-        rows_compared: the loss compares the rows of a micro-batch.
-        scaled_by_accumulation: the loss is not divided by the accumulation steps.
-        loss_func: the script passes a `compute_loss_func` to Trainer.
-        fixed_by_deepspeed: sizes that the DeepSpeed config sets.
-        late_batch: the script sets the batch size after it created its Trainer.
-        batch_norm: statistics are computed per micro-batch.
-        mean_of_micro_batches: Trainer divides by the accumulation steps, for micro-batches of any size.
-        dropout: the training draws random numbers.
-    """
-
-    rows_compared: bool = False
-    scaled_by_accumulation: bool = False
-    loss_func: bool = False
-    fixed_by_deepspeed: tuple[str, ...] = ()
-    late_batch: bool = False
-    batch_norm: bool = False
-    mean_of_micro_batches: bool = False
-    dropout: bool = False
+    rows_compared: bool = False  # the loss compares the rows of a micro-batch
+    scaled_by_accumulation: bool = False  # the loss is not divided by the accumulation steps
+    loss_func: bool = False  # the script passes a `compute_loss_func` to Trainer
+    fixed_by_deepspeed: tuple[str, ...] = ()  # sizes that the DeepSpeed config sets
+    late_batch: bool = False  # the script sets the batch size after it created its Trainer
+    batch_norm: bool = False  # statistics are computed per micro-batch
+    mean_of_micro_batches: bool = False  # Trainer divides by the accumulation steps, for micro-batches of any size
+    dropout: bool = False  # the training draws random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """Length of the run; None: unknown.
-
-    Attributes:
-        rows_an_epoch: rows that are trained on in an epoch.
-        evaluation_batches: of one evaluation; 0: no data.
-        generates: whether evaluations generate.
-    """
+    """Length of the run; None: unknown."""
 
     steps: int | None = None
     steps_an_epoch: int | None = None
     rows: int | None = None
-    rows_an_epoch: int | None = None
-    evaluation_batches: int = 0
-    generates: bool = False
+    rows_an_epoch: int | None = None  # rows that are trained on in an epoch
+    evaluation_batches: int = 0  # of one evaluation; 0: no data
+    generates: bool = False  # whether evaluations generate
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Padding of text batches.
+    """Padding of text batches."""
 
-    Attributes:
-        share: average share of a batch; None: sizes are not tokens.
-        longest_row: in tokens.
-        is_left_out: the Trainer already trains without padding.
-        needed: why rows cannot be concatenated; empty if they can.
-        counts_first_labels: the divisor of the loss counts the first token of each row.
-        cuts_rows: `max_length` cuts rows.
-    """
-
-    share: float | None
-    longest_row: int | None
-    is_left_out: bool
-    needed: str
-    counts_first_labels: bool
-    cuts_rows: bool
+    share: float | None  # average share of a batch; None: sizes are not tokens
+    longest_row: int | None  # in tokens
+    is_left_out: bool  # the Trainer already trains without padding
+    needed: str  # why rows cannot be concatenated; empty if they can
+    counts_first_labels: bool  # the divisor of the loss counts the first token of each row
+    cuts_rows: bool  # `max_length` cuts rows
 
 
 @dataclass(frozen=True, slots=True)

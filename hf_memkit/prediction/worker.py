@@ -35,12 +35,9 @@ _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
 
 class Worker:
-    """A child process that traces trainings, one at a time.
-
-    Its output is kept for error messages; a script with a standard input writes to this process's standard error.
-
-    Args:
-        python: interpreter of another environment. Default: this one.
+    """A child process that traces trainings, one at a time, with the interpreter `python` of another environment or
+    this one. Its output is kept for error messages; a script with a standard input writes to this process's standard
+    error.
 
     Attributes:
         shim_error: why fake CUDA tensors are unavailable there; None if they are available. Known after `wait`.

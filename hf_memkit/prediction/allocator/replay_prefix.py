@@ -84,7 +84,8 @@ def _copy_state(
     twins: dict[int, Block] = {}
     olds = list(blocks.values())
     for pool in (allocator.small, allocator.large):
-        olds += [entry[-1] for entry in (*pool.free, *pool.unmapped)]
+        olds += [entry[-1] for entry in pool.free]
+        olds += [entry[-1] for entry in pool.unmapped]
     for old in olds:
         twin = twins[id(old)] = Block.__new__(Block)
         for name in _SLOTS:

@@ -64,11 +64,8 @@ def pads(setup: Setup, model: Any) -> bool:
     True with a collator that pads, with grouping by length, and for all other models."""
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         return False
-    if "trainer_parts.pad_batches" in setup:
-        return True
-    if setup.get("arguments.train_sampling_strategy") == "group_by_length":
-        return True
-    return not type(base_model(model)).__name__.endswith(_CAUSAL)
+    grouped = setup.get("arguments.train_sampling_strategy") == "group_by_length"
+    return "trainer_parts.pad_batches" in setup or grouped or not type(base_model(model)).__name__.endswith(_CAUSAL)
 
 
 def shortened(model: Any, row: Values) -> Values | None:
@@ -173,7 +170,10 @@ def _labels(model: Any, length: int) -> Values:
         return {}
     if "labels" in takes:
         if kind.endswith(_ONE_LABEL):
-            return {"labels": _one_label(config)}
+            problem, several = getattr(config, "problem_type", None), [0.0] * config.num_labels
+            if problem == "regression":
+                return {"labels": 0.0 if config.num_labels == 1 else several}
+            return {"labels": several if problem == "multi_label_classification" else 0}
         if kind.endswith(_LABEL_EACH_TOKEN):
             return {"labels": [0 if kind.endswith("ForTokenClassification") else _token(model)] * length}
         if kind.endswith("ForCTC"):
@@ -188,12 +188,3 @@ def _labels(model: Any, length: int) -> Values:
         f"{kind} computes no loss, or takes labels of which memkit has no example; in its config.json name a class "
         f"with a head, such as {kind.removesuffix('Model')}ForSequenceClassification, or {_FIX}"
     )
-
-
-def _one_label(config: Any) -> Any:
-    kind = getattr(config, "problem_type", None)
-    if kind == "multi_label_classification":
-        return [0.0] * config.num_labels
-    if kind == "regression":
-        return 0.0 if config.num_labels == 1 else [0.0] * config.num_labels
-    return 0

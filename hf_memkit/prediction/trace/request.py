@@ -103,19 +103,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """A command as parsed by its launcher's or front end's parser (`child/script/read_launch.py`); as `Launched`.
-
-    Attributes:
-        at: index of the script's word.
-        command: the command that a front end starts; empty: the command itself.
-        error: why nothing would start.
-    """
+    """A command as parsed by its launcher's or front end's parser (`child/script/read_launch.py`); as `Launched`."""
 
     script: UserScript = field(default_factory=lambda: UserScript(""))
-    at: int = 0
+    at: int = 0  # index of the script's word
     gpus: int | None = 1
     nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     is_launcher: bool = True
-    command: tuple[str, ...] = ()
-    error: str = ""
+    command: tuple[str, ...] = ()  # the command that a front end starts; empty: the command itself
+    error: str = ""  # why nothing would start

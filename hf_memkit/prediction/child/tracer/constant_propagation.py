@@ -96,16 +96,11 @@ _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.aran
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """Values of a tensor, on the host.
-
-    Attributes:
-        known: shared by views of one tensor, because writing to one changes all.
-        given: they are a batch's values, only inspected since.
-    """
+    """Values of a tensor, on the host."""
 
     tensor: torch.Tensor
-    known: list[bool]
-    given: bool
+    known: list[bool]  # shared by views of one tensor, because writing to one changes all
+    given: bool  # a batch's values, only inspected since
 
 
 def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:

@@ -110,17 +110,13 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
     """Lengths of these columns in the chosen batches."""
     chosen = chosen_batches(on_host(loader))
 
-    def columns_of(batch: Batch) -> Batch:
-        return {name: batch[name] for name in columns}
-
     def lengths(batch: Batch) -> dict[str, int]:
         return {name: int(batch[name].shape[1]) for name in columns}
 
-    shapes = shapes_of(chosen, columns_of)
-    typical = chosen.typical if shapes is not None else None
+    shapes = shapes_of(chosen, lambda batch: {name: batch[name] for name in columns})
     return BatchLengths(
         worst=lengths(chosen.worst),
-        typical=lengths(typical) if typical is not None else None,
+        typical=lengths(chosen.typical) if shapes is not None else None,
         half=lengths(chosen.half) if chosen.half is not None else None,
         cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
         rows=chosen.rows,
@@ -155,13 +151,13 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     def make(numbers: Sequence[int]) -> Batch:
         return collate(rows(numbers))
 
-    single: dict[int, Size] = {}
-    failed = None
-    shuffled = data.rows is not None and _is_shuffled(sampler)
+    shuffled = False  # whether the sampler can combine any rows in a batch
+    if data.rows is not None and type(sampler) is BatchSampler:
+        inner: Any = sampler.sampler
+        shuffled = isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
     unknown = data.marks is not None or data.characters  # the size of a row after collating
     first = _candidates(data, size) if shuffled or unknown else []
-    if first:
-        single, failed = _collate_singly(first, make, _CANDIDATES_S)
+    single, failed = _collate_singly(first, make, _CANDIDATES_S)
     sizes = data.sizes
     if data.marks is not None:
         sizes, more = _sample_sizes(data, size, make)
@@ -196,7 +192,9 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     ranks = _scores(single)
     rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(data.sizes[number])) for number in numbers}
     numbers = sorted(numbers, key=rank.__getitem__)
-    held = _unpadded if _is_flat(worst, len(numbers)) else _padded
+    ids = worst.get("input_ids") if isinstance(worst, Mapping) else None
+    flat = len(numbers) > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1  # concatenated
+    held = _unpadded if flat else _padded
     draws = sorted(draws, key=lambda rows: held(rows, sizes))
     typical, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     mean: dict[str, tuple[float, float]] = {}
@@ -204,13 +202,12 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
     if data.marks is None and not data.characters and known:
         named = {"usual": typical, **({} if others else {"worst": numbers})}
-        mean = {
-            name: (_relative_mean(rows, draws, sizes, held), _relative_mean(rows, draws, sizes, _unpadded))
-            for name, rows in named.items()
-        }
+        with_padding, without = (sum(of(draw, sizes) for draw in draws) / len(draws) for of in (held, _unpadded))
+        for name, batch in named.items():
+            mean[name] = with_padding / max(1, held(batch, sizes)), without / max(1, _unpadded(batch, sizes))
         several = draws if len(typical) > 1 else _drawn(sizes, 2)
-        padded = sum(_padded(rows, sizes) for rows in several)
-        padding = 1 - sum(_unpadded(rows, sizes) for rows in several) / max(1, padded)
+        padded = sum(_padded(batch, sizes) for batch in several)
+        padding = 1 - sum(_unpadded(batch, sizes) for batch in several) / max(1, padded)
     plain = data.marks is None  # cutting a row with an image would remove the tokens of the image
     read = np.flatnonzero(data.sizes >= 0)
     long = int(read[np.argsort(data.sizes[read])[int(0.95 * (len(read) - 1))]])
@@ -294,14 +291,6 @@ def without_padding(batch: Batch) -> Batch | None:
 
 
 # ---- batches that a sampler can form ----
-
-
-def _is_shuffled(sampler: Any) -> bool:
-    """Whether the sampler can combine any rows in a batch."""
-    if sampler is None or type(sampler) is not BatchSampler:
-        return False
-    inner = sampler.sampler
-    return isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
 
 
 def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
@@ -432,13 +421,6 @@ def _unpadded(numbers: Sequence[int], sizes: Numbers) -> int:
     return int(sizes[list(numbers)].sum())
 
 
-def _relative_mean(
-    rows: Sequence[int], draws: Sequence[Sequence[int]], sizes: Numbers, held: Callable[[Sequence[int], Numbers], int]
-) -> float:
-    """The average size of a batch relative to that of `rows`."""
-    return sum(held(draw, sizes) for draw in draws) / len(draws) / max(1, held(rows, sizes))
-
-
 def longest_row(batch: Batch) -> int | None:
     """Tokens of the longest row of a padded batch; None if it has no ids."""
     ids, mask = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "attention_mask"))
@@ -447,12 +429,6 @@ def longest_row(batch: Batch) -> int | None:
     if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
         return int(mask.sum(-1).max())
     return int(ids.shape[-1])
-
-
-def _is_flat(batch: Batch, rows: int) -> bool:
-    """Whether the collator concatenates several rows."""
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return rows > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1
 
 
 def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:

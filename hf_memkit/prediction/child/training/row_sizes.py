@@ -27,7 +27,6 @@ _STREAM_S: Final = 10.0
 _STREAMED: Final = 2_000
 """Limits for a stream, which may come over the network and be endless."""
 
-
 _FILES: Final = ("Image", "Audio", "Video")
 """Features of `datasets` whose values are files."""
 
@@ -73,7 +72,13 @@ def row_sizes(dataset: Any) -> RowSizes:
     """Sizes of a data set's rows: from its Arrow columns if it has any, else row by row, in random order within the
     time limit."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        return _stream_sizes(dataset)
+        until = time.monotonic() + _STREAM_S
+        kept: list[Any] = []
+        for row in dataset:
+            kept.append(row)
+            if len(kept) >= _STREAMED or time.monotonic() > until:
+                break
+        return replace(_measured(kept.__getitem__, len(kept), _marks, math.inf), rows=None, kept=kept)
     until = time.monotonic() + LIMIT_S
     sizes = _arrow_sizes(dataset, until)
     return _measured(dataset.__getitem__, len(dataset), _marks, until) if sizes is None else sizes
@@ -107,16 +112,6 @@ def _sum(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         tokens, media = tokens + size[0], media + size[1]
     return tokens, media
-
-
-def _stream_sizes(dataset: Iterable[Any]) -> RowSizes:
-    until = time.monotonic() + _STREAM_S
-    kept: list[Any] = []
-    for row in dataset:
-        kept.append(row)
-        if len(kept) >= _STREAMED or time.monotonic() > until:
-            break
-    return replace(_measured(kept.__getitem__, len(kept), _marks, math.inf), rows=None, kept=kept)
 
 
 def _measured(read: Callable[[int], Any], rows: int, measure: Callable[[Any], Marks], until: float) -> RowSizes:
