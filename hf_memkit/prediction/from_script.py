@@ -108,16 +108,11 @@ class ScriptTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """Memory needs of batches other than the worst, to which the prediction applies.
-
-    Attributes:
-        typical: prediction of the median batch.
-        smaller: a change → prediction of the worst batch with it; empty if the worst fits unchanged.
-    """
+    """Memory needs of batches other than the worst, to which the prediction applies."""
 
     shapes: BatchShapes
-    typical: Prediction
-    smaller: Mapping[str, Prediction]
+    typical: Prediction  # of the median batch
+    smaller: Mapping[str, Prediction]  # a change → of the worst batch with it; empty if the worst fits unchanged
 
     def sentence(self, worst: Prediction) -> str:
         """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""

@@ -60,26 +60,16 @@ def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a command starts.
+    """What a command starts."""
 
-    Attributes:
-        script: the script of each process.
-        gpus: processes per machine, one GPU each; None: as many as the machine has GPUs.
-        nodes: machines.
-        environment: variables that the command sets.
-        before: the launcher with its options, up to the word for the script; without `-m`.
-        is_launcher: whether it starts processes; False: it is Python only.
-        front_end, typed: name of a front end, such as `"axolotl"`, and its command as typed.
-    """
-
-    script: UserScript
-    gpus: int | None = 1
-    nodes: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    before: tuple[str, ...] = ()
-    is_launcher: bool = True
-    front_end: str = ""
-    typed: tuple[str, ...] = ()
+    script: UserScript  # of each process
+    gpus: int | None = 1  # processes per machine, one GPU each; None: as many as the machine has GPUs
+    nodes: int = 1  # machines
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the command sets
+    before: tuple[str, ...] = ()  # the launcher with its options, up to the word for the script; without `-m`
+    is_launcher: bool = True  # whether it starts processes; False: it is Python only
+    front_end: str = ""  # such as `"axolotl"`
+    typed: tuple[str, ...] = ()  # the front end's command
 
     def with_script(self, script: UserScript) -> list[str]:
         """The same command for another script, with that script's arguments."""

@@ -27,22 +27,15 @@ from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 @dataclass(frozen=True, slots=True)
 class ScriptJob:
-    """A script, and where it is to train.
-
-    Attributes:
-        gpus, nodes: GPUs on each machine, and machines.
-        environment: the variables that the script gets.
-        ram_is_given: whether the machine's RAM is the one in question; else it is if the GPU is this machine's.
-        other: whose libraries it runs with; None: this process's.
-    """
+    """A script, and where it is to train."""
 
     script: UserScript
     machine: Machine
-    gpus: int = 1
+    gpus: int = 1  # on each machine
     nodes: int = 1
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    ram_is_given: bool = False
-    other: Environment | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # that the script gets
+    ram_is_given: bool = False  # the machine's RAM is the one in question; else it is if the GPU is this machine's
+    other: Environment | None = None  # whose libraries it runs with; None: this process's
 
 
 def is_live(script: UserScript) -> bool:

@@ -29,23 +29,16 @@ class SetupTraining:
     Attributes:
         setup: with `model.architecture`, and `model.class` unless it is a causal language model. Its `eval_strategy`
             and `save_strategy` decide whether an evaluation and a checkpoint follow the steps.
-        sequence_length: tokens of each example.
-        rows: minimum number of rows; 0: enough for one optimizer step.
-        typical: the setup with the lengths of a typical batch, which most batches then have; None: all are alike.
-        evaluation_batches: batches of an evaluation.
-        metrics: whether it computes metrics, for which predictions are kept.
-        padded: whether the texts of a batch have different lengths; None: as `pads` in `child/example_inputs.py`.
-        trust_remote_code: whether the model's own code may run.
     """
 
     setup: Setup
-    sequence_length: int
-    rows: int = 0
-    typical: Setup | None = None
-    evaluation_batches: int = 2
-    metrics: bool = False
-    padded: bool | None = None
-    trust_remote_code: bool = False
+    sequence_length: int  # tokens of each example
+    rows: int = 0  # at least; 0: enough for one optimizer step
+    typical: Setup | None = None  # with the lengths of a typical batch, which most batches then have; None: all alike
+    evaluation_batches: int = 2  # of one evaluation
+    metrics: bool = False  # it computes metrics, for which predictions are kept
+    padded: bool | None = None  # texts of a batch have different lengths; None: as `pads` in `child/example_inputs.py`
+    trust_remote_code: bool = False  # whether the model's own code may run
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}

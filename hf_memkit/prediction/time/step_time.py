@@ -69,28 +69,17 @@ _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Time of one optimizer step.
+    """Time of one optimizer step."""
 
-    Attributes:
-        seconds: low, middle, high. The other attributes belong to the middle.
-        by_phase: adds up to it.
-        forward_s, backward_s: average of one micro-batch.
-        optimizer_s: clipping (part of phase backward) and the optimizer's step.
-        by_kind: computing time of the GPU, by kind of operation.
-        bound_by_launches: share of the step in which the GPU waits for the host.
-        unknown: names of operations without a formula, most calls first.
-        rests_on: assumptions, a sentence each.
-    """
-
-    seconds: Range
-    by_phase: Mapping[Phase, float]
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    by_kind: Mapping[str, float]
-    bound_by_launches: float
-    unknown: tuple[str, ...]
-    rests_on: tuple[str, ...]
+    seconds: Range  # the other attributes belong to the middle
+    by_phase: Mapping[Phase, float]  # adds up to it
+    forward_s: float  # average of one micro-batch
+    backward_s: float  # average of one micro-batch
+    optimizer_s: float  # clipping (part of phase backward) and the optimizer's step
+    by_kind: Mapping[str, float]  # computing time of the GPU, by kind of operation
+    bound_by_launches: float  # share of the step in which the GPU waits for the host
+    unknown: tuple[str, ...]  # names of operations without a formula, most calls first
+    rests_on: tuple[str, ...]  # assumptions, a sentence each
 
 
 @dataclass(slots=True)

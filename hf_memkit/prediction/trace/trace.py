@@ -30,11 +30,9 @@ def rounded(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TracePeak:
-    """The moment with the most live bytes.
+    """The moment with the most live bytes, each storage rounded to 512 bytes.
 
     Attributes:
-        size_bytes: live bytes, each storage rounded to 512 bytes.
-        phase: phase of that moment.
         operation, module: origin of that event's storage, such as `aten._log_softmax.default`, and the module whose
             forward or backward was running; empty outside.
         categories, modules: live bytes by category, and by (module, category) of their origin; layers of one kind

@@ -44,16 +44,11 @@ class Operation:
 
 @dataclass(slots=True)
 class Work:
-    """Calls in order.
+    """Calls in order. `marks`: `(call index, phase)`: the calls from the previous mark up to this index belong to
+    `phase`."""
 
-    Attributes:
-        operations: distinct operations.
-        calls: index of each call's operation.
-        marks: `(call index, phase)`: the calls from the previous mark up to this index belong to `phase`.
-    """
-
-    operations: list[Operation] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)  # distinct ones
+    calls: list[int] = field(default_factory=list)  # index of each call's operation
     marks: list[tuple[int, Phase]] = field(default_factory=list)
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:

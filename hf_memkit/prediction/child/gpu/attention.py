@@ -67,24 +67,15 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Properties of a call that decide the kernel.
+    """Properties of a call that decide the kernel."""
 
-    Attributes:
-        dtype, head_sizes: after autocast; head sizes of a query and of a value.
-        masked: there is a mask other than the causal one.
-        grouped: there are fewer key heads than query heads.
-        dropout: dropout probability.
-        trained: a backward pass can follow.
-        causal_across: the mask is causal, and the numbers of queries and keys differ.
-    """
-
-    dtype: torch.dtype
-    head_sizes: tuple[int, int]
-    masked: bool = False
-    grouped: bool = False
-    dropout: float = 0.0
-    trained: bool = True
-    causal_across: bool = False
+    dtype: torch.dtype  # after autocast
+    head_sizes: tuple[int, int]  # of a query and of a value
+    masked: bool = False  # there is a mask other than the causal one
+    grouped: bool = False  # there are fewer key heads than query heads
+    dropout: float = 0.0  # probability
+    trained: bool = True  # a backward pass can follow
+    causal_across: bool = False  # the mask is causal, and the numbers of queries and keys differ
 
 
 def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:

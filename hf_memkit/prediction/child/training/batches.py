@@ -57,32 +57,22 @@ class ChosenBatches:
     """Batches of a data loader.
 
     Attributes:
-        worst: the batch that needs most memory of those that the sampler can form.
-        description: which rows were read, and the shape of the worst batch.
-        rows: of the worst batch; 0: unknown.
-        typical, high: the median batch, and the 95th percentile; None: sizes of rows are unknown.
-        half, cut: the worst batch with half of its rows; with rows cut to the 95th percentile of tokens, and that
-            number; None: not possible.
-        unreadable: a row that cannot be read, and the error.
-        others: further batches that may need most: they have more tokens than `worst`, or larger images.
-        shuffled: whether the sampler can combine any rows.
-        digest: of the sizes of all rows; empty: not all were read.
         mean: the average batch's tokens relative to "usual" and "worst" ones: with padding, and without.
         padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
             with single rows. None, and `mean` empty: sizes are not tokens.
     """
 
-    worst: Batch
-    description: str
-    rows: int = 0
-    typical: Batch | None = None
-    high: Batch | None = None
-    half: Batch | None = None
-    cut: tuple[Batch, int] | None = None
-    unreadable: tuple[int, str] | None = None
-    others: Sequence[Batch] = ()
-    shuffled: bool = False
-    digest: str = ""
+    worst: Batch  # of those that the sampler can form, the one that needs most memory
+    description: str  # which rows were read, and the shape of the worst batch
+    rows: int = 0  # of the worst batch; 0: unknown
+    typical: Batch | None = None  # the median batch; None: sizes of rows are unknown
+    high: Batch | None = None  # the 95th percentile; None: sizes of rows are unknown
+    half: Batch | None = None  # the worst batch with half of its rows; None: not possible
+    cut: tuple[Batch, int] | None = None  # with rows cut to the 95th percentile of tokens, that number; None: as above
+    unreadable: tuple[int, str] | None = None  # a row that cannot be read, and the error
+    others: Sequence[Batch] = ()  # batches that may need most, too: more tokens than `worst`, or larger images
+    shuffled: bool = False  # whether the sampler can combine any rows
+    digest: str = ""  # of the sizes of all rows; empty: not all were read
     mean: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     padding: float | None = None
 
