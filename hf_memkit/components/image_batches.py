@@ -25,15 +25,10 @@ _TRIES = 10
 class ImageBatches:
     """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`. A row has
     `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and `augment`:
-    whether to crop a random part of the image."""
+    whether to crop a random part of the image, of at least `smallest_crop` of its area. `dtype`: of the pixels, such
+    as that of 16-bit weights. Default: float32."""
 
     def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
-        """
-        Args:
-            image_processor: the model's image processor of transformers.
-            smallest_crop: the smallest share of an image's area that a random part may have.
-            dtype: dtype of the pixels, such as that of 16-bit weights. Default: float32.
-        """
         self._processor = image_processor
         self._size = target_size(image_processor)
         self._smallest_crop = smallest_crop

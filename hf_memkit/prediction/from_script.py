@@ -158,10 +158,7 @@ def predicted_training(
         notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
     setup, engine = _setup(traced, job), traced.engine
     ledger = _engine_ledger(engine, setup.sized_job) if engine is not None else None
-    trained = traced.trainer
-    if not is_live(script):
-        trained += f", as {name_of(script)} makes it,"
-
+    trained = traced.trainer if is_live(script) else f"{traced.trainer}, as {name_of(script)} makes it,"
     emulated = emulated_bf16(
         machine.gpu, traced.arguments.known(), dtypes=traced.model.dtypes, trained=traced.model.trained_dtypes,
         config=engine.written if engine is not None else None,

@@ -39,7 +39,6 @@ FRONT_ENDS: Final = {
 
 _LIMIT_S: Final = 120.0
 
-
 _ENGINES: Final = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
@@ -107,8 +106,7 @@ def read_command(
     own: dict[str, str] = {}
     rest = list(words[1:] if words[:1] and words[0] == "env" else words)
     while rest and _ASSIGNMENT.match(rest[0]):
-        name, _, own_value = rest.pop(0).partition("=")
-        own[name] = own_value
+        name, _, own[name] = rest.pop(0).partition("=")
     assigned = ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
     if rest[:1] == [_SLURM]:
         start = next((number for number, word in enumerate(rest) if number and is_command(word)), len(rest))

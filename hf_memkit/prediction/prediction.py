@@ -20,7 +20,6 @@ from hf_memkit.prediction.confidence import Confidence
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved bytes of a phase; None: not modelled."""
 
-
 _SMALLEST_PART: Final = 0.001
 """Share of the peak below which a category is not listed."""
 

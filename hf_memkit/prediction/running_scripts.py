@@ -99,10 +99,21 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def script_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
-    """(a worker for one script, file descriptor of its standard input)."""
-    python = other.python if other is not None else None
-    with _standard_input() as stdin, lent_worker(python) as worker:
-        yield worker, stdin
+    """(a worker for one script, file descriptor of its standard input): a copy of this process's, because the script
+    may ask for input, or an empty one if it is closed."""
+    try:
+        stdin = os.dup(0)
+    except OSError:
+        stdin = os.open(os.devnull, os.O_RDONLY)
+    before = termios.tcgetattr(stdin) if os.isatty(stdin) else None
+    try:
+        with lent_worker(other.python if other is not None else None) as worker:
+            yield worker, stdin
+    finally:
+        # A script that is killed while it reads cannot restore the terminal's settings.
+        if before is not None and termios.tcgetattr(stdin) != before:
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        os.close(stdin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,23 +203,6 @@ def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
     if outcome.training is None:
         raise _failed(script, outcome)
     return outcome.training
-
-
-@contextlib.contextmanager
-def _standard_input() -> Iterator[int]:
-    """A copy of this process's standard input for the script, which may ask for input; empty if it is closed."""
-    try:
-        number = os.dup(0)
-    except OSError:
-        number = os.open(os.devnull, os.O_RDONLY)
-    before = termios.tcgetattr(number) if os.isatty(number) else None
-    try:
-        yield number
-    finally:
-        # A script that is killed while it reads cannot restore the terminal's settings.
-        if before is not None and termios.tcgetattr(number) != before:
-            termios.tcsetattr(number, termios.TCSADRAIN, before)
-        os.close(number)
 
 
 def _failed(script: UserScript, outcome: Outcome) -> InputError:

@@ -246,7 +246,7 @@ class CachingAllocator:
         segment = ExpandableSegment(address, -(-room // page) * page, page)
         block = Block(pool, stream, address, segment.size_bytes, self._next_rank(), segment)
         block.mapped = False
-        pool.add_unmapped(block)
+        pool.add(block)
         return block
 
     def map_pages(self, block: Block, size: int) -> bool:
@@ -256,7 +256,7 @@ class CachingAllocator:
         mapped = -(-size // segment.page_bytes) * segment.page_bytes
         if not self.device.map_pages(block.address, mapped):
             return False
-        pool.remove_unmapped(block)
+        pool.remove(block)
         block.mapped = True
         if mapped < block.size:
             rest = Block(
@@ -264,7 +264,7 @@ class CachingAllocator:
             )
             rest.mapped = False
             rest.put_between(block, block.next)
-            pool.add_unmapped(rest)
+            pool.add(rest)
             block.size = mapped
         self._merge(block)
         pool.add(block)
@@ -281,19 +281,18 @@ class CachingAllocator:
         if start >= end:
             return block.address, 0
         pool.remove(block)
-        before, after = start - block.address, block.address + block.size - end
-        if before:
+        if before := start - block.address:
             left = Block(pool, block.stream, block.address, before, self._part_of(block), segment)
             left.put_between(block.previous, block)
             pool.add(left)
-        if after:
+        if after := block.address + block.size - end:
             right = Block(pool, block.stream, end, after, self._part_of(block), segment)
             right.put_between(block, block.next)
             pool.add(right)
         block.address, block.size, block.mapped = start, end - start, False
         self._merge(block)
         if block.is_split:
-            pool.add_unmapped(block)  # else the segment and its addresses are gone
+            pool.add(block)  # else the segment and its addresses are gone
         self._remove_reserved(end - start)
         return start, end - start
 
@@ -301,13 +300,13 @@ class CachingAllocator:
         """Merges with neighbours that are free and mapped alike (`try_merge_blocks`)."""
         before = block.previous
         if before is not None and not before.allocated and before.mapped == block.mapped:
-            _remove_free(before)
+            before.pool.remove(before)
             block.address = before.address
             block.size += before.size
             block.put_between(before.previous, block.next)
         after = block.next
         if after is not None and not after.allocated and after.mapped == block.mapped:
-            _remove_free(after)
+            after.pool.remove(after)
             block.size += after.size
             block.put_between(block.previous, after.next)
 
@@ -333,10 +332,3 @@ def _growable(block: Block) -> int:
     """The size of a free block plus the unmapped addresses behind it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
-
-
-def _remove_free(block: Block) -> None:
-    if block.mapped:
-        block.pool.remove(block)
-    else:
-        block.pool.remove_unmapped(block)

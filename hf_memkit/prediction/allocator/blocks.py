@@ -152,13 +152,13 @@ class Pool:
 
     def add(self, block: Block) -> None:
         block.born = self.searches
-        insort(self.free, (block.stream, block.size, block.rank, block.address, block))
+        if block.mapped:
+            insort(self.free, (block.stream, block.size, block.rank, block.address, block))
+        else:
+            insort(self.unmapped, (block.stream, block.address, block))
 
     def remove(self, block: Block) -> None:
-        del self.free[bisect_left(self.free, (block.stream, block.size, block.rank, block.address))]
-
-    def add_unmapped(self, block: Block) -> None:
-        insort(self.unmapped, (block.stream, block.address, block))
-
-    def remove_unmapped(self, block: Block) -> None:
-        del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
+        if block.mapped:
+            del self.free[bisect_left(self.free, (block.stream, block.size, block.rank, block.address))]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]

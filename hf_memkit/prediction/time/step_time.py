@@ -133,8 +133,7 @@ def step_time(
         for _, calls in part.stretches:
             for call, count in Counter(calls).items():
                 counts[call] += part.times * count
-    by_kind = dict.fromkeys(KINDS, 0.0)
-    unknown: Counter[str] = Counter()
+    by_kind, unknown = dict.fromkeys(KINDS, 0.0), Counter[str]()
     for call, count in counts.items():
         operation = work.operations[call]
         by_kind[operation.kind] += count * durations[call] / _RATES[1]

@@ -19,7 +19,6 @@ from hf_memkit.prediction.trace.work import Work, spans
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
 
-
 _LAYER_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -94,14 +93,13 @@ class Trace:
                 if stop < begin or start > end or (start < stop and (stop == begin or start == end)):
                     continue
                 for event in self.events[max(start, begin) : min(stop, end)]:
-                    if event > 0:
-                        alive.add(event)
-                        made.add(event)
-                    elif -event in alive:
-                        alive.remove(-event)
-                    else:
-                        continue
-                    result.events.append(event)
+                    if event > 0 or -event in alive:
+                        result.events.append(event)
+                        if event > 0:
+                            alive.add(event)
+                            made.add(event)
+                        else:
+                            alive.remove(-event)
                 result.marks.append((len(result.events), phase))
         result.sizes_bytes = [size if number in made else 0 for number, size in enumerate(self.sizes_bytes, 1)]
         return result

@@ -153,10 +153,8 @@ class Forks:
 
     def _is_too_late(self, arguments: Any, fields: Mapping[str, Any]) -> bool:
         """Whether the script has, or may have, already used a field that these would change."""
-        if not fields:
-            return False
         try:
-            return arguments is None or bool(self.reads.too_late(arguments, fields))
+            return bool(fields) and (arguments is None or bool(self.reads.too_late(arguments, fields)))
         except Exception:  # running the script from its first line shows the error
             return True
 

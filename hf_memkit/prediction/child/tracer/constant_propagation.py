@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -285,7 +286,6 @@ def _small(tensor: torch.Tensor, given: bool = False) -> bool:
 def _is_metric_of_trl() -> bool:
     """Whether TRL's own code is the caller: it indexes log-probabilities with a mask of an answer's tokens (1.16:
     grpo_trainer.py, `importance_sampling_ratio`); all are assumed to be selected."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/hf_memkit/")):
-        frame = frame.f_back
-    return frame is not None and "/trl/trainer/" in frame.f_code.co_filename
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    own = (file for file in files if "/torch/" not in file and "/hf_memkit/" not in file)
+    return "/trl/trainer/" in next(own, "")

@@ -342,9 +342,6 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
         )
 
 
-# ---- the user's Trainer, shortened ----
-
-
 def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:
     """Sets the arguments for a few steps that write only to a temporary folder; returns the original arguments."""
     arguments = trainer.args
