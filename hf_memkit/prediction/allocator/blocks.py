@@ -142,13 +142,12 @@ class Pool:
     Attributes:
         free: `(stream, size, rank, address, block)`, sorted.
         unmapped: `(stream, address, block)`, sorted: addresses of expandable segments without memory.
-        searches: number of searches for a free block, the clock of garbage collection.
     """
 
     is_small: bool
     free: list[tuple[int, int, int, int, Block]] = field(default_factory=list)
     unmapped: list[tuple[int, int, Block]] = field(default_factory=list)
-    searches: int = 0
+    searches: int = 0  # for a free block, the clock of garbage collection
 
     def add(self, block: Block) -> None:
         block.born = self.searches

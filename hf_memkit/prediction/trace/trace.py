@@ -55,7 +55,6 @@ class Trace:
         sizes_bytes: requested size of storage n at `[n - 1]`.
         category_of, operation_of, module_of: of storage n at `[n - 1]`; indexes into `CATEGORIES`, `operations`,
             `modules`.
-        operations, modules: names.
         marks: `(event index, phase)`: the events from the previous mark up to this index belong to `phase`.
         work: computed operations; None if not recorded. Parts and copies of a trace have none.
     """
@@ -65,8 +64,8 @@ class Trace:
     category_of: list[int] = field(default_factory=list)
     operation_of: list[int] = field(default_factory=list)
     module_of: list[int] = field(default_factory=list)
-    operations: list[str] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)  # names
+    modules: list[str] = field(default_factory=list)  # names
     marks: list[tuple[int, Phase]] = field(default_factory=list)
     work: Work | None = None
 

@@ -119,12 +119,8 @@ def known_values(tensor: FakeTensor) -> torch.Tensor | None:
 
 
 class KnownValues:
-    """Computes values along the operations of one training; `follow` is called for each.
-
-    Attributes:
-        of_data: the script still handles its data and nothing is trained: larger tensors are followed, except
-            parameters.
-    """
+    """Computes values along the operations of one training; `follow` is called for each. While `of_data` is set, the
+    script still handles its data and nothing is trained: larger tensors are followed, except parameters."""
 
     def __init__(self) -> None:
         self.of_data = False

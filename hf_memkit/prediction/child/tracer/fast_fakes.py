@@ -44,27 +44,18 @@ _NO_KEY: Final[tuple[Any, ...]] = ()
 
 @dataclass(slots=True, eq=False)
 class CacheEntry:
-    """A cached operation on arguments of one kind.
+    """A cached operation on arguments of one kind."""
 
-    Attributes:
-        make: creates its result; None: torch does each time.
-        work, engine_work: its rows in a `Work`, called by Python or by autograd's engine; None: not known yet.
-    """
-
-    make: Make | None
-    work: tuple[int, ...] | None = None
-    engine_work: tuple[int, ...] | None = None
+    make: Make | None  # creates its result; None: torch does each time
+    work: tuple[int, ...] | None = None  # its rows in a `Work`, called by Python; None: not known yet
+    engine_work: tuple[int, ...] | None = None  # the same, called by autograd's engine
 
 
 class FastFakes:
-    """Caches results of operations on the fake tensors of one mode.
-
-    Attributes:
-        last: entry of the last operation; None without one.
-    """
+    """Caches results of operations on the fake tensors of one mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self.last: CacheEntry | None = None
+        self.last: CacheEntry | None = None  # of the last operation
         self._mode = mode
         self._entries: dict[tuple[Any, ...], CacheEntry] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}

@@ -59,26 +59,18 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_type: device whose storages are recorded, such as `"cuda"`.
         capability: of the GPU whose libraries' memory is added; None: none is added.
         work: whether `recorder` records operations, too.
-
-    Attributes:
-        trace: the events so far; complete after `finish`.
-        default: the category of new storages that nothing else labels.
-        module: dotted name of the running module, set by the caller.
-        items: number of made-up values that were read, by module; `made_up` is called for each.
-        host: RAM of tensors while a GPU trains; None if the CPU itself trains.
-        known: values of fake tensors that follow from known ones.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = Trace(operations=[""], modules=[""])
-        self.default: Category = "other"
-        self.items: Counter[str] = Counter()
-        self.made_up: Callable[[], None] = lambda: None
+        self.trace = Trace(operations=[""], modules=[""])  # complete after `finish`
+        self.default: Category = "other"  # of new storages that nothing else labels
+        self.items: Counter[str] = Counter()  # number of made-up values that were read, by module
+        self.made_up: Callable[[], None] = lambda: None  # called for each of them
         self._until: float | None = None
         self._limit_s = 0.0
         self.device_type = device_type
-        self.host = HostWatch() if device_type != "cpu" else None
+        self.host = HostWatch() if device_type != "cpu" else None  # RAM of tensors while a GPU trains
         self.recorder = WorkRecorder(device_type) if work else None
         if self.recorder is not None:
             self.trace.work = self.recorder.work
@@ -89,7 +81,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
-        self.known = KnownValues()
+        self.known = KnownValues()  # values of fake tensors that follow from known ones
         self._values: KnownValues | None = None  # `known` once tensors are fake
         self._fakes: FastFakes
         self._refused = REFUSED if device_type == "cuda" else {}
@@ -106,6 +98,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> str:
+        """Dotted name of the running module."""
         return self.trace.modules[self._module]
 
     @module.setter

@@ -105,16 +105,11 @@ def with_nan(result: Any) -> Any:
 
 
 class Evaluations:
-    """All evaluations of a script's Trainers.
-
-    Attributes:
-        answer: handles the script's calls; None: they run unchanged.
-        notes: sentences for the reader, in order.
-    """
+    """All evaluations of a script's Trainers."""
 
     def __init__(self, *, worst: bool) -> None:
-        self.answer: Callable[[EvaluationCall], Any] | None = None
-        self.notes: dict[str, None] = {}
+        self.answer: Callable[[EvaluationCall], Any] | None = None  # handles calls; None: they run unchanged
+        self.notes: dict[str, None] = {}  # sentences for the reader, in order
         self._worst = worst
         self._before: list[EvaluationCall] = []
         self._loops = 0  # loops over batches that reached the last one

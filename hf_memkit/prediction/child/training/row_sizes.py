@@ -45,23 +45,20 @@ class RowSizes:
     """Sizes of the rows that were read.
 
     Attributes:
-        sizes: by row; -1 for rows that were not read.
         rows: number of rows of the data set; None for a stream, whose first rows are `kept`, because it cannot be read
             twice.
-        unreadable: a row that cannot be read, and the error.
         marks: an array per mark, for rows with images or sound: tokens and characters; pixels and samples; number of
             images, sum of their squareness, sum of their elongation. None: there are no such rows.
         columns: sizes of each column, if several columns differ, because a collator pads each separately.
-        characters: whether sizes are characters, which the collator turns into tokens.
     """
 
-    sizes: Numbers
+    sizes: Numbers  # by row; -1 for rows that were not read
     rows: int | None
     kept: list[Any] = field(default_factory=list)
-    unreadable: tuple[int, str] | None = None
+    unreadable: tuple[int, str] | None = None  # a row that cannot be read, and the error
     marks: Numbers | None = None
     columns: Sequence[Numbers] = ()
-    characters: bool = False
+    characters: bool = False  # sizes are characters, which the collator turns into tokens
 
     @property
     def read(self) -> int:
