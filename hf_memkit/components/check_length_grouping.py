@@ -25,7 +25,11 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         if train_dataloader is None:
             return
-        sampler = _sampler(train_dataloader)
+        sampler = getattr(train_dataloader, "batch_sampler", None)
+        for _ in range(4):  # inside the wrappers that accelerate adds with several processes (BatchSamplerShard)
+            if sampler is None or isinstance(sampler, LengthGroupedSampler):
+                break
+            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
         if not isinstance(sampler, LengthGroupedSampler):
             raise RuntimeError(
                 "length-grouped has no effect: the training data set has no length (an IterableDataset). Give a data "
@@ -38,13 +42,3 @@ class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
                 "before)",
                 stacklevel=2,
             )
-
-
-def _sampler(loader: Any) -> Any:
-    """The sampler inside the wrappers that accelerate adds with several processes (BatchSamplerShard)."""
-    sampler = getattr(loader, "batch_sampler", None)
-    for _ in range(4):
-        if sampler is None or isinstance(sampler, LengthGroupedSampler):
-            break
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
-    return sampler

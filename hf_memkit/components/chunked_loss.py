@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -222,8 +221,10 @@ class _ChunkedLoss:
         sums = self.sums
         options = sums.smoothing, sums.chunk
         sums.smoothing, sums.chunk = 0.0, 3
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
         try:
-            with torch.no_grad(), _evaluating(self.model):
+            with torch.no_grad():
                 try:
                     own = self.own_forward(input_ids=tokens, labels=labels).loss
                 except Exception:
@@ -231,6 +232,8 @@ class _ChunkedLoss:
                 chunked = self.model(input_ids=tokens, labels=labels).loss
         finally:
             sums.smoothing, sums.chunk = options
+            for module, training in modes:
+                module.training = training
         if not torch.allclose(chunked, own, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"the loss of {self.name} is {float(own):.6f}, and chunked_loss computes {float(chunked):.6f}. Omit "
@@ -283,15 +286,3 @@ def _signed(own: inspect.Signature) -> Callable[..., Any]:
 
 _STATE = "_chunked_loss"
 _ABSENT = object()
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Switches to evaluation mode, and restores the mode of each module afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

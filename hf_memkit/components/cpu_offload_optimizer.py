@@ -17,7 +17,6 @@ change.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -56,11 +55,8 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The current groups: torchao's own list goes stale (see above)."""
-        on_gpu = self.d_opt.param_groups if self.d_opt is not None else []
-        return [
-            *on_gpu,
-            *itertools.chain.from_iterable(optimizer.param_groups for optimizer in self.optim_dict.values()),
-        ]
+        optimizers = [*([self.d_opt] if self.d_opt is not None else []), *self.optim_dict.values()]
+        return [group for optimizer in optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
@@ -72,17 +68,14 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
         if self.max_grad_norm > 0:
-            self._clip()
+            for copied in self.queue.values():
+                copied.synchronize()
+            small = self.d_opt.param_groups if self.d_opt is not None else []
+            parameters = [self.param_d2h_map[parameter] for parameter in self.queue]
+            parameters += [parameter for group in small for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         super().step()
         return loss
-
-    def _clip(self) -> None:
-        for copied in self.queue.values():
-            copied.synchronize()
-        small = self.d_opt.param_groups if self.d_opt is not None else []
-        parameters = [self.param_d2h_map[parameter] for parameter in self.queue]
-        parameters += [parameter for group in small for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
 
 
 def trainer_options(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,15 +25,10 @@ _TRIES = 10
 class ImageBatches:
     """Collator: a list of rows → `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`. A row has
     `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and `augment`:
-    whether to crop a random part of the image."""
+    whether to crop a random part of the image, of at least `smallest_crop` of its area. `dtype`: of the pixels, such
+    as that of 16-bit weights. Default: float32."""
 
     def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
-        """
-        Args:
-            image_processor: the model's image processor of transformers.
-            smallest_crop: the smallest share of an image's area that a random part may have.
-            dtype: dtype of the pixels, such as that of 16-bit weights. Default: float32.
-        """
         self._processor = image_processor
         self._size = target_size(image_processor)
         self._smallest_crop = smallest_crop
@@ -40,18 +36,16 @@ class ImageBatches:
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """The batch. Raises OSError if a file is missing or is not an image."""
-        pixels = [self._pixels(open_image(row["image"]), bool(row.get("augment"))) for row in rows]
+        pixels: list[Tensor] = []
+        for row in rows:
+            image, options = open_image(row["image"]), {}
+            if row.get("augment"):
+                image = _random_part(image, self._size, self._smallest_crop)
+                options = {"do_resize": False, "do_center_crop": False}
+            pixels.append(self._processor(image, return_tensors="pt", **options)["pixel_values"][0])
         labels = torch.tensor([int(row["label"]) for row in rows])
         stacked = torch.stack(pixels)
         return {"pixel_values": stacked if self._dtype is None else stacked.to(self._dtype), "labels": labels}
-
-    def _pixels(self, image: Image.Image, augment: bool) -> Tensor:
-        options: dict[str, Any] = {}
-        if augment:
-            image = _random_part(image, self._size, self._smallest_crop)
-            options = {"do_resize": False, "do_center_crop": False}
-        pixels: Tensor = self._processor(image, return_tensors="pt", **options)["pixel_values"][0]
-        return pixels
 
 
 def open_image(image: Mapping[str, Any]) -> Image.Image:
@@ -108,9 +102,7 @@ def each_label_split(labels: Sequence[int], share: float) -> tuple[list[int], li
     labels evenly: each part of a list has about the same labels as the whole. Rows of one label keep their order, so
     photographs taken one after the other are mostly in the same list.
     """
-    counts: dict[int, int] = {}
-    for label in labels:
-        counts[label] = counts.get(label, 0) + 1
+    counts = Counter(labels)
     seen = dict.fromkeys(counts, 0)
     positions = []
     for label in labels:

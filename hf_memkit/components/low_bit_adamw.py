@@ -43,16 +43,14 @@ class _Fp32States:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # torch casts loaded states to the parameter's dtype (torch/optim/optimizer.py,
         # _process_value_according_to_param_policy): the fp32 values would come back rounded to bf16.
-        saved = [
-            {name: value for name, value in state_dict["state"].get(index, {}).items() if _is_wide(value)}
-            for group in state_dict["param_groups"]
-            for index in group["params"]
-        ]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         super().load_state_dict(state_dict)  # type: ignore[misc]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for parameter, wide in zip(parameters, saved, strict=True):
-            for name, value in wide.items():
-                self.state[parameter][name] = value.to(device=parameter.device, copy=True)
+        for parameter, index in zip(parameters, indices, strict=True):
+            for name, value in state_dict["state"].get(index, {}).items():
+                # Neither quantised nor the step count, which has no dimensions.
+                if type(value) is Tensor and value.dtype is torch.float32 and value.dim() > 0:
+                    self.state[parameter][name] = value.to(device=parameter.device, copy=True)
 
 
 class AdamW8bit(_Fp32States, optim.AdamW8bit):  # type: ignore[misc]
@@ -61,8 +59,3 @@ class AdamW8bit(_Fp32States, optim.AdamW8bit):  # type: ignore[misc]
 
 class AdamW4bit(_Fp32States, optim.AdamW4bit):  # type: ignore[misc]
     """`torchao.optim.AdamW4bit` with fp32 states for parameters that it does not quantise."""
-
-
-def _is_wide(value: Any) -> bool:
-    """Whether a state is a plain fp32 tensor, neither quantised nor the step count (which has no dimensions)."""
-    return type(value) is Tensor and value.dtype is torch.float32 and value.dim() > 0

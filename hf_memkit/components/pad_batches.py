@@ -39,6 +39,8 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
     Raises:
         ValueError: `multiple` is not a whole number above 0.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
     if not isinstance(multiple, int) or isinstance(multiple, bool) or multiple < 1:
         raise ValueError(f"multiple={multiple!r}: must be a whole number above 0")
     padding = getattr(processing_class, "pad_token_id", None)
@@ -46,11 +48,16 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
         # Any token that has an embedding will do: padding is masked and has no labels.
         padding = getattr(processing_class, "eos_token_id", None) or 0
     config = getattr(model, "config", None)
+    base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
+    inner: Any = model if base is None else base()
+    parameters = inspect.signature(inner.forward).parameters.items()
+    taken = {name for name, value in parameters if value.kind is not inspect.Parameter.VAR_KEYWORD}
+    causal = {name for value in CAUSAL.values() for name in ((value,) if isinstance(value, str) else value)}
     collator = PadBatches(
         multiple,
         padding=padding,
-        keep=_forward_names(model),
-        causal=_is_causal(model),
+        keep=frozenset({*taken, "labels", "label", "label_ids"}) if "input_ids" in taken else None,
+        causal=type(inner).__name__ in causal,
         longest=getattr(config, "max_position_embeddings", None),
         encoder_decoder=bool(getattr(config, "is_encoder_decoder", False)),
     )
@@ -137,21 +144,3 @@ class PadBatches:
             labels[0] = _IGNORED
             row["labels"] = labels
         return row
-
-
-def _forward_names(model: nn.Module) -> frozenset[str] | None:
-    """Names of the inputs that the model's forward accepts, and of labels; None if unknown."""
-    base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
-    inner = model if base is None else base()
-    parameters = inspect.signature(inner.forward).parameters
-    names = {name for name, value in parameters.items() if value.kind is not inspect.Parameter.VAR_KEYWORD}
-    return frozenset({*names, "labels", "label", "label_ids"}) if "input_ids" in names else None
-
-
-def _is_causal(model: nn.Module) -> bool:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
-
-    base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
-    inner = model if base is None else base()
-    names = {name for value in CAUSAL.values() for name in ((value,) if isinstance(value, str) else value)}
-    return type(inner).__name__ in names

@@ -22,14 +22,10 @@ _IGNORED = -100
 
 class SpeechBatches:
     """Collator: a list of rows → `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`. A row has
-    `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`."""
+    `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`. `processor`: a
+    `WhisperProcessor`; `dtype`: of the spectrograms, such as that of 16-bit weights. Default: float32."""
 
     def __init__(self, processor: Any, *, dtype: torch.dtype | None = None) -> None:
-        """
-        Args:
-            processor: a `WhisperProcessor`: feature extractor and tokenizer.
-            dtype: dtype of the spectrograms, such as that of 16-bit weights. Default: float32.
-        """
         self._extractor, self._tokenizer = processor.feature_extractor, processor.tokenizer
         self._dtype = dtype
 

@@ -68,12 +68,6 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
             for child in _first_children(layer):
                 self._handles.append(child.register_forward_pre_hook(self._hook(number, layer), with_kwargs=True))
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._finish()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._finish()
-
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._remove()
 
@@ -94,7 +88,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
 
         return hook
 
-    def _finish(self) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = self._model() if self._model is not None else None
         if self.layers is not None or model is None:
             return
@@ -111,6 +105,8 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
                 f"activation checkpointing: {missing} of {len(expected)} layers were not recomputed in the first "
                 f"step: {self._why(model)}"
             )
+
+    on_step_end = on_pre_optimizer_step
 
     def _why(self, model: nn.Module) -> str:
         if not model.training or any(not layer.training for layer in _layers(model)):

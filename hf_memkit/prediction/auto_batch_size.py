@@ -25,19 +25,13 @@ Predicted = tuple[Prediction, Training]
 def first_that_fits(
     own: Predicted[Training], tried: Sequence[int], predicted: Callable[[int], Predicted[Training]]
 ) -> Predicted[Training]:
-    """The prediction and the training of the batch size that the script ends with.
-
-    Args:
-        own: those of the script's own batch size.
-        tried: sizes that accelerate would try, in descending order from the script's own.
-        predicted: predicts another size.
-    """
+    """The prediction and the training of the batch size that the script ends with: `own`, or those that `predicted`
+    makes of a size in `tried`, which accelerate would try in this order."""
     prediction, training = own
     if prediction.verdict != "does not fit" or prediction.peak_phase not in _BATCH_PHASES or len(tried) < 2:
         return own
     failed, fits, best = 0, len(tried), own
-    needs = [(0, prediction.phases["data"][0] if "data" in prediction.phases else 0)]
-    needs.append((tried[0], prediction.smallest_cap_bytes))
+    needs = [(0, prediction.phases.get("data", (0, None))[0]), (tried[0], prediction.smallest_cap_bytes)]
     for _ in range(_MAX_TRACES):
         if fits - failed < 2:
             break

@@ -18,14 +18,12 @@ class Comparison:
     """Differences between two predictions of one job, as (bytes here, bytes there), largest difference first.
 
     Attributes:
-        total_bytes: maximum that the process takes of the GPU.
-        phases: peaks of phases.
         categories, modules: parts of the peak; layers of one kind count as one module (`model.layers.*.mlp`), and
             memory allocated outside any module has an empty name.
     """
 
-    total_bytes: tuple[int, int]
-    phases: Mapping[Phase, tuple[int, int]]
+    total_bytes: tuple[int, int]  # maximum that the process takes of the GPU
+    phases: Mapping[Phase, tuple[int, int]]  # peaks of phases
     categories: Mapping[Category, tuple[int, int]]
     modules: Mapping[tuple[str, Category], tuple[int, int]]
 

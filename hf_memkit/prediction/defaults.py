@@ -34,40 +34,28 @@ _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model as its config describes it.
+    """A model as its config describes it."""
 
-    Attributes:
-        name: hub ID or folder, as given.
-        origin: where its weights would come from.
-        config: its config values that are not None.
-        maximum_length: longest sequence that its positions allow; None: not specified.
-        facts: its shapes, if requested and if it is a causal language model of transformers.
-        own_code: whether its classes come with the model instead of transformers.
-        model_class: class that its config names, unless it is a causal language model.
-    """
-
-    name: str
-    origin: Origin
-    config: Mapping[str, Any]
-    maximum_length: int | None
-    facts: ModelFacts | None
-    own_code: bool = False
-    model_class: str | None = None
+    name: str  # hub ID or folder, as given
+    origin: Origin  # where its weights would come from
+    config: Mapping[str, Any]  # its config values that are not None
+    maximum_length: int | None  # longest sequence that its positions allow; None: not specified
+    facts: ModelFacts | None  # its shapes, if requested and if it is a causal language model of transformers
+    own_code: bool = False  # whether its classes come with the model instead of transformers
+    model_class: str | None = None  # class that its config names, unless it is a causal language model
 
 
 def describe_model(
     name: str, *, trust_remote_code: bool = False, use_hub: bool | None = None, shapes: bool = True
 ) -> ModelDescription:
-    """Describes a model of any kind that transformers knows, from its config without loading weights.
+    """Describes a model of any kind that transformers knows, from its config without loading weights. Raises
+    InputError if there is no such model, its config contradicts itself, or it needs a login or its own code.
 
     Args:
         name: hub ID, local folder, or the name of a built-in architecture.
         trust_remote_code: whether code that comes with the model may run.
         use_hub: whether to ask the hub. Default: if it answers.
         shapes: whether to determine its shapes, which takes a second.
-
-    Raises:
-        InputError: there is no such model, its config contradicts itself, or it needs a login or its own code.
     """
     refuse_absent(name)
     from transformers import AutoConfig
@@ -102,15 +90,13 @@ def describe_model(
 def describe_config(
     config: PretrainedConfig, name: str, origin: Origin, *, shapes: bool = True, use_hub: bool = False
 ) -> ModelDescription:
-    """Describes the model of a config, of a class of transformers or of the model's own code.
+    """Describes the model of a config, of a class of transformers or of the model's own code. Raises InputError if the
+    config contradicts itself, or is not causal and names no class.
 
     Args:
         config, shapes, use_hub: as for `describe_model`.
         name: hub ID, folder, or any other name with `origin` "architecture".
         origin: where its weights would come from.
-
-    Raises:
-        InputError: the config contradicts itself, or is not causal and names no class.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -140,21 +126,14 @@ def describe_config(
 
 
 def refuse_precision(arguments: Mapping[str, Any]) -> None:
-    """Refuses fields of TrainingArguments with two precisions.
-
-    Raises:
-        SettingError: bf16 and fp16 are both set.
-    """
+    """Refuses fields of TrainingArguments with two precisions. Raises SettingError if bf16 and fp16 are both set."""
     if arguments.get("bf16") is True and arguments.get("fp16") is True:
         raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
 
 
 def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
-    """A setup with only the user's fields of TrainingArguments.
-
-    Raises:
-        SettingError: an argument contradicts another one.
-    """
+    """A setup with only the user's fields of TrainingArguments. Raises SettingError if an argument contradicts
+    another one."""
     refuse_precision(arguments)
     setup = Setup(preset=TRAINER_DEFAULTS)
     for name, value in arguments.items():

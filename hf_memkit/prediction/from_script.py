@@ -98,32 +98,21 @@ def predict_script(
 
 @dataclass(frozen=True, slots=True)
 class ScriptTraining:
-    """A script's training.
-
-    Attributes:
-        traced: without its trace.
-        setup: the job, and other settings that decide memory.
-        batches: needs of batches other than the worst.
-    """
+    """A script's training."""
 
     script: UserScript
-    traced: TracedTraining
-    setup: Setup
-    batches: BatchNeeds | None = None
+    traced: TracedTraining  # without its trace
+    setup: Setup  # the job, and other settings that decide memory
+    batches: BatchNeeds | None = None  # needs of batches other than the worst
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNeeds:
-    """Memory needs of batches other than the worst, to which the prediction applies.
-
-    Attributes:
-        typical: prediction of the median batch.
-        smaller: a change → prediction of the worst batch with it; empty if the worst fits unchanged.
-    """
+    """Memory needs of batches other than the worst, to which the prediction applies."""
 
     shapes: BatchShapes
-    typical: Prediction
-    smaller: Mapping[str, Prediction]
+    typical: Prediction  # of the median batch
+    smaller: Mapping[str, Prediction]  # a change → of the worst batch with it; empty if the worst fits unchanged
 
     def sentence(self, worst: Prediction) -> str:
         """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
@@ -138,12 +127,8 @@ class BatchNeeds:
 
 
 def predict_script_training(job: ScriptJob, worker: Worker | None = None) -> tuple[Prediction, ScriptTraining]:
-    """Predicts a script; returns the prediction and the training. `worker` runs the script, without standard input;
-    default: a separate process.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """The prediction of a script, and its training; raises the errors of `predict_script`. `worker` runs the script,
+    without standard input; default: a separate process."""
     refuse_below_one(gpus=job.gpus, nodes=job.nodes)
     refuse_unreadable(job.script, here=job.other is None)
     refuse_engine(job.script, job.environment)
@@ -173,10 +158,7 @@ def predicted_training(
         notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
     setup, engine = _setup(traced, job), traced.engine
     ledger = _engine_ledger(engine, setup.sized_job) if engine is not None else None
-    trained = traced.trainer
-    if not is_live(script):
-        trained += f", as {name_of(script)} makes it,"
-
+    trained = traced.trainer if is_live(script) else f"{traced.trainer}, as {name_of(script)} makes it,"
     emulated = emulated_bf16(
         machine.gpu, traced.arguments.known(), dtypes=traced.model.dtypes, trained=traced.model.trained_dtypes,
         config=engine.written if engine is not None else None,

@@ -83,9 +83,19 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) 
     if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
         traced = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
     training = SetupTraining(traced, job.sequence_length, typical=typical, trust_remote_code=trust_remote_code)
-    for device in _devices(notes):
+    worker, devices = shared_worker(), list[Device]()
+    try:
+        worker.wait()
+        devices = ["cuda", "cpu"] if worker.shim_error is None else ["cpu"]
+        if worker.shim_error is not None:
+            notes.append(
+                f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}"
+            )
+    except TraceFailed as failure:
+        notes.append(str(failure))
+    for device in devices:
         try:
-            trace = trace_setup(shared_worker(), training, replace(request, device=device))
+            trace = trace_setup(worker, training, replace(request, device=device))
         except TraceFailed as failure:
             if failure.kind == NoKernel.__name__:
                 raise NoKernel(str(failure)) from failure
@@ -145,22 +155,8 @@ _ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU t
 
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
-
 MEASURED_ON: Final = f"other people's GPUs: {documentation('predict.md')}"
 """Comparison of traces with trainings: benchmarks/results/published.json."""
-
-
-def _devices(notes: list[str]) -> tuple[Device, ...]:
-    worker = shared_worker()
-    try:
-        worker.wait()
-    except TraceFailed as failure:
-        notes.append(str(failure))
-        return ()
-    if worker.shim_error is None:
-        return ("cuda", "cpu")
-    notes.append(f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}")
-    return ("cpu",)
 
 
 def _ledger(setup: Setup, job: Job) -> Ledger | None:
@@ -195,12 +191,9 @@ def from_trace(
 
     Args:
         trace: of two optimizer steps.
-        device: device of its tensors.
         setup: other settings that decide memory: the allocator's, DeepSpeed's.
-        job: the machine, and the number of processes.
         ledger: memory outside the GPU, and memory that DeepSpeed splits; None: unknown.
-        notes: notes of the prediction; more are added.
-        trainer: the Trainer, in words.
+        notes: more are added.
         libraries: versions of torch and transformers that made the trace. Default: those of this process.
         enough_bytes: if allocated memory and memory outside the allocator exceed this, the smallest cap is not
             searched: it is then the allocated memory, and reserved memory is a single figure.

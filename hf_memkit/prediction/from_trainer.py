@@ -112,19 +112,20 @@ def predict_trainer(
     description = _describe(model, trust_remote_code)
     if description is not None and all(each is None for each in own.values()):
         return _of_config(description, args, sequence_length, job, trust_remote_code)
+    from transformers import Trainer, TrainingArguments
+
     from hf_memkit.prediction.live_objects import TrainerParts
 
     notes: list[str] = []
-    rows, length = _rows(model, description, own, sequence_length, args, notes)
+    rows, length = _rows(model, description, own, sequence_length, notes)
     options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
-    parts = TrainerParts(
-        model=_maker(model, description, trust_remote_code),
-        arguments=_arguments(args),
-        rows=rows,
-        length=length,
-        kind=_class(trainer_class),
-        options={name: value for name, value in options.items() if value is not None},
-    )
+    made = _maker(model, description, trust_remote_code)
+    arguments = args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
+    kind = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
+    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
+        raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
+    given_options = {name: value for name, value in options.items() if value is not None}
+    parts = TrainerParts(made, arguments, rows, length, kind, given_options)
     prediction = _predicted(parts, job, notes)
     if train_dataset is None:  # all rows are alike, and their number is not the user's
         kept = tuple(note for note in prediction.notes if not note.startswith("traced: the"))
@@ -144,9 +145,6 @@ def _predicted(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Predi
         job = dataclasses.replace(job, script=script, environment=environment)
         prediction, _ = predict_script_training(job, shared_worker())
     return prediction.with_notes(*notes)
-
-
-# ---- a model with a config ----
 
 
 def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
@@ -176,9 +174,6 @@ def _of_config(
     job = Job(description.facts, where.machine, batch, length, gpus=where.gpus, nodes=where.nodes)
     setup = dataclasses.replace(default_setup(description, fields), job=job)
     return predict(setup, trust_remote_code=trust_remote_code).with_notes(*notes)
-
-
-# ---- arguments of a Trainer ----
 
 
 def _maker(model: Any, description: ModelDescription | None, trust_remote_code: bool) -> Any:
@@ -228,28 +223,11 @@ def _named(path: str, what: str) -> Any:
     return named
 
 
-def _class(trainer_class: Any) -> Any:
-    from transformers import Trainer
-
-    kind = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
-    if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
-        raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
-    return kind
-
-
-def _arguments(args: Any) -> Any:
-    """TrainingArguments unchanged, or their fields as a setup."""
-    from transformers import TrainingArguments
-
-    return args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
-
-
 def _rows(
     model: Any,
     description: ModelDescription | None,
     own: Mapping[str, Any],
     sequence_length: int | None,
-    args: Any,
     notes: list[str],
 ) -> tuple[Any, int | None]:
     """(the data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is

@@ -23,7 +23,6 @@ _FUSED_FOUR_BIT_ROWS: Final = 1536
 """Rows up to which bitsandbytes may multiply without dequantising the whole weight, depending on GPU and shapes
 (bitsandbytes 0.50.2: backends/cuda/ops.py, `_gemm_4bit_custom_max_m`)."""
 
-
 OUTLIER_COLUMNS: Final = 7
 """Columns of an input with values above the threshold: at most 7 in models of up to 13 B parameters (Dettmers et al.
 2022, LLM.int8(), arXiv 2208.07339, "Mixed-precision Decomposition")."""
@@ -37,7 +36,6 @@ OUTLIERS_ASSUMED: Final = (
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
     """cuBLAS's workspace of one handle (one per thread) and stream: `:4096:2:16:8`, in KiB × count, or 32 MiB on
     Hopper and Blackwell. cuBLASLt shares it if torch unifies them, which is its default on CUDA.
-
     Source: pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize` (capabilities 9, 10, 12; later
     versions also 11). CUBLAS_WORKSPACE_CONFIG changes it.
     """
@@ -100,7 +98,6 @@ def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_byt
 def foreach_norm_bytes(elements: Sequence[int]) -> int:
     """Scratch memory of the norms of many tensors (given their elements) in one operation: per tensor an fp32 number
     for each chunk of the largest tensor, and 320 more.
-
     Source: pytorch:aten/src/ATen/native/cuda/ForeachReduceOp.cu, `output_per_tensor`, `global_output`;
     MultiTensorApply.cuh, `kChunkSize`.
     """
@@ -110,10 +107,8 @@ def foreach_norm_bytes(elements: Sequence[int]) -> int:
 
 def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: int, *, nested: bool) -> int:
     """Scratch memory of a product with a 4-bit weight: the dequantised weight, and with double quantisation its scales
-    in fp32, twice.
-
-    With few rows a kernel may need none; it is counted from a third of `_FUSED_FOUR_BIT_ROWS` on, where that is rare.
-
+    in fp32, twice. With few rows a kernel may need none; it is counted from a third of `_FUSED_FOUR_BIT_ROWS` on,
+    where that is rare.
     Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `_dequant_linear_fallback`, `_gemm_4bit_use_custom_cuda`.
     """
     if rows < _FUSED_FOUR_BIT_ROWS // 3:
@@ -126,7 +121,6 @@ def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: in
 def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
     """Scratch memory for finding the inputs that bitsandbytes does not multiply in 8 bits: absolute values in fp16,
     and a mask of those at or above the threshold.
-
     Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `int8_vectorwise_quant`.
     """
     return 3 * elements if threshold > 0 else 0
@@ -135,7 +129,6 @@ def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
 def eight_bit_product_bytes(elements: int, *, fp16: bool) -> int:
     """Scratch memory of an int8 product in addition to its result with `elements`: sums in int32, and the result in
     fp16, unless that is the final dtype. Memory for outliers is allocated after it is freed, and is less.
-
     Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`;
     backends/cuda/ops.py, `int8_linear_matmul`, `int8_mm_dequant`.
     """

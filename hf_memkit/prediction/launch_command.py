@@ -39,7 +39,6 @@ FRONT_ENDS: Final = {
 
 _LIMIT_S: Final = 120.0
 
-
 _ENGINES: Final = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
@@ -60,26 +59,16 @@ def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What a command starts.
+    """What a command starts."""
 
-    Attributes:
-        script: the script of each process.
-        gpus: processes per machine, one GPU each; None: as many as the machine has GPUs.
-        nodes: machines.
-        environment: variables that the command sets.
-        before: the launcher with its options, up to the word for the script; without `-m`.
-        is_launcher: whether it starts processes; False: it is Python only.
-        front_end, typed: name of a front end, such as `"axolotl"`, and its command as typed.
-    """
-
-    script: UserScript
-    gpus: int | None = 1
-    nodes: int = 1
-    environment: Mapping[str, str] = field(default_factory=dict)
-    before: tuple[str, ...] = ()
-    is_launcher: bool = True
-    front_end: str = ""
-    typed: tuple[str, ...] = ()
+    script: UserScript  # of each process
+    gpus: int | None = 1  # processes per machine, one GPU each; None: as many as the machine has GPUs
+    nodes: int = 1  # machines
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables that the command sets
+    before: tuple[str, ...] = ()  # the launcher with its options, up to the word for the script; without `-m`
+    is_launcher: bool = True  # whether it starts processes; False: it is Python only
+    front_end: str = ""  # such as `"axolotl"`
+    typed: tuple[str, ...] = ()  # the front end's command
 
     def with_script(self, script: UserScript) -> list[str]:
         """The same command for another script, with that script's arguments."""
@@ -89,11 +78,8 @@ class Launched:
         return [*self.before, *([flag] if script.is_module else []), script.target, *script.arguments]
 
     def sizes(self, gpus: int | None, nodes: int) -> tuple[int, int]:
-        """(GPUs per machine, machines), combined with `--gpus` and `--nodes`; None and 1: not given.
-
-        Raises:
-            InputError: the command has another number.
-        """
+        """(GPUs per machine, machines), combined with `--gpus` and `--nodes`; None and 1: not given. Raises
+        InputError if the command has another number."""
         for option, given, own in (("--gpus", gpus, self.gpus), ("--nodes", nodes if nodes > 1 else None, self.nodes)):
             if given is not None and own is not None and given != own:
                 raise InputError(f"{option} {given}: the command starts {own}; omit {option}, or change the command")
@@ -110,21 +96,17 @@ def is_command(word: str) -> bool:
 def read_command(
     words: Sequence[str], environment: Mapping[str, str] | None = None, *, gpus: int | None = None
 ) -> Launched:
-    """Reads a command without starting anything.
+    """Reads a command, with assignments (`NAME=VALUE`) before it, without starting anything. Raises InputError if it
+    contains no script, or its launcher refuses it.
 
     Args:
-        words: the command, with assignments (`NAME=VALUE`) before it.
         environment: its environment variables. Default: this process's.
         gpus: number of GPUs that a front end sees on each machine. Default: this machine's.
-
-    Raises:
-        InputError: it contains no script, or its launcher refuses it.
     """
     own: dict[str, str] = {}
     rest = list(words[1:] if words[:1] and words[0] == "env" else words)
     while rest and _ASSIGNMENT.match(rest[0]):
-        name, _, own_value = rest.pop(0).partition("=")
-        own[name] = own_value
+        name, _, own[name] = rest.pop(0).partition("=")
     assigned = ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
     if rest[:1] == [_SLURM]:
         start = next((number for number, word in enumerate(rest) if number and is_command(word)), len(rest))
@@ -142,7 +124,10 @@ def read_command(
     variables = {**(os.environ if environment is None else environment), **own}
     parsed = _read_front_end(rest, variables, gpus) if name in FRONT_ENDS else _read_launcher(rest, variables)
     if parsed.error:
-        raise InputError(f"{' '.join(rest[:2])}: {parsed.error}{_front_end_hint(name, rest[1:2], parsed.error)}")
+        example = FRONT_ENDS.get(name, "")
+        no_training = rest[1:2] != example.split()[1:2] and (name != "trl" or parsed.error == "starts no training")
+        hint = f"; write {example} for a training" if example and no_training else ""
+        raise InputError(f"{' '.join(rest[:2])}: {parsed.error}{hint}")
     rest, script = list(parsed.command) or rest, parsed.script
     if not script.is_module:
         UserScript.at(script.target)
@@ -156,13 +141,6 @@ def read_command(
         is_launcher=parsed.is_launcher, front_end=name if name in FRONT_ENDS else "",
         typed=tuple(words) if name in FRONT_ENDS else (),
     )  # fmt: skip
-
-
-def _front_end_hint(name: str, verb: list[str], error: str) -> str:
-    """How to write a front end's training, if its command is not one."""
-    example = FRONT_ENDS.get(name, "")
-    no_training = verb != example.split()[1:2] and (name != "trl" or error == "starts no training")
-    return f"; write {example} for a training" if example and no_training else ""
 
 
 def _read_launcher(words: list[str], environment: Mapping[str, str]) -> ReadCommand:

@@ -49,31 +49,26 @@ _MACHINE_FIELDS: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed
 
 @dataclass(frozen=True, slots=True)
 class TrainerParts:
-    """Parts from which the other process creates a Trainer.
+    """Parts from which the other process creates a Trainer."""
 
-    Attributes:
-        model: an `nn.Module`, or a function that creates one.
-        arguments: TrainingArguments, or a setup with `arguments.*`.
-        rows: the data set; None: example rows of `length` tokens, for a model of transformers.
-        kind: the class; None: `transformers.Trainer`.
-        options: other arguments of the class.
-    """
-
-    model: Any
-    arguments: Any
-    rows: Any
+    model: Any  # an `nn.Module`, or a function that creates one
+    arguments: Any  # TrainingArguments, or a setup with `arguments.*`
+    rows: Any  # the data set; None: example rows of `length` tokens, for a model of transformers
     length: int | None
-    kind: Any
-    options: Mapping[str, Any]
+    kind: Any  # the class; None: `transformers.Trainer`
+    options: Mapping[str, Any]  # other arguments of the class
 
 
 def write_objects(objects: Any, path: Path) -> None:
-    """Writes `objects` to a file.
-
-    Raises:
-        InputError: an object cannot be described, with the reason.
-    """
-    described = _large_buffers()
+    """Writes `objects` to a file. Raises InputError if an object cannot be described, with the reason."""
+    # Tensors as large as weights that are not parameters: buffers, and states of optimizers.
+    alive = gc.get_objects()
+    modules = [obj for obj in alive if issubclass(type(obj), nn.Module)]
+    optimizers = [obj for obj in alive if issubclass(type(obj), torch.optim.Optimizer)]
+    values = [buffer for module in modules for buffer in module._buffers.values()]
+    values += [value for each in optimizers for state in each.state.values() for value in dict(state).values()]
+    tensors = (value for value in values if isinstance(value, torch.Tensor))
+    described = {id(tensor) for tensor in tensors if tensor.numel() > _MAX_ELEMENTS}
     try:
         with path.open("wb") as file:
             _Writer(file, described).dump(objects)
@@ -86,26 +81,10 @@ def write_objects(objects: Any, path: Path) -> None:
 
 
 def read_objects(path: Path) -> Any:
-    """Reads the objects that `write_objects` wrote; parameters have no values.
-
-    Raises:
-        Exception: any error of the modules that it imports.
-    """
+    """Reads the objects that `write_objects` wrote; parameters have no values. Raises any error of the modules that it
+    imports."""
     with path.open("rb") as file:
         return pickle.load(file)  # written by the asking process, in a folder that only its user can access
-
-
-def _large_buffers() -> set[int]:
-    """`id`s of tensors as large as weights that are not parameters: buffers, and states of optimizers."""
-    objects = gc.get_objects()
-    modules = [obj for obj in objects if issubclass(type(obj), nn.Module)]
-    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-    optimizers = [obj for obj in objects if issubclass(type(obj), torch.optim.Optimizer)]
-    states = [
-        value for optimizer in optimizers for state in optimizer.state.values() for value in dict(state).values()
-    ]
-    tensors = (value for value in (*buffers, *states) if isinstance(value, torch.Tensor))
-    return {id(tensor) for tensor in tensors if tensor.numel() > _MAX_ELEMENTS}
 
 
 def _dead_reference() -> weakref.ref[Any]:
@@ -128,8 +107,9 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         """How pickle recreates an object; NotImplemented: pickle's default."""
         if isinstance(obj, type | types.FunctionType):
             if hasattr(obj, "_torchdynamo_orig_callable"):
-                name = getattr(obj, "__qualname__", type(obj).__name__)
-                raise InputError(f"torch.compile({name}): what a compiled model keeps cannot be traced; omit it")
+                raise InputError(
+                    f"torch.compile({obj.__qualname__}): what a compiled model keeps cannot be traced; omit it"
+                )
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):
             return self._reduce_tensor(obj)
@@ -166,10 +146,12 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         if plain and id(tensor) not in self._described and key not in self._storages:
             return NotImplemented
         storage = self._storages.setdefault(key, _Storage(tensor))
-        metadata = (
-            kind, storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, trained,
-        )  # fmt: skip
-        return _tensor, metadata, _attributes(tensor), None, None, _set_attributes
+        view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        hooks = {name: getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
+        state = {**vars(tensor), **{name: value for name, value in hooks.items() if value}}
+        if tensor.is_leaf and tensor.grad is not None:
+            state["grad"] = tensor.grad
+        return _tensor, (kind, storage, view, tensor.dtype, trained), state or None, None, None, _set_attributes
 
 
 # ---- tensors ----
@@ -194,17 +176,10 @@ def _bytes(count: int, device: str) -> torch.Tensor:
     return torch.empty(count, dtype=torch.uint8, device=device if torch.cuda.is_available() else "cpu")
 
 
-def _tensor(
-    kind: Any,
-    storage: torch.Tensor,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    offset: int,
-    dtype: torch.dtype,
-    trained: bool,
-) -> torch.Tensor:
+def _tensor(kind: Any, storage: torch.Tensor, view: tuple[Any, Any, int], dtype: Any, trained: bool) -> torch.Tensor:
+    """`view`: shape, strides, offset."""
     whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-    plain = whole.as_strided(shape, strides, offset).detach()
+    plain = whole.as_strided(*view).detach()
     if issubclass(kind, nn.Parameter):
         parameter: torch.Tensor = torch.Tensor._make_subclass(kind, plain, trained)
         return parameter
@@ -215,21 +190,9 @@ def _wrapper_tensor(
     kind: Any, inner: dict[str, Any], context: Any, size: Any, strides: Any, trained: bool | None
 ) -> torch.Tensor:
     """A tensor with several inner tensors (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`).
-
-    Args:
-        inner, context: from `__tensor_flatten__`.
-        trained: `requires_grad` of a parameter; None: it is no parameter.
-    """
+    `trained`: `requires_grad` of a parameter; None: it is no parameter."""
     made: torch.Tensor = kind.__tensor_unflatten__(inner, context, size, strides)
     return made if trained is None else nn.Parameter(made, trained)
-
-
-def _attributes(tensor: torch.Tensor) -> dict[str, Any] | None:
-    hooks = {name: getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
-    state = {**vars(tensor), **{name: value for name, value in hooks.items() if value}}
-    if tensor.is_leaf and tensor.grad is not None:
-        state["grad"] = tensor.grad
-    return state or None
 
 
 def _set_attributes(made: Any, state: dict[str, Any]) -> None:
@@ -243,6 +206,7 @@ def _set_attributes(made: Any, state: dict[str, Any]) -> None:
 def _reduce_library_object(obj: Any) -> Any:
     """How to recreate an object that belongs to its machine; None for other objects."""
     from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.state import AcceleratorState, GradientState, PartialState
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_callback import CallbackHandler
@@ -255,9 +219,20 @@ def _reduce_library_object(obj: Any) -> Any:
     if isinstance(obj, TrainerCallback):
         return _new, (type(obj),)  # none is called
     if isinstance(obj, TrainingArguments):
-        return _new, (type(obj),), _arguments(obj)
+        state = {**vars(obj), **dict.fromkeys(_MACHINE_FIELDS), "use_cpu": False}  # for the requested GPU
+        state.pop("_setup_devices", None)  # a cached property
+        if given := obj.deepspeed:  # as in `child/libraries/deepspeed_engine.py`
+            config = given if isinstance(given, Mapping) else json.loads(Path(given).read_text(encoding="utf-8"))
+            state |= {"memkit_engine": dict(config), "mixed_precision": "no"}
+        return _new, (type(obj),), state
     if isinstance(obj, Trainer):
-        return _new, (type(obj),), {**vars(obj), **_initial_state(obj), ON_HOST: obj.args.device.type != "cuda"}
+        state = {**vars(obj), ON_HOST: obj.args.device.type != "cuda"}
+        if isinstance(obj.optimizer, AcceleratedOptimizer):
+            # It starts again with the optimizer before accelerate prepared it, without states.
+            optimizer = _new(type(obj.optimizer.optimizer))
+            vars(optimizer).update(vars(obj.optimizer.optimizer), state=defaultdict(dict))
+            state |= {"optimizer": optimizer, "lr_scheduler": None}
+        return _new, (type(obj),), state
     if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
         before = parametrize.type_before_parametrizations(obj)
         return _new, (before,), vars(obj), None, None, _parametrized
@@ -271,17 +246,6 @@ def _reduce_library_object(obj: Any) -> Any:
     return None
 
 
-def _initial_state(trainer: Any) -> dict[str, Any]:
-    """The optimizer that a Trainer would start with again: before accelerate prepared it, and without states."""
-    from accelerate.optimizer import AcceleratedOptimizer
-
-    if not isinstance(trainer.optimizer, AcceleratedOptimizer):
-        return {}
-    optimizer = _new(type(trainer.optimizer.optimizer))
-    vars(optimizer).update(vars(trainer.optimizer.optimizer), state=defaultdict(dict))
-    return {"optimizer": optimizer, "lr_scheduler": None}
-
-
 def _new(kind: Any) -> Any:
     return kind.__new__(kind)
 
@@ -293,18 +257,6 @@ def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
     parametrize._inject_new_class(made)
     for name in made.parametrizations:  # type: ignore[union-attr]
         parametrize._inject_property(made, name)
-
-
-def _arguments(arguments: Any) -> dict[str, Any]:
-    state = {**vars(arguments), **dict.fromkeys(_MACHINE_FIELDS), "use_cpu": False}  # for the requested GPU
-    state.pop("_setup_devices", None)  # a cached property
-    if arguments.deepspeed:  # as in `child/libraries/deepspeed_engine.py`
-        state |= {"memkit_engine": _content(arguments.deepspeed), "mixed_precision": "no"}
-    return state
-
-
-def _content(given: Any) -> dict[str, Any]:
-    return dict(given) if isinstance(given, Mapping) else dict(json.loads(Path(given).read_text(encoding="utf-8")))
 
 
 def _absent(obj: Any) -> Any:

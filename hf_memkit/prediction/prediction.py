@@ -20,7 +20,6 @@ from hf_memkit.prediction.confidence import Confidence
 PhasePeak = tuple[int, int | None]
 """Peak allocated and peak reserved bytes of a phase; None: not modelled."""
 
-
 _SMALLEST_PART: Final = 0.001
 """Share of the peak below which a category is not listed."""
 
@@ -34,10 +33,7 @@ def size_text(size_bytes: int | None) -> str:
 
 def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Category, int]:
     """All categories, with the rest of `total_bytes` added to `other`: blocks of the allocator exceed the requests.
-
-    Raises:
-        ValueError: the categories exceed the total.
-    """
+    Raises ValueError if the categories exceed the total."""
     rest = total_bytes - sum(categories.values())
     if rest < 0:
         raise ValueError(f"categories add up to {total_bytes - rest} bytes, more than {total_bytes}")

@@ -27,22 +27,15 @@ from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 @dataclass(frozen=True, slots=True)
 class ScriptJob:
-    """A script, and where it is to train.
-
-    Attributes:
-        gpus, nodes: GPUs on each machine, and machines.
-        environment: the variables that the script gets.
-        ram_is_given: whether the machine's RAM is the one in question; else it is if the GPU is this machine's.
-        other: whose libraries it runs with; None: this process's.
-    """
+    """A script, and where it is to train."""
 
     script: UserScript
     machine: Machine
-    gpus: int = 1
+    gpus: int = 1  # on each machine
     nodes: int = 1
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    ram_is_given: bool = False
-    other: Environment | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # that the script gets
+    ram_is_given: bool = False  # the machine's RAM is the one in question; else it is if the GPU is this machine's
+    other: Environment | None = None  # whose libraries it runs with; None: this process's
 
 
 def is_live(script: UserScript) -> bool:
@@ -58,12 +51,8 @@ def name_of(script: UserScript) -> str:
 
 
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
-    """Refuses a script that cannot run, before it runs. `here`: in this environment, whose modules are known.
-
-    Raises:
-        InputError: it cannot be read, is not Python, or the package does not exist.
-        ScriptFailed: its syntax is wrong.
-    """
+    """Refuses a script that cannot run, before it runs: raises ScriptFailed if its syntax is wrong, and InputError if
+    it cannot be read or found. `here`: in this environment, whose modules are known."""
     if is_live(script):
         return
     if script.is_module:
@@ -110,10 +99,21 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def script_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
-    """(a worker for one script, file descriptor of its standard input)."""
-    python = other.python if other is not None else None
-    with _standard_input() as stdin, lent_worker(python) as worker:
-        yield worker, stdin
+    """(a worker for one script, file descriptor of its standard input): a copy of this process's, because the script
+    may ask for input, or an empty one if it is closed."""
+    try:
+        stdin = os.dup(0)
+    except OSError:
+        stdin = os.open(os.devnull, os.O_RDONLY)
+    before = termios.tcgetattr(stdin) if os.isatty(stdin) else None
+    try:
+        with lent_worker(other.python if other is not None else None) as worker:
+            yield worker, stdin
+    finally:
+        # A script that is killed while it reads cannot restore the terminal's settings.
+        if before is not None and termios.tcgetattr(stdin) != before:
+            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
+        os.close(stdin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,22 +147,16 @@ def script_request(job: ScriptJob) -> ScriptRequest:
 def run_and_trace(
     job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
 ) -> ScriptTrace:
-    """Runs a script and traces its training. `micro_batch_size`: as in `ScriptRequest`.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """Runs a script and traces its training; raises the errors of `predict_script`. `micro_batch_size`: as in
+    `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
     return ScriptTrace(training_of(job.script, run_in_worker(worker, request)), device, notes)
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of columns in the worst and a typical batch of a script's data, without a trace.
-
-    Raises:
-        InputError, ScriptFailed: as `predict_script`.
-    """
+    """Lengths of columns in the worst and a typical batch of a script's data, without a trace; raises the errors of
+    `predict_script`."""
     request = script_request(ScriptJob(script, machine))
     worker = shared_worker()
     device, _ = trace_device(worker, script)
@@ -211,23 +205,6 @@ def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
     return outcome.training
 
 
-@contextlib.contextmanager
-def _standard_input() -> Iterator[int]:
-    """A copy of this process's standard input for the script, which may ask for input; empty if it is closed."""
-    try:
-        number = os.dup(0)
-    except OSError:
-        number = os.open(os.devnull, os.O_RDONLY)
-    before = termios.tcgetattr(number) if os.isatty(number) else None
-    try:
-        yield number
-    finally:
-        # A script that is killed while it reads cannot restore the terminal's settings.
-        if before is not None and termios.tcgetattr(number) != before:
-            termios.tcsetattr(number, termios.TCSADRAIN, before)
-        os.close(number)
-
-
 def _failed(script: UserScript, outcome: Outcome) -> InputError:
     """The error for an outcome without a training."""
     if outcome.untrained is not None:
@@ -255,13 +232,9 @@ def _failed(script: UserScript, outcome: Outcome) -> InputError:
         )
     why = outcome.died or "exit code 0"
     what = f": ended by {why}" if why.startswith("SIG") else f" ended its process ({why})"
-    return InputError(f"{name_of(script)}{what} {early}. {_try_without(script)}")
-
-
-def _try_without(script: UserScript) -> str:
-    """What to type to see whether the script also ends without memkit."""
-    if is_live(script):
-        return "Call train() without memkit; report this if that works"
-    target = ("-m", script.target) if script.is_module else (script.target,)
-    command = shlex.join(("python", *target, *script.arguments))
-    return f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+    fix = "Call train() without memkit; report this if that works"
+    if not is_live(script):
+        target = ("-m", script.target) if script.is_module else (script.target,)
+        command = shlex.join(("python", *target, *script.arguments))
+        fix = f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+    return InputError(f"{name_of(script)}{what} {early}. {fix}")

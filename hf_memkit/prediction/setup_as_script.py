@@ -29,23 +29,16 @@ class SetupTraining:
     Attributes:
         setup: with `model.architecture`, and `model.class` unless it is a causal language model. Its `eval_strategy`
             and `save_strategy` decide whether an evaluation and a checkpoint follow the steps.
-        sequence_length: tokens of each example.
-        rows: minimum number of rows; 0: enough for one optimizer step.
-        typical: the setup with the lengths of a typical batch, which most batches then have; None: all are alike.
-        evaluation_batches: batches of an evaluation.
-        metrics: whether it computes metrics, for which predictions are kept.
-        padded: whether the texts of a batch have different lengths; None: as `pads` in `child/example_inputs.py`.
-        trust_remote_code: whether the model's own code may run.
     """
 
     setup: Setup
-    sequence_length: int
-    rows: int = 0
-    typical: Setup | None = None
-    evaluation_batches: int = 2
-    metrics: bool = False
-    padded: bool | None = None
-    trust_remote_code: bool = False
+    sequence_length: int  # tokens of each example
+    rows: int = 0  # at least; 0: enough for one optimizer step
+    typical: Setup | None = None  # with the lengths of a typical batch, which most batches then have; None: all alike
+    evaluation_batches: int = 2  # of one evaluation
+    metrics: bool = False  # it computes metrics, for which predictions are kept
+    padded: bool | None = None  # texts of a batch have different lengths; None: as `pads` in `child/example_inputs.py`
+    trust_remote_code: bool = False  # whether the model's own code may run
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -70,21 +63,15 @@ def as_script(training: SetupTraining) -> Iterator[UserScript]:
 
 
 def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest) -> Trace:
-    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU.
-
-    Raises:
-        TraceFailed: the training raised, or its process died.
-    """
+    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU. Raises TraceFailed
+    if the training raised, or its process died."""
     with as_script(training) as script:
         return trace_of(worker.run(replace(request, script=script)))
 
 
 def trace_of(outcome: Outcome) -> Trace:
-    """The trace of the typical steps, the worst step, and what follows them.
-
-    Raises:
-        TraceFailed: there is no trace.
-    """
+    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is no
+    trace."""
     if outcome.training is not None:
         return outcome.training.of_steps()["worst"]
     if (error := outcome.failed) is not None:

@@ -56,70 +56,44 @@ class TracedArguments:
 
 @dataclass(frozen=True, slots=True)
 class TracedModel:
-    """The trained model, without PEFT's wrapper.
+    """The trained model, without PEFT's wrapper."""
 
-    Attributes:
-        kind: its class.
-        name: hub ID or path; empty: unknown.
-        parameters, trainable_parameters: number of elements, including adapters.
-        dtypes, trained_dtypes: of all and of trained parameters, such as `"float32"`.
-    """
-
-    kind: str
-    name: str
-    parameters: int
+    kind: str  # its class
+    name: str  # hub ID or path; empty: unknown
+    parameters: int  # elements, including adapters
     trainable_parameters: int
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...]  # of all parameters, such as `"float32"`
     trained_dtypes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One optimizer step of the trace.
+    """One optimizer step of the trace."""
 
-    Attributes:
-        kind: `"typical"`, `"worst"`, or the setting that the user would change.
-        events, calls: (first, one past the last) in `Trace.events` and in `Work.calls`; calls (0, 0): not recorded.
-    """
-
-    kind: str
-    events: tuple[int, int]
-    calls: tuple[int, int]
+    kind: str  # `"typical"`, `"worst"`, or the setting that the user would change
+    events: tuple[int, int]  # (first, one past the last) in `Trace.events`
+    calls: tuple[int, int]  # the same in `Work.calls`; (0, 0): not recorded
 
 
 @dataclass(frozen=True, slots=True)
 class BatchShapes:
-    """Batches in words, such as `"8 × 1024 tokens"`.
+    """Batches in words, such as `"8 × 1024 tokens"`."""
 
-    Attributes:
-        worst: the largest that the sampler can form.
-        typical: the median.
-        high: the 95th percentile.
-        grouping: whether a reader may expect grouping by length to make the worst smaller.
-    """
-
-    worst: str
-    typical: str
-    high: str
-    grouping: bool
+    worst: str  # the largest that the sampler can form
+    typical: str  # the median
+    high: str  # the 95th percentile
+    grouping: bool  # whether a reader may expect grouping by length to make the worst smaller
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """DeepSpeed, without which the training is traced.
+    """DeepSpeed, without which the training is traced."""
 
-    Attributes:
-        config: with Trainer's values for `"auto"`.
-        written: as the script has it.
-        trained, frozen: `(elements, whether weight decay applies)` of each parameter.
-        linear_elements: elements that linear layers keep from forward to backward.
-    """
-
-    config: dict[str, Any]
-    written: dict[str, Any]
-    trained: tuple[tuple[int, bool], ...]
+    config: dict[str, Any]  # with Trainer's values for `"auto"`
+    written: dict[str, Any]  # as the script has it
+    trained: tuple[tuple[int, bool], ...]  # `(elements, whether weight decay applies)` of each parameter
     frozen: tuple[tuple[int, bool], ...]
-    linear_elements: int
+    linear_elements: int  # that linear layers keep from forward to backward
 
     @property
     def stage(self) -> int:
@@ -129,19 +103,12 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
-    """A vLLM that generates for the training.
+    """A vLLM that generates for the training."""
 
-    Attributes:
-        mode: `"server"`: on other GPUs, and the other fields are 0; `"colocate"`: in this process.
-        share: share of the GPU's memory.
-        sleeps: whether it frees that memory after each generation.
-        weights_bytes: its copy of the weights.
-    """
-
-    mode: str
-    share: float = 0.0
-    sleeps: bool = False
-    weights_bytes: int = 0
+    mode: str  # `"server"`: on other GPUs, and the other fields are 0; `"colocate"`: in this process
+    share: float = 0.0  # share of the GPU's memory
+    sleeps: bool = False  # whether it frees that memory after each generation
+    weights_bytes: int = 0  # its copy of the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,46 +133,29 @@ class CallPlace:
 
 @dataclass(frozen=True, slots=True)
 class TrainerCall:
-    """A call that creates a Trainer.
-
-    Attributes:
-        model: index or name of the argument that is the model, `"model_init"`, or None.
-        named: whether that is a model's name, which TRL loads.
-        takes: which of the parameters that a change of the code may need its constructor accepts.
-    """
+    """A call that creates a Trainer."""
 
     place: CallPlace
-    model: int | str | None = "model"
-    named: bool = False
-    takes: tuple[str, ...] = ()
+    model: int | str | None = "model"  # index or name of the argument that is the model, `"model_init"`, or None
+    named: bool = False  # whether that is a model's name, which TRL loads
+    takes: tuple[str, ...] = ()  # which of the parameters that a change of the code may need its constructor accepts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """Properties of the model that decide which settings are possible.
+    """Properties of the model that decide which settings are possible."""
 
-    Attributes:
-        model_type: transformers' name of the architecture; None for other models.
-        attention: its implementation, such as `"sdpa"`.
-        supports_checkpointing, supports_sdpa: according to its class.
-        of_transformers, from_pretrained: whether its class has `from_pretrained`, and whether that created it.
-        loaded_at: the user's call that loaded it; None: unknown.
-        device_map: whether that call passed one.
-        adapters, quantised: whether the model has adapters, or quantised weights.
-        chunkable_loss: whether its loss can be computed in chunks.
-    """
-
-    model_type: str | None
-    attention: str | None
-    supports_checkpointing: bool
-    supports_sdpa: bool
-    of_transformers: bool
-    from_pretrained: bool
-    loaded_at: CallPlace | None
-    device_map: bool
+    model_type: str | None  # transformers' name of the architecture; None for other models
+    attention: str | None  # its implementation, such as `"sdpa"`
+    supports_checkpointing: bool  # according to its class
+    supports_sdpa: bool  # according to its class
+    of_transformers: bool  # its class has `from_pretrained`
+    from_pretrained: bool  # that created it
+    loaded_at: CallPlace | None  # the user's call that loaded it; None: unknown
+    device_map: bool  # that call passed one
     adapters: bool
     quantised: bool
-    chunkable_loss: bool
+    chunkable_loss: bool  # its loss can be computed in chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,66 +171,40 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class BatchEffects:
-    """Effects of another micro-batch with the same rows per step.
+    """Effects of another micro-batch with the same rows per step."""
 
-    Attributes:
-        rows_compared: the loss compares the rows of a micro-batch.
-        scaled_by_accumulation: the loss is not divided by the accumulation steps.
-        loss_func: the script passes a `compute_loss_func` to Trainer.
-        fixed_by_deepspeed: sizes that the DeepSpeed config sets.
-        late_batch: the script sets the batch size after it created its Trainer.
-        batch_norm: statistics are computed per micro-batch.
-        mean_of_micro_batches: Trainer divides by the accumulation steps, for micro-batches of any size.
-        dropout: the training draws random numbers.
-    """
-
-    rows_compared: bool = False
-    scaled_by_accumulation: bool = False
-    loss_func: bool = False
-    fixed_by_deepspeed: tuple[str, ...] = ()
-    late_batch: bool = False
-    batch_norm: bool = False
-    mean_of_micro_batches: bool = False
-    dropout: bool = False
+    rows_compared: bool = False  # the loss compares the rows of a micro-batch
+    scaled_by_accumulation: bool = False  # the loss is not divided by the accumulation steps
+    loss_func: bool = False  # the script passes a `compute_loss_func` to Trainer
+    fixed_by_deepspeed: tuple[str, ...] = ()  # sizes that the DeepSpeed config sets
+    late_batch: bool = False  # the script sets the batch size after it created its Trainer
+    batch_norm: bool = False  # statistics are computed per micro-batch
+    mean_of_micro_batches: bool = False  # Trainer divides by the accumulation steps, for micro-batches of any size
+    dropout: bool = False  # the training draws random numbers
 
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """Length of the run; None: unknown.
-
-    Attributes:
-        rows_an_epoch: rows that are trained on in an epoch.
-        evaluation_batches: of one evaluation; 0: no data.
-        generates: whether evaluations generate.
-    """
+    """Length of the run; None: unknown."""
 
     steps: int | None = None
     steps_an_epoch: int | None = None
     rows: int | None = None
-    rows_an_epoch: int | None = None
-    evaluation_batches: int = 0
-    generates: bool = False
+    rows_an_epoch: int | None = None  # rows that are trained on in an epoch
+    evaluation_batches: int = 0  # of one evaluation; 0: no data
+    generates: bool = False  # whether evaluations generate
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """Padding of text batches.
+    """Padding of text batches."""
 
-    Attributes:
-        share: average share of a batch; None: sizes are not tokens.
-        longest_row: in tokens.
-        is_left_out: the Trainer already trains without padding.
-        needed: why rows cannot be concatenated; empty if they can.
-        counts_first_labels: the divisor of the loss counts the first token of each row.
-        cuts_rows: `max_length` cuts rows.
-    """
-
-    share: float | None
-    longest_row: int | None
-    is_left_out: bool
-    needed: str
-    counts_first_labels: bool
-    cuts_rows: bool
+    share: float | None  # average share of a batch; None: sizes are not tokens
+    longest_row: int | None  # in tokens
+    is_left_out: bool  # the Trainer already trains without padding
+    needed: str  # why rows cannot be concatenated; empty if they can
+    counts_first_labels: bool  # the divisor of the loss counts the first token of each row
+    cuts_rows: bool  # `max_length` cuts rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,11 +212,6 @@ class PlanFacts:
     """Facts for plans: possible settings, whether they change the training, and how long it takes.
 
     Attributes:
-        made_at: the call that creates the Trainer; None if a library does.
-        parses_arguments: the script reads its TrainingArguments from the command line with HfArgumentParser.
-        own_optimizer: the script creates its optimizer.
-        schedule: values of the arguments for learning rate and optimizer.
-        rows_digest: digest of the sizes of all rows; empty: not all were read.
         tokens: tokens of a micro-batch without padding, by kind of step; None: it has no tokens.
         mean: tokens of an average batch relative to a "typical" or "worst" one: with padding, and without.
     """
@@ -302,11 +221,11 @@ class PlanFacts:
     batch: BatchEffects
     length: RunLength
     padding: Padding
-    made_at: TrainerCall | None
-    parses_arguments: bool
-    own_optimizer: bool
-    schedule: tuple[str, ...]
-    rows_digest: str = ""
+    made_at: TrainerCall | None  # the call that creates the Trainer; None if a library does
+    parses_arguments: bool  # the script reads its TrainingArguments from the command line with HfArgumentParser
+    own_optimizer: bool  # the script creates its optimizer
+    schedule: tuple[str, ...]  # values of the arguments for learning rate and optimizer
+    rows_digest: str = ""  # of the sizes of all rows; empty: not all were read
     tokens: dict[str, float | None] = field(default_factory=dict)
     mean: dict[str, tuple[float, float]] = field(default_factory=dict)
 
@@ -324,41 +243,29 @@ class TracedTraining:
     """A training with some traced optimizer steps, then evaluations and saves.
 
     Attributes:
-        trainer: name of its class.
-        trace: of all of these.
-        steps: in order.
-        steps_end: one past the last event of all steps.
         optional: events of an evaluation that neither the arguments nor the script request; None: there is none.
         rows, sequence_length: of the worst batch (a packed one has one row, pairs have two each); None: no tokens.
-        batches: None: all have about the same size.
-        batches_tried: sizes that `auto_find_batch_size` would try, in order.
-        memory_fraction: value of `torch.cuda.set_per_process_memory_fraction`; None: not set.
-        allocator: environment variables of the script for the allocator.
-        host: None: no tensor is fake.
-        fp16_overflow: what overflows in this training if it computes in fp16; empty: nothing is known.
-        notes: assumptions and omissions.
-        plan: None: not requested.
     """
 
-    trainer: str
+    trainer: str  # name of its class
     arguments: TracedArguments
     model: TracedModel
-    trace: Trace = field(default_factory=Trace)
-    steps: tuple[TracedStep, ...] = ()
-    steps_end: int = 0
+    trace: Trace = field(default_factory=Trace)  # of all of these
+    steps: tuple[TracedStep, ...] = ()  # in order
+    steps_end: int = 0  # one past the last event of all steps
     optional: tuple[int, int] | None = None
     rows: int | None = None
     sequence_length: int | None = None
-    batches: BatchShapes | None = None
-    batches_tried: tuple[int, ...] = ()
-    memory_fraction: float | None = None
-    allocator: dict[str, str] = field(default_factory=dict)
+    batches: BatchShapes | None = None  # None: all have about the same size
+    batches_tried: tuple[int, ...] = ()  # sizes that `auto_find_batch_size` would try, in order
+    memory_fraction: float | None = None  # of `torch.cuda.set_per_process_memory_fraction`; None: not set
+    allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
     vllm: Vllm | None = None
-    host: HostMemory | None = None
-    fp16_overflow: str = ""
-    notes: tuple[str, ...] = ()
-    plan: PlanFacts | None = None
+    host: HostMemory | None = None  # None: no tensor is fake
+    fp16_overflow: str = ""  # what overflows in this training if it computes in fp16; empty: nothing is known
+    notes: tuple[str, ...] = ()  # assumptions and omissions
+    plan: PlanFacts | None = None  # None: not requested
 
     @property
     def facts(self) -> PlanFacts:
@@ -389,40 +296,26 @@ class TracedTraining:
 
 @dataclass(frozen=True, slots=True)
 class BatchLengths:
-    """Lengths of columns, in tokens, in batches that a script's data can form; None: there is no such batch.
+    """Lengths of columns, in tokens, in batches that a script's data can form; None: there is no such batch."""
 
-    Attributes:
-        worst: the largest.
-        typical: the median; None: about as large.
-        half, cut: the worst with half as many rows, and with rows cut to the 95th percentile.
-        rows, description: of the worst.
-        shapes: None without `typical`.
-    """
-
-    worst: dict[str, int]
-    typical: dict[str, int] | None
-    half: dict[str, int] | None
-    cut: dict[str, int] | None
-    rows: int
-    description: str
-    shapes: BatchShapes | None
+    worst: dict[str, int]  # the largest
+    typical: dict[str, int] | None  # the median; None: about as large
+    half: dict[str, int] | None  # the worst with half as many rows
+    cut: dict[str, int] | None  # the worst with rows cut to the 95th percentile
+    rows: int  # of the worst
+    description: str  # of the worst
+    shapes: BatchShapes | None  # None without `typical`
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An exception that ended the script.
+    """An exception that ended the script."""
 
-    Attributes:
-        by_script: it is the script's, not memkit's.
-        type, message, text: its class, message and traceback.
-        place: line of the script, such as `"train.py, line 5"`; empty: unknown.
-    """
-
-    by_script: bool
-    type: str
+    by_script: bool  # it is the script's, not memkit's
+    type: str  # its class
     message: str
-    place: str
-    text: str
+    place: str  # line of the script, such as `"train.py, line 5"`; empty: unknown
+    text: str  # its traceback
 
 
 @dataclass(frozen=True, slots=True)

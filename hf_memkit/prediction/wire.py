@@ -17,29 +17,22 @@ T = TypeVar("T")
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> str:
-    """The JSON of a value.
+    """The JSON of a value. Raises TypeError if a part of it is neither a dataclass nor JSON."""
 
-    Raises:
-        TypeError: a part of it is neither a dataclass nor JSON.
-    """
-    return json.dumps(value, default=_by_field, sort_keys=sort_keys)
+    def by_field(part: Any) -> dict[str, Any]:
+        return {field.name: getattr(part, field.name) for field in fields(part)}
+
+    return json.dumps(value, default=by_field, sort_keys=sort_keys)
 
 
 def loads(kind: type[T], text: str) -> T:
-    """The value of this type in a JSON text.
-
-    Raises:
-        ValueError: the text is not JSON, or not of this type, for example of another version.
-    """
+    """The value of this type in a JSON text. Raises ValueError if the text is not JSON, or not of this type, for
+    example of another version."""
     try:
         value: T = _build(kind, json.loads(text))
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"no {kind.__name__}: {error}") from error
     return value
-
-
-def _by_field(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 _hints: Final = cache(get_type_hints)

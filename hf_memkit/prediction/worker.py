@@ -35,19 +35,12 @@ _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
 
 class Worker:
-    """A child process that traces trainings, one at a time.
-
-    Its output is kept for error messages; a script with a standard input writes to this process's standard error.
-
-    Args:
-        python: interpreter of another environment. Default: this one.
-
-    Attributes:
-        shim_error: why fake CUDA tensors are unavailable there; None if they are available. Known after `wait`.
-    """
+    """A child process that traces trainings, one at a time, with the interpreter `python` of another environment or
+    this one. Its output is kept for error messages; a script with a standard input writes to this process's standard
+    error."""
 
     def __init__(self, *, python: str | None = None) -> None:
-        self.shim_error: str | None = None
+        self.shim_error: str | None = None  # why fake CUDA tensors are unavailable there, if so; known after `wait`
         self._python = python
         self._lock = RLock()  # two threads would read each other's answers
         self._process: subprocess.Popen[str] | None = None
@@ -83,11 +76,7 @@ class Worker:
         self._waited = False
 
     def wait(self) -> None:
-        """Waits until the child has loaded its libraries.
-
-        Raises:
-            TraceFailed: the child died.
-        """
+        """Waits until the child has loaded its libraries. Raises TraceFailed if the child died."""
         with self._lock:
             self.start()
             if not self._waited:

@@ -56,10 +56,7 @@ class CachingAllocator:
 
     def malloc(self, size_bytes: int, stream: int = 0, *, search: bool = True) -> Block:
         """Returns a block for a request of `size_bytes`, at least 1; with `search=False` always from new memory.
-
-        Raises:
-            OutOfDeviceMemory: no memory is left, although all whole cached segments were released.
-        """
+        Raises OutOfDeviceMemory if no memory is left, although all whole cached segments were released."""
         size = self._sizes.get(size_bytes)
         if size is None:
             size = self._sizes[size_bytes] = self.settings.rounded(size_bytes)
@@ -67,8 +64,12 @@ class CachingAllocator:
         block = self._free_block(pool, size, stream) if search else None
         if block is None:
             block = self._new_block(pool, size, stream)
-        rest = block.size - size
-        if rest and self._splits(pool, size, rest):
+        rest, limit = block.size - size, self.settings.max_split_bytes
+        if pool.is_small or self.settings.expandable_segments:  # `should_split`
+            splits = rest >= MIN_BLOCK
+        else:
+            splits = (limit is None or size < limit) and rest > MAX_SMALL_BLOCK
+        if splits:
             remaining = Block(pool, stream, block.address + size, rest, block.rank, block.expandable)
             remaining.put_between(block, block.next)
             block.size = size
@@ -245,7 +246,7 @@ class CachingAllocator:
         segment = ExpandableSegment(address, -(-room // page) * page, page)
         block = Block(pool, stream, address, segment.size_bytes, self._next_rank(), segment)
         block.mapped = False
-        pool.add_unmapped(block)
+        pool.add(block)
         return block
 
     def map_pages(self, block: Block, size: int) -> bool:
@@ -255,7 +256,7 @@ class CachingAllocator:
         mapped = -(-size // segment.page_bytes) * segment.page_bytes
         if not self.device.map_pages(block.address, mapped):
             return False
-        pool.remove_unmapped(block)
+        pool.remove(block)
         block.mapped = True
         if mapped < block.size:
             rest = Block(
@@ -263,7 +264,7 @@ class CachingAllocator:
             )
             rest.mapped = False
             rest.put_between(block, block.next)
-            pool.add_unmapped(rest)
+            pool.add(rest)
             block.size = mapped
         self._merge(block)
         pool.add(block)
@@ -280,40 +281,32 @@ class CachingAllocator:
         if start >= end:
             return block.address, 0
         pool.remove(block)
-        before, after = start - block.address, block.address + block.size - end
-        if before:
+        if before := start - block.address:
             left = Block(pool, block.stream, block.address, before, self._part_of(block), segment)
             left.put_between(block.previous, block)
             pool.add(left)
-        if after:
+        if after := block.address + block.size - end:
             right = Block(pool, block.stream, end, after, self._part_of(block), segment)
             right.put_between(block, block.next)
             pool.add(right)
         block.address, block.size, block.mapped = start, end - start, False
         self._merge(block)
         if block.is_split:
-            pool.add_unmapped(block)  # else the segment and its addresses are gone
+            pool.add(block)  # else the segment and its addresses are gone
         self._remove_reserved(end - start)
         return start, end - start
-
-    def _splits(self, pool: Pool, size: int, rest: int) -> bool:
-        """Whether the rest of a block becomes a separate block (`should_split`)."""
-        if pool.is_small or self.settings.expandable_segments:
-            return rest >= MIN_BLOCK
-        limit = self.settings.max_split_bytes
-        return (limit is None or size < limit) and rest > MAX_SMALL_BLOCK
 
     def _merge(self, block: Block) -> None:
         """Merges with neighbours that are free and mapped alike (`try_merge_blocks`)."""
         before = block.previous
         if before is not None and not before.allocated and before.mapped == block.mapped:
-            _remove_free(before)
+            before.pool.remove(before)
             block.address = before.address
             block.size += before.size
             block.put_between(before.previous, block.next)
         after = block.next
         if after is not None and not after.allocated and after.mapped == block.mapped:
-            _remove_free(after)
+            after.pool.remove(after)
             block.size += after.size
             block.put_between(block.previous, after.next)
 
@@ -328,8 +321,7 @@ class CachingAllocator:
 
     def _add_reserved(self, size: int) -> None:
         self.reserved += size
-        if self.reserved > self.peak_reserved:
-            self.peak_reserved = self.reserved
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _remove_reserved(self, size: int) -> None:
         self.reserved -= size
@@ -340,10 +332,3 @@ def _growable(block: Block) -> int:
     """The size of a free block plus the unmapped addresses behind it."""
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
-
-
-def _remove_free(block: Block) -> None:
-    if block.mapped:
-        block.pool.remove(block)
-    else:
-        block.pool.remove_unmapped(block)

@@ -142,23 +142,22 @@ class Pool:
     Attributes:
         free: `(stream, size, rank, address, block)`, sorted.
         unmapped: `(stream, address, block)`, sorted: addresses of expandable segments without memory.
-        searches: number of searches for a free block, the clock of garbage collection.
     """
 
     is_small: bool
     free: list[tuple[int, int, int, int, Block]] = field(default_factory=list)
     unmapped: list[tuple[int, int, Block]] = field(default_factory=list)
-    searches: int = 0
+    searches: int = 0  # for a free block, the clock of garbage collection
 
     def add(self, block: Block) -> None:
         block.born = self.searches
-        insort(self.free, (block.stream, block.size, block.rank, block.address, block))
+        if block.mapped:
+            insort(self.free, (block.stream, block.size, block.rank, block.address, block))
+        else:
+            insort(self.unmapped, (block.stream, block.address, block))
 
     def remove(self, block: Block) -> None:
-        del self.free[bisect_left(self.free, (block.stream, block.size, block.rank, block.address))]
-
-    def add_unmapped(self, block: Block) -> None:
-        insort(self.unmapped, (block.stream, block.address, block))
-
-    def remove_unmapped(self, block: Block) -> None:
-        del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
+        if block.mapped:
+            del self.free[bisect_left(self.free, (block.stream, block.size, block.rank, block.address))]
+        else:
+            del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]

@@ -138,7 +138,10 @@ def perturbed(trace: Trace, seed: int) -> Trace:
     """Another trace of the same job, varied as `reserved_interval` lists; storages keep their number, size, category
     and operation."""
     source = random.Random(seed)
-    early = _workspaces(trace) if seed % 2 else set()
+    early: set[int] = set()
+    if seed % 2:  # workspaces: buffers that are never freed
+        buffers = {number for number, category in enumerate(trace.category_of, 1) if category == _BUFFERS}
+        early = buffers & set(trace.events) - {-event for event in trace.events}
     result = trace.without_events()
     result.events.extend(sorted(early))
     begins = {0: len(result.events)}  # index of an old group → its index in the new events
@@ -176,13 +179,3 @@ def _groups(trace: Trace) -> Iterator[tuple[int, int]]:
                 end += 1
         yield start, end
         start = end
-
-
-def _workspaces(trace: Trace) -> set[int]:
-    """Storages of the category `buffers` that are never freed."""
-    freed = {-event for event in trace.events if event < 0}
-    return {
-        event
-        for event in trace.events
-        if event > 0 and trace.category_of[event - 1] == _BUFFERS and event not in freed
-    }

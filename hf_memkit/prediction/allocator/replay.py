@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hf_memkit.catalog.library_versions import FreeOrder
@@ -15,24 +15,16 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of replaying a trace.
+    """Result of replaying a trace. Peaks of each phase that occurred are in the order of `PHASES`; memory held when a
+    phase begins counts."""
 
-    Attributes:
-        peak_allocated_bytes, peak_reserved_bytes: as `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`;
-            peak_requested_bytes: maximum of the requested bytes, without rounding.
-        allocated_by_phase, reserved_by_phase: peaks of each phase that occurred, in the order of `PHASES`; memory held
-            when a phase begins counts.
-        retries: how often all cached memory was released to satisfy a request (`num_alloc_retries`); each costs time.
-        failed_at: index of the event that got no memory, where the replay ended; None if it completed.
-    """
-
-    peak_allocated_bytes: int
-    peak_requested_bytes: int
-    peak_reserved_bytes: int
+    peak_allocated_bytes: int  # as `torch.cuda.max_memory_allocated()`
+    peak_requested_bytes: int  # of the requested bytes, without rounding
+    peak_reserved_bytes: int  # as `torch.cuda.max_memory_reserved()`
     allocated_by_phase: dict[Phase, int]
     reserved_by_phase: dict[Phase, int]
-    retries: int
-    failed_at: int | None
+    retries: int  # how often all cached memory was released to satisfy a request (`num_alloc_retries`)
+    failed_at: int | None  # index of the event that got no memory, where the replay ended; None if it completed
 
     @property
     def completed(self) -> bool:
@@ -73,7 +65,11 @@ def replay(
     allocated: dict[Phase, int] = {}
     reserved: dict[Phase, int] = {}
     failed_at: int | None = None
-    for start, end, phase in _spans(trace):
+    spans = list(trace.spans())
+    end = spans[-1][1] if spans else 0
+    if end < len(events):  # events after the last mark belong to the last phase
+        spans.append((end, len(events), trace.phase_at(end)))
+    for start, end, phase in spans:
         allocator.reset_peaks()
         index = start
         try:
@@ -103,13 +99,3 @@ def replay(
         retries=allocator.retries,
         failed_at=failed_at,
     )
-
-
-def _spans(trace: Trace) -> Iterator[tuple[int, int, Phase]]:
-    """The trace's spans; events after the last mark belong to the last phase."""
-    last = 0
-    for start, end, phase in trace.spans():
-        yield start, end, phase
-        last = end
-    if last < len(trace.events):
-        yield last, len(trace.events), trace.phase_at(last)

@@ -67,8 +67,7 @@ class ReplayPrefix:
 def _replay_event(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
     number = trace.events[index]
     if number < 0:
-        block = blocks.pop(-number, None)
-        if block is not None:
+        if (block := blocks.pop(-number, None)) is not None:
             allocator.free(block)
     elif size := trace.sizes_bytes[number - 1]:
         blocks[number] = allocator.malloc(size)

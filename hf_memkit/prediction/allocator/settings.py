@@ -35,9 +35,7 @@ class AllocatorSettings:
     """Options of the allocator. The defaults are torch's.
 
     Attributes:
-        expandable_segments: segments grow by pages instead of having a fixed size.
         max_split_bytes: blocks of at least this size are not split and not used for smaller requests; None: no limit.
-        max_non_split_rounding_bytes: by how much such a block may exceed the request.
         garbage_collection_threshold: above this share of the process's limit, cached blocks are released; 0: never.
             torch applies it only if the process is limited to a share of the GPU.
         roundup_divisions: for each interval of sizes, the number of steps up to the next power of two; 0 or 1: sizes
@@ -48,9 +46,9 @@ class AllocatorSettings:
             `torch.cuda.set_per_process_memory_fraction`).
     """
 
-    expandable_segments: bool = False
+    expandable_segments: bool = False  # segments grow by pages instead of having a fixed size
     max_split_bytes: int | None = None
-    max_non_split_rounding_bytes: int = 20 * MIB
+    max_non_split_rounding_bytes: int = 20 * MIB  # by how much such a block may exceed the request
     garbage_collection_threshold: float = 0.0
     roundup_divisions: tuple[int, ...] = (0,) * INTERVALS
     large_segment_bytes: int = 20 * MIB
@@ -77,10 +75,7 @@ class AllocatorSettings:
 
 def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
     """Parses the value of `PYTORCH_ALLOC_CONF`; returns settings and a note for each option without effect here.
-
-    Raises:
-        InputError: torch would refuse the text, or an option is not modelled. Lists all problems.
-    """
+    Raises InputError with all problems if torch would refuse the text, or an option is not modelled."""
     chosen = options(text)
     problems = [f"{name}: {why}" for name, why, _ in refused_by_torch(text)]
     named = {problem.partition(":")[0] for problem in problems}

@@ -64,11 +64,8 @@ def pads(setup: Setup, model: Any) -> bool:
     True with a collator that pads, with grouping by length, and for all other models."""
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         return False
-    if "trainer_parts.pad_batches" in setup:
-        return True
-    if setup.get("arguments.train_sampling_strategy") == "group_by_length":
-        return True
-    return not type(base_model(model)).__name__.endswith(_CAUSAL)
+    grouped = setup.get("arguments.train_sampling_strategy") == "group_by_length"
+    return "trainer_parts.pad_batches" in setup or grouped or not type(base_model(model)).__name__.endswith(_CAUSAL)
 
 
 def shortened(model: Any, row: Values) -> Values | None:
@@ -88,15 +85,13 @@ def shortened(model: Any, row: Values) -> Values | None:
 
 
 def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
-    """One example for a transformers model, as nested lists.
+    """One example for a transformers model, as nested lists. Raises InputError if memkit has no example of the model's
+    input, or the model computes no loss.
 
     Args:
         model: an instance of the class that is trained, or a PEFT model.
         length: tokens of text, or of the labels' text if the input is not text.
         with_mask: whether a causal model's text has an attention mask, of ones; other models always get one.
-
-    Raises:
-        InputError: memkit has no example of the model's input, or the model computes no loss.
     """
     model = base_model(model)
     makers: dict[str, Callable[[Any, int], Values]] = {
@@ -175,7 +170,10 @@ def _labels(model: Any, length: int) -> Values:
         return {}
     if "labels" in takes:
         if kind.endswith(_ONE_LABEL):
-            return {"labels": _one_label(config)}
+            problem, several = getattr(config, "problem_type", None), [0.0] * config.num_labels
+            if problem == "regression":
+                return {"labels": 0.0 if config.num_labels == 1 else several}
+            return {"labels": several if problem == "multi_label_classification" else 0}
         if kind.endswith(_LABEL_EACH_TOKEN):
             return {"labels": [0 if kind.endswith("ForTokenClassification") else _token(model)] * length}
         if kind.endswith("ForCTC"):
@@ -190,12 +188,3 @@ def _labels(model: Any, length: int) -> Values:
         f"{kind} computes no loss, or takes labels of which memkit has no example; in its config.json name a class "
         f"with a head, such as {kind.removesuffix('Model')}ForSequenceClassification, or {_FIX}"
     )
-
-
-def _one_label(config: Any) -> Any:
-    kind = getattr(config, "problem_type", None)
-    if kind == "multi_label_classification":
-        return [0.0] * config.num_labels
-    if kind == "regression":
-        return 0.0 if config.num_labels == 1 else [0.0] * config.num_labels
-    return 0

@@ -38,20 +38,13 @@ FLASH_CHECKS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch",
 
 
 class LoadingOptions(NamedTuple):
-    """How `from_pretrained` loads a model.
-
-    Attributes:
-        device_map, quantizer: None if not given.
-        kept_dtype: name of a parameter → dtype that it keeps in any model dtype, such as fp32 for norms.
-        ignores_sizes: parameters whose size differs from the checkpoint's are created anew.
-        mapping: renamings and conversions of the checkpoint's names; None if this version does them elsewhere.
-    """
+    """How `from_pretrained` loads a model."""
 
     device_map: Any
     quantizer: Any
-    kept_dtype: Callable[[str], torch.dtype | None]
-    ignores_sizes: bool
-    mapping: Any
+    kept_dtype: Callable[[str], torch.dtype | None]  # of a parameter in any model dtype, such as fp32 for norms
+    ignores_sizes: bool  # parameters whose size differs from the checkpoint's are created anew
+    mapping: Any  # renamings and conversions of the checkpoint's names; None if this version does them elsewhere
 
 
 def loading_options(model: Any, load_config: Any, options: Mapping[str, Any]) -> LoadingOptions:

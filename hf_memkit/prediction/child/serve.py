@@ -225,10 +225,8 @@ def _run_in_fork(
     _, status = os.waitpid(child, 0)
     if not events:
         return f"no answer within {limit_s:g} s"
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
     code = os.waitstatus_to_exitcode(status)
-    return None if code == 0 else f"exit code {code}"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None
 
 
 def _kill_descendants() -> None:

@@ -25,12 +25,10 @@ _PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")
 
 def calling_line() -> str | None:
     """`"train.py, line 12"` if the first caller outside torch is the user's code; None if it is a library."""
-    frame = sys._getframe(2)
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe(2)):
         file = frame.f_code.co_filename
         if "/torch/" not in file and MEMKIT not in file and not file.startswith("<"):
-            return None if is_library(file) else f"{Path(file).name}, line {frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+            return None if is_library(file) else f"{Path(file).name}, line {line}"
     return None
 
 

@@ -140,12 +140,7 @@ def product_tflops(dtype: str, rates: GpuRates) -> float:
 
 
 class OperationSeconds:
-    """Computes the time of operations on one GPU.
-
-    Args:
-        rates: the GPU's row in `gpu_rates.RATES`.
-        capability: its compute capability, such as 9.0.
-    """
+    """Computes the time of operations on one GPU, with its row in `gpu_rates.RATES` and compute capability."""
 
     def __init__(self, rates: GpuRates, capability: float) -> None:
         self._rates = rates
@@ -188,10 +183,8 @@ class OperationSeconds:
             return operation.flops / rate
         multiprocessor_rate = rate / self._multiprocessors
         written = 2 if operation.dtype in _SIXTEEN_BITS else 4
-        tiled, exact = (
-            min(self._tiled(operation.shape, multiprocessor_rate, written)),
-            2 * math.prod(operation.shape) / rate,
-        )
+        tiled = min(self._tiled(operation.shape, multiprocessor_rate, written))
+        exact = 2 * math.prod(operation.shape) / rate
         # A convolution has the shape of one of its products; the lost share is the same.
         return operation.flops / rate * tiled / exact if exact else 0.0
 
@@ -218,8 +211,7 @@ class OperationSeconds:
         backward = "backward" in operation.name
         kernel = next((name for name in _ATTENTION if name in operation.name), "flash")
         if computes_as(operation.dtype, self._rates) in ("float32", "tf32"):
-            share, dtype = _FLASH_ON_CUDA_CORES[backward], "float32"
-            return operation.flops / (share * self._rate(dtype))
+            return operation.flops / (_FLASH_ON_CUDA_CORES[backward] * self._rate("float32"))
         share = _ATTENTION[kernel][backward]
         flops = float(operation.flops)
         if self._hopper and kernel != "cudnn":

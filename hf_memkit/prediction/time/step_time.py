@@ -69,44 +69,27 @@ _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Time of one optimizer step.
+    """Time of one optimizer step."""
 
-    Attributes:
-        seconds: low, middle, high. The other attributes belong to the middle.
-        by_phase: adds up to it.
-        forward_s, backward_s: average of one micro-batch.
-        optimizer_s: clipping (part of phase backward) and the optimizer's step.
-        by_kind: computing time of the GPU, by kind of operation.
-        bound_by_launches: share of the step in which the GPU waits for the host.
-        unknown: names of operations without a formula, most calls first.
-        rests_on: assumptions, a sentence each.
-    """
-
-    seconds: Range
-    by_phase: Mapping[Phase, float]
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    by_kind: Mapping[str, float]
-    bound_by_launches: float
-    unknown: tuple[str, ...]
-    rests_on: tuple[str, ...]
+    seconds: Range  # the other attributes belong to the middle
+    by_phase: Mapping[Phase, float]  # adds up to it
+    forward_s: float  # average of one micro-batch
+    backward_s: float  # average of one micro-batch
+    optimizer_s: float  # clipping (part of phase backward) and the optimizer's step
+    by_kind: Mapping[str, float]  # computing time of the GPU, by kind of operation
+    bound_by_launches: float  # share of the step in which the GPU waits for the host
+    unknown: tuple[str, ...]  # names of operations without a formula, most calls first
+    rests_on: tuple[str, ...]  # assumptions, a sentence each
 
 
 @dataclass(slots=True)
 class _Part:
-    """A numbered micro-batch, or the optimizer's part of a step (number -1); the host waits for the GPU at its end.
-
-    Attributes:
-        host_s: host time before the first call.
-        stretches: phases with their calls.
-        times: number of repetitions of the part.
-    """
+    """A numbered micro-batch, or the optimizer's part of a step (number -1); the host waits for the GPU at its end."""
 
     number: int
-    host_s: Range
-    stretches: list[tuple[Phase, Sequence[int]]]
-    times: int = 1
+    host_s: Range  # before the first call
+    stretches: list[tuple[Phase, Sequence[int]]]  # phases with their calls
+    times: int = 1  # how often it is repeated
 
 
 def step_time(
@@ -120,20 +103,15 @@ def step_time(
     hooks_s: Range = (0.0, 0.0, 0.0),
     host: float = 1.0,
 ) -> StepTime:
-    """The time of one optimizer step.
+    """The time of one optimizer step. Raises ValueError if there is no step, or fewer than one micro-batch.
 
     Args:
-        work: operations of a traced training.
         rates: of the GPU (`gpu_rates.RATES`); the trace may come from another one with the same kernels.
         capability: compute capability of the GPU, such as 8.0.
         span: calls of the step: (first, one past the last). Default: the last step of `work`.
-        micro_batches: number of micro-batches in the step.
         loader_workers: `dataloader_num_workers`; with any, batches are collated in parallel to the training.
         hooks_s: host time per micro-batch for hooks of an engine that is not traced.
         host: factor by which the host is slower than computed here.
-
-    Raises:
-        ValueError: there is no step, or fewer than one micro-batch.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
@@ -155,8 +133,7 @@ def step_time(
         for _, calls in part.stretches:
             for call, count in Counter(calls).items():
                 counts[call] += part.times * count
-    by_kind = dict.fromkeys(KINDS, 0.0)
-    unknown: Counter[str] = Counter()
+    by_kind, unknown = dict.fromkeys(KINDS, 0.0), Counter[str]()
     for call, count in counts.items():
         operation = work.operations[call]
         by_kind[operation.kind] += count * durations[call] / _RATES[1]
@@ -195,7 +172,15 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
             parts.append(_Part(-1, _OPTIMIZER_S, []))
         parts[-1].stretches.append((phase, calls))
         before = phase
-    _move_clipping(work, parts)
+    # Gradient clipping, which happens once a step, moves from the last micro-batch to the optimizer's part.
+    if len(parts) > 1 and parts[-1].number < 0 and parts[-2].stretches:
+        phase, last_calls = parts[-2].stretches[-1]
+        for index, call in enumerate(last_calls):
+            operation = work.operations[call]
+            if not operation.from_autograd and operation.name.startswith(_CLIPPING):
+                parts[-2].stretches[-1] = (phase, last_calls[:index])
+                parts[-1].stretches.insert(0, (phase, last_calls[index:]))
+                break
     traced = sum(part.number >= 0 for part in parts)
     for part in parts:
         if part.number >= 0:
@@ -218,32 +203,9 @@ def _add_collating(work: Work, parts: list[_Part]) -> None:
                 part.host_s = (low, middle, high)
 
 
-def _move_clipping(work: Work, parts: list[_Part]) -> None:
-    """Moves gradient clipping, which happens once a step, from the last micro-batch to the optimizer's part."""
-    if len(parts) < 2 or parts[-1].number >= 0 or not parts[-2].stretches:
-        return
-    phase, calls = parts[-2].stretches[-1]
-    for index, call in enumerate(calls):
-        operation = work.operations[call]
-        if not operation.from_autograd and operation.name.startswith(_CLIPPING):
-            parts[-2].stretches[-1] = (phase, calls[:index])
-            parts[-1].stretches.insert(0, (phase, calls[index:]))
-            return
-
-
 class _Clocks:
-    """Simulates the clocks of host and GPU over the parts of a step.
-
-    Args:
-        durations: seconds of each operation on the GPU.
-        variant: 0: low, 1: middle, 2: high.
-        hooks_s: host time per micro-batch, spread over its operations.
-
-    Attributes:
-        by_phase: seconds of the parts so far.
-        of_micro_batches: seconds of micro-batches, by phase; of_optimizer: of the optimizer's part.
-        idle: seconds in which the GPU waited for the host.
-    """
+    """Simulates the clocks of host and GPU over the parts of a step, in seconds. `durations`: of each operation on the
+    GPU; `variant`: 0: low, 1: middle, 2: high; `hooks_s`: per micro-batch, spread over its operations."""
 
     def __init__(
         self, work: Work, durations: Sequence[float], variant: int, host_factor: float, hooks_s: float
@@ -251,10 +213,8 @@ class _Clocks:
         self.by_phase: dict[Phase, float] = {}
         self.of_micro_batches: dict[Phase, float] = {}
         self.of_optimizer = 0.0
-        self.idle = 0.0
-        self._variant = variant
-        self._host_factor = host_factor
-        self._hooks_s = host_factor * hooks_s
+        self.idle = 0.0  # the GPU waits for the host
+        self._variant, self._host_factor, self._hooks_s = variant, host_factor, host_factor * hooks_s
         self._waits = [operation.waits for operation in work.operations]
         self._seconds = [
             duration / _RATES[variant] * (_UNKNOWN[variant] if operation.kind == "unknown" else 1.0)

@@ -11,19 +11,13 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class ExtraAllocation:
-    """Memory to add to a trace.
-
-    Attributes:
-        term: name, in place of a storage's operation.
-        phases: phases in whose spans it is held; empty: always, from the end of loading on.
-        since: phase from which on it is held, after memory that is held during that phase only.
-    """
+    """Memory to add to a trace."""
 
     size_bytes: int
     category: Category
-    term: str
-    phases: tuple[Phase, ...] = ()
-    since: Phase | None = None
+    term: str  # name, in place of a storage's operation
+    phases: tuple[Phase, ...] = ()  # phases in whose spans it is held; empty: always, from the end of loading on
+    since: Phase | None = None  # phase from which on it is held, after memory that is held during that phase only
 
 
 def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:

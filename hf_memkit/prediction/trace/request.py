@@ -29,39 +29,28 @@ class ScriptRequest:
     """A script to run until its first training, which is traced.
 
     Attributes:
-        script: the script, with its arguments.
-        folder, environment: working directory and environment of the script.
-        device: device of its tensors.
-        capability: CUDA compute capability of the GPU, which decides which kernels run.
-        capacity_bytes: memory that the GPU reports.
-        gpu_name: name that the GPU reports.
-        worst_batch: trace the worst and a typical batch; False: the first batches of the script's loader.
-        stdin: file descriptor that it reads input from; None: no input.
-        processes, per_node: total ranks, one GPU each, and ranks per machine.
         micro_batch_size: rows per GPU from `train()` on, instead of the script's own: the size that
             `auto_find_batch_size` would find.
-        overrides: settings that replace the script's own (`script_overrides.py`).
         forks: folder of sockets: the script waits there when it creates its Trainer, and continues in a fork for each
             set of arguments (`child/script/forks.py`).
-        for_plan: also record operations (`Trace.work`) and the facts for plans (`PlanFacts`).
         lengths_of: columns whose lengths in the worst and a typical batch are returned instead of a trace.
     """
 
-    script: UserScript
-    folder: str
+    script: UserScript  # with its arguments
+    folder: str  # working directory
     environment: dict[str, str]
-    device: Device = "cuda"
-    capability: tuple[int, int] = (8, 0)
-    capacity_bytes: int = 80 * 2**30
+    device: Device = "cuda"  # of its tensors
+    capability: tuple[int, int] = (8, 0)  # CUDA compute capability of the GPU, which decides which kernels run
+    capacity_bytes: int = 80 * 2**30  # memory that the GPU reports
     gpu_name: str = "NVIDIA A100-SXM4-80GB"
-    worst_batch: bool = True
-    stdin: int | None = None
-    processes: int = 1
-    per_node: int = 1
+    worst_batch: bool = True  # trace the worst and a typical batch; False: the first batches of the script's loader
+    stdin: int | None = None  # file descriptor that it reads input from; None: no input
+    processes: int = 1  # total ranks, one GPU each
+    per_node: int = 1  # ranks per machine
     micro_batch_size: int | None = None
-    overrides: Overrides | None = None
+    overrides: Overrides | None = None  # settings that replace the script's own (`script_overrides.py`)
     forks: str | None = None
-    for_plan: bool = False
+    for_plan: bool = False  # also record operations (`Trace.work`) and the facts for plans (`PlanFacts`)
     lengths_of: tuple[str, ...] = ()
 
 
@@ -85,16 +74,10 @@ class ForkEnded:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job for the child process: a script, or a launcher's command to parse.
+    """A job for the child process: a script, or a launcher's command to parse, and where it would be typed."""
 
-    Attributes:
-        result: file for the result, in a separate folder.
-        files: file descriptors sent with it: none, or a script's standard input and output.
-        command, environment, folder: the command, and where it would be typed.
-    """
-
-    result: str
-    files: int = 0
+    result: str  # file for the result, in a separate folder
+    files: int = 0  # file descriptors sent with it: none, or a script's standard input and output
     script: ScriptRequest | None = None
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -103,19 +86,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """A command as parsed by its launcher's or front end's parser (`child/script/read_launch.py`); as `Launched`.
-
-    Attributes:
-        at: index of the script's word.
-        command: the command that a front end starts; empty: the command itself.
-        error: why nothing would start.
-    """
+    """A command as parsed by its launcher's or front end's parser (`child/script/read_launch.py`); as `Launched`."""
 
     script: UserScript = field(default_factory=lambda: UserScript(""))
-    at: int = 0
+    at: int = 0  # index of the script's word
     gpus: int | None = 1
     nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     is_launcher: bool = True
-    command: tuple[str, ...] = ()
-    error: str = ""
+    command: tuple[str, ...] = ()  # the command that a front end starts; empty: the command itself
+    error: str = ""  # why nothing would start

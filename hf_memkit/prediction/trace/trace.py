@@ -19,7 +19,6 @@ from hf_memkit.prediction.trace.work import Work, spans
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
 
-
 _LAYER_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -30,11 +29,9 @@ def rounded(size_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TracePeak:
-    """The moment with the most live bytes.
+    """The moment with the most live bytes, each storage rounded to 512 bytes.
 
     Attributes:
-        size_bytes: live bytes, each storage rounded to 512 bytes.
-        phase: phase of that moment.
         operation, module: origin of that event's storage, such as `aten._log_softmax.default`, and the module whose
             forward or backward was running; empty outside.
         categories, modules: live bytes by category, and by (module, category) of their origin; layers of one kind
@@ -58,7 +55,6 @@ class Trace:
         sizes_bytes: requested size of storage n at `[n - 1]`.
         category_of, operation_of, module_of: of storage n at `[n - 1]`; indexes into `CATEGORIES`, `operations`,
             `modules`.
-        operations, modules: names.
         marks: `(event index, phase)`: the events from the previous mark up to this index belong to `phase`.
         work: computed operations; None if not recorded. Parts and copies of a trace have none.
     """
@@ -68,8 +64,8 @@ class Trace:
     category_of: list[int] = field(default_factory=list)
     operation_of: list[int] = field(default_factory=list)
     module_of: list[int] = field(default_factory=list)
-    operations: list[str] = field(default_factory=list)
-    modules: list[str] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)  # names
+    modules: list[str] = field(default_factory=list)  # names
     marks: list[tuple[int, Phase]] = field(default_factory=list)
     work: Work | None = None
 
@@ -96,14 +92,13 @@ class Trace:
                 if stop < begin or start > end or (start < stop and (stop == begin or start == end)):
                     continue
                 for event in self.events[max(start, begin) : min(stop, end)]:
-                    if event > 0:
-                        alive.add(event)
-                        made.add(event)
-                    elif -event in alive:
-                        alive.remove(-event)
-                    else:
-                        continue
-                    result.events.append(event)
+                    if event > 0 or -event in alive:
+                        result.events.append(event)
+                        if event > 0:
+                            alive.add(event)
+                            made.add(event)
+                        else:
+                            alive.remove(-event)
                 result.marks.append((len(result.events), phase))
         result.sizes_bytes = [size if number in made else 0 for number, size in enumerate(self.sizes_bytes, 1)]
         return result

@@ -28,45 +28,27 @@ def spans(marks: Iterable[tuple[int, Phase]]) -> Iterator[tuple[int, int, Phase]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The same operation on the same shapes and dtypes.
+    """The same operation on the same shapes and dtypes."""
 
-    Attributes:
-        name: in the dispatcher, such as `"aten.mm.default"`, or `"triton.NAME"`, `"bitsandbytes.NAME"`.
-        kind: how its time is computed.
-        dtype: dtype of the computation, such as `"bfloat16"`; for products, of the factors.
-        flops: floating-point operations; a multiplication and an addition count as two.
-        moved_bytes: bytes that it reads and writes in GPU memory, each tensor once.
-        shape: of products `(batch, m, n, k)`; else empty.
-        launches: kernels that it starts on the GPU.
-        waits: whether the host waits until the GPU has finished this operation.
-        from_autograd: whether autograd's engine, in C++, calls it; else Python does.
-        alignment: for products, in elements: the largest of 8, 4, 2 and 1 that divides the length of every row.
-    """
-
-    name: str
-    kind: Kind
-    dtype: str
-    flops: int
-    moved_bytes: int
-    shape: tuple[int, ...] = ()
-    launches: int = 1
-    waits: bool = False
-    from_autograd: bool = False
-    alignment: int = 8
+    name: str  # in the dispatcher, such as `"aten.mm.default"`, or `"triton.NAME"`, `"bitsandbytes.NAME"`
+    kind: Kind  # how its time is computed
+    dtype: str  # dtype of the computation, such as `"bfloat16"`; for products, of the factors
+    flops: int  # floating-point operations; a multiplication and an addition count as two
+    moved_bytes: int  # bytes that it reads and writes in GPU memory, each tensor once
+    shape: tuple[int, ...] = ()  # of products `(batch, m, n, k)`; else empty
+    launches: int = 1  # kernels that it starts on the GPU
+    waits: bool = False  # whether the host waits until the GPU has finished this operation
+    from_autograd: bool = False  # whether autograd's engine, in C++, calls it; else Python does
+    alignment: int = 8  # for products, in elements: the largest of 8, 4, 2 and 1 that divides the length of every row
 
 
 @dataclass(slots=True)
 class Work:
-    """Calls in order.
+    """Calls in order. `marks`: `(call index, phase)`: the calls from the previous mark up to this index belong to
+    `phase`."""
 
-    Attributes:
-        operations: distinct operations.
-        calls: index of each call's operation.
-        marks: `(call index, phase)`: the calls from the previous mark up to this index belong to `phase`.
-    """
-
-    operations: list[Operation] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)  # distinct ones
+    calls: list[int] = field(default_factory=list)  # index of each call's operation
     marks: list[tuple[int, Phase]] = field(default_factory=list)
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:

@@ -44,7 +44,9 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
     ) -> torch.Tensor:
         if query.device.type != "cuda":
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        query, key, value = _autocast(query, key, value)
+        if torch.is_autocast_enabled("cuda"):  # as the dispatcher casts for attention
+            dtype = torch.get_autocast_dtype("cuda")
+            query, key, value = (part.to(dtype) if part.is_floating_point() else part for part in (query, key, value))
         if attn_mask is not None and attn_mask.dtype.is_floating_point:
             attn_mask = attn_mask.to(query.dtype)
         fewer_keys = enable_gqa and query.shape[-3] != key.shape[-3]
@@ -65,74 +67,45 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Properties of a call that decide the kernel.
+    """Properties of a call that decide the kernel."""
 
-    Attributes:
-        dtype, head_sizes: after autocast; head sizes of a query and of a value.
-        masked: there is a mask other than the causal one.
-        grouped: there are fewer key heads than query heads.
-        dropout: dropout probability.
-        trained: a backward pass can follow.
-        causal_across: the mask is causal, and the numbers of queries and keys differ.
-    """
-
-    dtype: torch.dtype
-    head_sizes: tuple[int, int]
-    masked: bool = False
-    grouped: bool = False
-    dropout: float = 0.0
-    trained: bool = True
-    causal_across: bool = False
+    dtype: torch.dtype  # after autocast
+    head_sizes: tuple[int, int]  # of a query and of a value
+    masked: bool = False  # there is a mask other than the causal one
+    grouped: bool = False  # there are fewer key heads than query heads
+    dropout: float = 0.0  # probability
+    trained: bool = True  # a backward pass can follow
+    causal_across: bool = False  # the mask is causal, and the numbers of queries and keys differ
 
 
 def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
     """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a GPU of this capability."""
-    if _cudnn_serves(capability, call):
-        return "cudnn"
-    if _flash_serves(capability, call):
-        return "flash"
-    return "efficient" if _efficient_serves(capability, call) else "composed"
-
-
-def _cudnn_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
-    return (
+    half, size = call.dtype in _HALF, call.head_sizes[0]
+    if (
         capability[0] in (9, 10)
-        and call.dtype in _HALF
+        and half
         and max(call.head_sizes) <= 128
         and all(size % 8 == 0 for size in call.head_sizes)
         and ((call.dropout * 16).is_integer() or torch.__version__ < "2.12")
-    )
-
-
-def _flash_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
-    size = call.head_sizes[0]
+    ):
+        return "cudnn"
     wide = capability[0] == 12 or (8, 6) <= capability <= (8, 9)
-    return (
+    if (
         capability >= (8, 0)
-        and call.dtype in _HALF
+        and half
         and not call.masked
         and call.head_sizes == (size, size)
         and size <= 256
         and not call.causal_across
         and not (wide and call.trained and size > 192 and (size <= 224 or call.dropout > 0))
-    )
-
-
-def _efficient_serves(capability: tuple[int, int], call: AttentionCall) -> bool:
-    half = call.dtype in _HALF
+    ):
+        return "flash"
     multiple = 4 if capability >= (8, 0) else 1
     if capability >= (8, 0) or (half and capability >= (7, 0)):  # tensor cores read 16 bytes at once
         multiple = max(multiple, 8 if half else 4)
     known = call.dtype in (torch.float16, torch.float32) or (call.dtype is torch.bfloat16 and capability >= (8, 0))
-    return known and not call.grouped and all(size % multiple == 0 for size in call.head_sizes)
-
-
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Casts to the dtype of autocast, as the dispatcher does for attention."""
-    if not torch.is_autocast_enabled("cuda"):
-        return tensors
-    dtype = torch.get_autocast_dtype("cuda")
-    return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in tensors)
+    aligned = all(size % multiple == 0 for size in call.head_sizes)
+    return "efficient" if known and aligned and not call.grouped else "composed"
 
 
 def _trained(*tensors: torch.Tensor) -> bool:

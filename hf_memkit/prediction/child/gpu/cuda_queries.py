@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from hf_memkit.prediction.child.gpu.fake_gpu import do_nothing
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 _fraction: float | None = None
@@ -40,12 +41,8 @@ def patch_memory_queries(tracer: StorageTracer, capacity_bytes: int) -> None:
     def memory_info(*args: Any, **kwargs: Any) -> tuple[int, int]:
         return capacity_bytes - stats()["allocated_bytes.all.current"], capacity_bytes
 
-    def do_nothing(*args: Any, **kwargs: Any) -> None:
-        pass
-
     def set_fraction(fraction: float, device: Any = None) -> None:
-        """Raises the same errors as torch (2.13: torch/cuda/memory.py)."""
-        global _fraction
+        global _fraction  # the errors are torch's (2.13: torch/cuda/memory.py)
         if not isinstance(fraction, float):
             raise TypeError("Invalid type for fraction argument, must be `float`")
         if not 0 <= fraction <= 1:
@@ -78,7 +75,7 @@ def patch_memory_queries(tracer: StorageTracer, capacity_bytes: int) -> None:
             setattr(module, name, do_nothing)
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
         setattr(torch.cuda.nvtx, name, do_nothing)
-    _accelerator(stats, memory_info, do_nothing)
+    _accelerator(stats, memory_info)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.Generator = _Generator  # type: ignore[misc]
     torch.cuda.default_generators = (_Generator("cuda:0"),)
@@ -96,7 +93,7 @@ def replace_everywhere(original: Any, replacement: Any, packages: tuple[str, ...
                 names[key] = replacement
 
 
-def _accelerator(stats: Any, memory_info: Any, do_nothing: Any) -> None:
+def _accelerator(stats: Any, memory_info: Any) -> None:
     """Patches `torch.accelerator`, which asks C++ hooks that know no memory and streams."""
     answers: dict[str, Any] = {
         "is_available": lambda: True, "device_count": lambda: torch.cuda.device_count(),

@@ -18,11 +18,8 @@ from hf_memkit.prediction.child.tracer.work_recorder import launched
 
 
 def disable_dynamo_rules(trace_rules: Any) -> None:
-    """Clears Dynamo's rules for functions: several functions of `torch.cuda` are now the same one, which would get
-    two.
-
-    Nothing is compiled in this process.
-    """
+    """Clears Dynamo's rules for functions, because several functions of `torch.cuda` are now the same one, which would
+    get two. Nothing is compiled in this process."""
     none: Any = functools.cache(dict)  # torch calls its cache_clear
     for module in [module for name, module in sys.modules.items() if name.startswith("torch._dynamo")]:
         if hasattr(module, "get_torch_obj_rule_map"):
@@ -62,33 +59,24 @@ def patch_cuda_device(capability: tuple[int, int], capacity_bytes: int, name: st
         "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
         "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
     ):  # fmt: skip
-        answers[name] = _nothing
+        answers[name] = do_nothing
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 reads it on import
         vars(torch._C)["_cuda_getCurrentRawStream"] = lambda device: 0
     common.amp_definitely_not_available = lambda: False  # autocast would disable itself
-    _register_cuda_kernels()
-    # FakeTensorMode would initialize CUDA to find its current device.
-    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    fake_tensor.init_gpu_context = _nothing  # type: ignore[assignment]
-
-
-def _register_cuda_kernels() -> None:
-    """Registers CUDA kernels of operations that torch decomposes if a backend has none. A build without CUDA would
-    compute them in several steps with temporaries of the result's size (torch 2.13:
-    aten/src/ATen/native/native_functions.yaml: operations with kernels for CUDA and for CompositeImplicitAutograd)."""
+    # Operations that torch decomposes if a backend has no kernel: a build without CUDA would compute them in several
+    # steps with temporaries of the result's size (torch 2.13: aten/src/ATen/native/native_functions.yaml: those with
+    # kernels for CUDA and for CompositeImplicitAutograd). Fake tensors are handled before the kernel is called.
     for name in ("silu_backward", "mish_backward"):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
-            _CUDA_KERNELS.impl(name, _never_run, "CUDA")  # type: ignore[no-untyped-call]
+            _CUDA_KERNELS.impl(name, do_nothing, "CUDA")  # type: ignore[no-untyped-call]
+    # FakeTensorMode would initialize CUDA to find its current device.
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    fake_tensor.init_gpu_context = do_nothing  # type: ignore[assignment]
 
 
 _CUDA_KERNELS = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-
-
-def _never_run(*args: Any) -> torch.Tensor:
-    """Fake tensors are handled before a kernel is called."""
-    raise NotImplementedError
 
 
 def patch_fake_values() -> None:
@@ -129,8 +117,21 @@ def patch_fake_values() -> None:
 
 def patch_module_apply() -> None:
     """Patches `Module.to` for fake parameters, and from real ones to a GPU. Each parameter stays the same object, so
-    that optimizers and tied weights keep it."""
-    _patch_make_subclass()
+    that optimizers and tied weights keep it. Also lets parameter classes of libraries, such as bitsandbytes'
+    `Params4bit`, hold fake tensors: `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here
+    the result has both classes."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = torch.Tensor._make_subclass
+
+    def make(cls: Any, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
+            return original(cls, data, requires_grad, **options)
+        if cls not in _LIBRARY_KINDS:
+            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _deepcopy})
+        made = nn.Parameter(data.detach(), requires_grad)
+        made.__class__ = _LIBRARY_KINDS[cls]
+        return made
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -151,6 +152,7 @@ def patch_module_apply() -> None:
                 self._buffers[name] = function(buffer)
         return self
 
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
     nn.Module._apply = apply  # type: ignore[method-assign]
 
 
@@ -197,25 +199,6 @@ _LIBRARY_KINDS: Final[dict[type, type]] = {}
 """A library's parameter class → its subclass for fake tensors."""
 
 
-def _patch_make_subclass() -> None:
-    """Lets parameter classes of libraries, such as bitsandbytes' `Params4bit`, hold fake tensors.
-    `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here the result has both classes."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    original = torch.Tensor._make_subclass
-
-    def make(cls: Any, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
-        if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
-            return original(cls, data, requires_grad, **options)
-        if cls not in _LIBRARY_KINDS:
-            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _deepcopy})
-        made = nn.Parameter(data.detach(), requires_grad)
-        made.__class__ = _LIBRARY_KINDS[cls]
-        return made
-
-    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
-
-
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     made = nn.Parameter(copy.deepcopy(self.data, memo), self.requires_grad)
     for name in vars(self).keys() - vars(made).keys():
@@ -225,7 +208,7 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
+def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Does nothing."""
 
 
@@ -235,7 +218,7 @@ class Event:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    record = wait = synchronize = _nothing
+    record = wait = synchronize = do_nothing
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds; not 0, because scripts divide by it."""
@@ -257,7 +240,7 @@ class Stream(contextlib.nullcontext[None]):
     def is_capturing(self) -> bool:
         return False
 
-    wait_stream = wait_event = synchronize = _nothing
+    wait_stream = wait_event = synchronize = do_nothing
 
     def record_event(self, event: Any = None) -> Any:
         return event or Event()
@@ -284,12 +267,12 @@ def patch_streams() -> None:
     answers: dict[str, Any] = {
         "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
         "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "current_stream": Stream, "default_stream": Stream, "set_stream": _nothing,
+        "current_stream": Stream, "default_stream": Stream, "set_stream": do_nothing,
         "device": _Device, "device_of": _Device,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
+    torch.Tensor.record_stream = do_nothing  # type: ignore[method-assign]
     torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
 
@@ -308,10 +291,8 @@ def _compiled(model: Any = None, **options: Any) -> Any:
 
     if getattr(getattr(eval_frame, "_stance", None), "stance", "") == "force_eager":  # `torch.compiler.set_stance`
         return model
-    if (
-        getattr(model, "__module__", "") == "torchao.optim.adam"
-        and getattr(model, "__name__", "") == "single_param_adam"
-    ):
+    name = f"{getattr(model, '__module__', '')}.{getattr(model, '__name__', '')}"
+    if name == "torchao.optim.adam.single_param_adam":
         return _fused_step
     if not isinstance(model, Callable):  # type: ignore[arg-type]
         return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,22 +12,20 @@ from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
 
 
 def patch_loading() -> None:
-    """Replaces `torch.load` and safetensors' reader in this process."""
-    _torch_files()
-    _safetensors()
-
-
-def _torch_files() -> None:
-    """Patches `torch.load`: a storage on the GPU has no memory (torch 2.13: serialization.py,
+    """Replaces `torch.load` and safetensors' reader: a storage on the GPU has no memory (torch 2.13: serialization.py,
     `_get_restore_location`)."""
+    _patch_safetensors()
     original = torch.load
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         moved: set[int] = set()
-        target_of = _target_of(map_location)
 
         def locate(storage: Any, location: str) -> Any:
-            target = target_of(storage, location)
+            target = location if map_location is None else map_location
+            if isinstance(map_location, Mapping):
+                target = map_location.get(location, location)
+            elif callable(map_location):
+                target = map_location(storage, location)
             if isinstance(target, str | torch.device):
                 if torch.device(target).type == "cuda":
                     moved.add(storage._cdata)
@@ -46,18 +44,7 @@ def _torch_files() -> None:
     torch.load = load
 
 
-def _target_of(map_location: Any) -> Callable[[Any, str], Any]:
-    """(storage, saved location) → target: a device, or the result of the script's own function."""
-    if map_location is None:
-        return lambda storage, location: location
-    if isinstance(map_location, Mapping):
-        return lambda storage, location: map_location.get(location, location)
-    if callable(map_location):
-        return map_location  # type: ignore[no-any-return]
-    return lambda storage, location: map_location
-
-
-def _safetensors() -> None:
+def _patch_safetensors() -> None:
     """Patches safetensors, which would copy to the GPU (safetensors 0.8: `safe_open`, which `load_file` calls)."""
     import safetensors
     import safetensors.torch

@@ -47,13 +47,7 @@ _TORCH_CODE: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that is active while the script runs, on its main thread.
-
-    Attributes:
-        tracer: records tensors on the GPU.
-        fake_mode: mode of all fake tensors.
-        read: names of the functions that read made-up values; None: reading them raises Unmodelled.
-    """
+    """Dispatch mode that is active while the script runs, on its main thread. `tracer` records tensors on the GPU."""
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -62,7 +56,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
         )
         self.tracer = tracer
-        self.read: list[str] | None = None
+        self.read: list[str] | None = None  # functions that read made-up values; None: reading them raises Unmodelled
         self._begins: Callable[[], None] = lambda: None
 
     def __enter__(self) -> RealAndFake:

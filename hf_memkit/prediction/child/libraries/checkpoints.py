@@ -39,30 +39,23 @@ def headers_in(file: str | os.PathLike[str]) -> dict[str, tuple[tuple[int, ...],
 def sizes_that_differ(model: Any, shapes: Shapes, mapping: Any) -> set[tuple[str, Any, Any]]:
     """(name, shape in the checkpoint, shape in the model) of parameters with different shapes. As in transformers
     (5.23.0: core_model_loading.py, `convert_and_load_state_dict_in_model`), without weights that it converts."""
-    if mapping is None:  # transformers 4.57
-        own = model.state_dict()
-        differ = {name for name, shape in shapes.items() if name in own and tuple(own[name].shape) != shape}
-        return {(name, torch.Size(shapes[name]), own[name].shape) for name in differ}
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+    own, renamed = model.state_dict(), dict(shapes)
+    if mapping is not None:  # None: transformers 4.57
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
-    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    own = model.state_dict()
-    differing = set()
-    for name, shape in shapes.items():
-        to, converted = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
-        if converted is None and to in own and tuple(own[to].shape) != shape:
-            differing.add((to, torch.Size(shape), own[to].shape))
-    return differing
+        kinds = [[entry for entry in mapping if isinstance(entry, kind)] for kind in (WeightRenaming, WeightConverter)]
+        names = {name: rename_source_key(name, *kinds, model.base_model_prefix, own) for name in shapes}
+        renamed = {to: shapes[name] for name, (to, converted) in names.items() if converted is None}
+    return {
+        (name, torch.Size(shape), own[name].shape)
+        for name, shape in renamed.items()
+        if name in own and tuple(own[name].shape) != shape
+    }
 
 
 def refuse_checkpoint(trainer: Any, folder: Any) -> None:
     """Raises what `train(resume_from_checkpoint=…)` raises at once (transformers 5.23.0: trainer.py 1559), if the
-    folder exists on this machine.
-
-    Raises:
-        FileNotFoundError, ValueError, RuntimeError: the errors of transformers, PEFT and DeepSpeed.
-    """
+    folder exists on this machine: errors of transformers, PEFT and DeepSpeed."""
     if not isinstance(folder, str | os.PathLike) or not Path(folder).is_dir():
         return
     if trainer.is_deepspeed_enabled or trainer.args.deepspeed:  # the second alone: see `deepspeed_engine.py`

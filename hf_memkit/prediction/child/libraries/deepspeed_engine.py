@@ -66,15 +66,22 @@ def _launchers_config(precision: str, *, by_arguments: bool) -> dict[str, Any]:
 
 
 def traced_engine(trainer: Any) -> Engine | None:
-    """The engine's inputs from which its memory is computed; None without an engine."""
-    if getattr(trainer.args, "memkit_engine", None) is None:
+    """The engine's inputs from which its memory is computed; None without an engine. Raises ValueError if a value of
+    the config contradicts the arguments."""
+    from transformers.integrations import deepspeed
+
+    arguments = trainer.args
+    if getattr(arguments, "memkit_engine", None) is None:
         return None
-    config = _resolved(trainer)
+    config = deepspeed.HfTrainerDeepSpeedConfig(copy.deepcopy(arguments.memkit_engine))
+    deepspeed.unset_hf_deepspeed_config()  # creating it sets it for all models that are created from then on
+    config.trainer_config_process(arguments)
+    config.trainer_config_finalize(arguments, trainer.model, max(1, arguments.max_steps))
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
     rows = [(p.requires_grad, p.numel(), name in decayed) for name, p in trainer.model.named_parameters()]
     return Engine(
-        config=config,
-        written=trainer.args.memkit_engine,
+        config=dict(config.config),
+        written=arguments.memkit_engine,
         trained=tuple(row[1:] for row in rows if row[0]),
         frozen=tuple(row[1:] for row in rows if not row[0]),
         linear_elements=_in_linear_layers(trainer),
@@ -91,18 +98,6 @@ def _in_linear_layers(trainer: Any) -> int:
         module for module in trainer.model.modules() if isinstance(module, torch.nn.Linear) and module is not output
     ]
     return sum(module.weight.numel() for module in linears)
-
-
-def _resolved(trainer: Any) -> dict[str, Any]:
-    """The config with Trainer's values for "auto". Raises ValueError if a value contradicts the arguments."""
-    from transformers.integrations import deepspeed
-
-    arguments = trainer.args
-    config = deepspeed.HfTrainerDeepSpeedConfig(copy.deepcopy(arguments.memkit_engine))
-    deepspeed.unset_hf_deepspeed_config()  # creating it sets it for all models that are created from then on
-    config.trainer_config_process(arguments)
-    config.trainer_config_finalize(arguments, trainer.model, max(1, arguments.max_steps))
-    return dict(config.config)
 
 
 def apply_engine_dtype(trainer: Any) -> torch.dtype | None:

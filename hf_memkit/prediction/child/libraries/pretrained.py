@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import sys
-import types
+import traceback
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,18 +52,10 @@ def has_device_map(model: Any) -> bool:
     return model in _with_device_map
 
 
-def _users_call() -> CallPlace | None:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if (place := call_place(frame)) is not None:
-            return place
-        frame = frame.f_back
-    return None
-
-
 def patch_from_pretrained(boundary: RealAndFake) -> None:
     """Replaces transformers' search and reading of checkpoints (transformers 5.23.0: modeling_utils.py,
     `_get_resolved_checkpoint_files`, `PreTrainedModel._load_pretrained_model`)."""
+    from huggingface_hub import get_safetensors_metadata
     from transformers import modeling_utils
 
     resolve = modeling_utils._get_resolved_checkpoint_files
@@ -93,8 +85,16 @@ def patch_from_pretrained(boundary: RealAndFake) -> None:
                 if name is None:
                     raise
                 return None, {"dtype": torch.float32}
-        dtype, on_hub = _on_hub(str(name), dict(kwargs.get("download_kwargs") or {}))
-        shapes.update(on_hub)
+        options = dict(kwargs.get("download_kwargs") or {})
+        dtype = torch.float32  # of most weights, from the checkpoint's safetensors headers, if it has any
+        with contextlib.suppress(Exception):  # offline, .bin files
+            checkpoint = get_safetensors_metadata(
+                str(name), revision=options.get("revision"), token=options.get("token")
+            )
+            counts = checkpoint.parameter_count
+            dtype = DTYPES.get(str(max(counts, key=counts.__getitem__)), torch.float32)
+            for file in checkpoint.files_metadata.values():
+                shapes.update({key: tuple(tensor.shape) for key, tensor in file.tensors.items()})
         return None, {"dtype": dtype}
 
     def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,8 @@ def patch_from_pretrained(boundary: RealAndFake) -> None:
         host = boundary.tracer.host
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _materialize(model, devices, options, boundary)
-        _loaded_at[model] = _users_call()
+        places = (call_place(frame) for frame, _ in traceback.walk_stack(sys._getframe()))
+        _loaded_at[model] = next((place for place in places if place is not None), None)
         if options.device_map is not None and not is_loading_model():
             _with_device_map.add(model)
         return loaded
@@ -142,16 +143,3 @@ def _materialize(model: Any, devices: Mapping[str, Any], options: LoadingOptions
                 new._is_hf_initialized = True
                 made[id(tensor)] = tensor, new  # keeps the old one alive, so that its id is not reused
             table[name] = made[id(tensor)][1]
-
-
-def _on_hub(name: str, options: dict[str, Any]) -> tuple[torch.dtype, Shapes]:
-    """(dtype of most weights of a checkpoint, their shapes), from its safetensors headers; fp32 without them."""
-    from huggingface_hub import get_safetensors_metadata
-
-    with contextlib.suppress(Exception):  # offline, .bin files
-        metadata = get_safetensors_metadata(name, revision=options.get("revision"), token=options.get("token"))
-        dtype = max(metadata.parameter_count.items(), key=lambda pair: pair[1])[0]
-        files = metadata.files_metadata.values()
-        shapes = {key: tuple(tensor.shape) for file in files for key, tensor in file.tensors.items()}
-        return DTYPES.get(str(dtype), torch.float32), shapes
-    return torch.float32, {}

@@ -83,13 +83,7 @@ def _check(quantization: Any) -> None:
 def quantised(
     quantizer: Any, model: Any, path: str, shaped: torch.Tensor, device: Any, boundary: RealAndFake
 ) -> nn.Parameter:
-    """The quantised parameter of a weight of the model.
-
-    Args:
-        path: its name.
-        shaped: meta tensor with the shape and dtype of the weight.
-        device: where it is quantised, and stays.
-    """
+    """The quantised parameter of the weight `path` of the model. `shaped`: meta tensor with its shape and dtype."""
     from transformers.pytorch_utils import Conv1D
 
     module = model.get_submodule(path.rpartition(".")[0])

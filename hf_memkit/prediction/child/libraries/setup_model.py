@@ -21,11 +21,15 @@ from hf_memkit.setup.setup import Setup
 
 def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     """The model with its dtype, attention, padded vocabulary, adapters and components; no weight is initialised.
+    Raises InputError if transformers has no such class."""
+    from transformers import AutoConfig
 
-    Raises:
-        InputError: transformers has no such class.
-    """
-    config = _config(setup, trust_remote_code)
+    if trust_remote_code:
+        config = AutoConfig.from_pretrained(setup["model.name"], trust_remote_code=True)
+    else:
+        values = dict(setup["model.architecture"])
+        values.pop("transformers_version", None)
+        config = AutoConfig.for_model(values.pop("model_type"), **values)
     multiple = setup.get("model.pad_vocabulary_to_multiple_of")
     if multiple:
         text = config.get_text_config()
@@ -39,41 +43,21 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
     with quiet_transformers(), no_init_weights():
         model = _class_of(setup, config)._from_config(config, dtype=dtype, **options)
         model.tie_weights()  # initialising would do it
-        if _has_own_output_layer(setup):
-            _untie(model)
+        # T5's config uses the second value for scaling of the decoder's outputs (transformers 5.23.0:
+        # configuration_t5.py). A checkpoint of such a config has both layers; a model made from the config has one.
+        own = setup.get("model.architecture", {})
+        loaded = setup.get("model.origin") != "architecture"
+        if own.get("tie_word_embeddings") is False or (loaded and own.get("scale_decoder_outputs") is False):
+            output = model.get_output_embeddings()
+            shared = getattr(model.get_input_embeddings(), "weight", None)
+            if getattr(output, "weight", None) is shared and shared is not None:  # tied, although the config differs
+                output.weight = nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
         if "model.quantization" in setup:
             quantise_linears(model, setup["model.quantization"])
         if setup.section("adapter"):
             model = add_adapters(model, setup.section("adapter"))
     install_model_parts(model, setup)
     return model
-
-
-def _has_own_output_layer(setup: Setup) -> bool:
-    """Whether the config says that the output layer is not the embedding. T5's config uses that value for scaling of
-    the decoder's outputs (transformers 5.23.0: configuration_t5.py). A checkpoint of such a config has both layers,
-    and a model made from the config alone has one."""
-    config = setup.get("model.architecture", {})
-    loaded = setup.get("model.origin") != "architecture"
-    return config.get("tie_word_embeddings") is False or (loaded and config.get("scale_decoder_outputs") is False)
-
-
-def _untie(model: Any) -> None:
-    """Adds a separate output layer, where transformers ties it although the config says otherwise."""
-    output = model.get_output_embeddings()
-    shared = getattr(model.get_input_embeddings(), "weight", None)
-    if getattr(output, "weight", None) is shared and shared is not None:
-        output.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
-
-
-def _config(setup: Setup, trust_remote_code: bool) -> Any:
-    from transformers import AutoConfig
-
-    if trust_remote_code:
-        return AutoConfig.from_pretrained(setup["model.name"], trust_remote_code=True)
-    values = dict(setup["model.architecture"])
-    values.pop("transformers_version", None)
-    return AutoConfig.for_model(values.pop("model_type"), **values)
 
 
 def _class_of(setup: Setup, config: Any) -> Any:
@@ -95,10 +79,7 @@ def _class_of(setup: Setup, config: Any) -> Any:
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Replaces linear layers of a transformers model as loading with these fields of `BitsAndBytesConfig` does.
-
-    Raises:
-        Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
-    """
+    Raises Unmodelled for another kind of quantisation, or if bitsandbytes is not installed."""
     if not (options.get("load_in_4bit") or options.get("load_in_8bit")) or options.get("llm_int8_has_fp16_weight"):
         raise Unmodelled(f"model.quantization = {dict(options)}: only load_in_4bit and load_in_8bit are supported")
     try:

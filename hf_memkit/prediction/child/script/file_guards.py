@@ -51,20 +51,14 @@ def protect_existing_files() -> None:
             if str(Path(path).resolve()) not in kept:
                 raise
 
-    for name in ("remove", "unlink"):
-        _replace(name, keeping(getattr(os, name)))
-    _replace("mkdir", mkdir)
+    replaced = {"remove": keeping(os.remove), "unlink": keeping(os.unlink), "mkdir": mkdir}
+    for module in (os, posix):  # pickle looks for functions of `os` in `posix`
+        vars(module).update(replaced)
     shutil.rmtree = keeping(shutil.rmtree)
 
 
 _CLOCK_S: Final = 0.01
 """Delay of a file system's clock: a tick of the kernel."""
-
-
-def _replace(name: str, function: Any) -> None:
-    """Replaces a function of `os`, also in `posix`, where pickle looks for it."""
-    setattr(os, name, function)
-    setattr(posix, name, function)
 
 
 def _is_older(path: Any, began: float) -> bool:

@@ -47,18 +47,12 @@ from hf_memkit.setup.script_overrides import Overrides
 
 @dataclass(slots=True)
 class Forks:
-    """The points at which this process waits, with sockets in `folder`.
-
-    Attributes:
-        begin: starts the result of a forked process at a path.
-        reads: fields that have been read so far.
-        folder_begins: called with the arguments whose `output_dir` Trainer is about to create.
-    """
+    """The points at which this process waits, with sockets in `folder`."""
 
     folder: Path
-    begin: Callable[[Path], None]
-    reads: FieldReads
-    folder_begins: Callable[[Any], None]
+    begin: Callable[[Path], None]  # starts the result of a forked process at a path
+    reads: FieldReads  # fields that have been read so far
+    folder_begins: Callable[[Any], None]  # called with the arguments whose `output_dir` Trainer is about to create
     _overrides: Overrides | None = field(default=None, init=False)
     _prepares: bool = field(default=False, init=False)
 
@@ -81,7 +75,11 @@ class Forks:
                 seen.append(cls)
                 trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
-                if self._prepares and self._fork_child():
+                parent = os.getpid()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                if self._prepares and os.fork() == 0:
+                    end_with(parent)
                     adapter = self._serve(EARLY, args, kwargs).adapter
                     if adapter:
                         add_adapters_to_next(cls, adapter)
@@ -90,16 +88,6 @@ class Forks:
         trainer_class: Any = Trainer
         trainer_class.__new__ = staticmethod(create)
         trainer_class.__init__ = init
-
-    def _fork_child(self) -> bool:
-        """Forks; True in the new process, while the old one continues."""
-        parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if os.fork():
-            return False
-        end_with(parent)
-        return True
 
     def _serve(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Overrides:
         """Waits for requests. Returns in a process that was forked for one, with its overrides."""
@@ -165,10 +153,8 @@ class Forks:
 
     def _is_too_late(self, arguments: Any, fields: Mapping[str, Any]) -> bool:
         """Whether the script has, or may have, already used a field that these would change."""
-        if not fields:
-            return False
         try:
-            return arguments is None or bool(self.reads.too_late(arguments, fields))
+            return bool(fields) and (arguments is None or bool(self.reads.too_late(arguments, fields)))
         except Exception:  # running the script from its first line shows the error
             return True
 
@@ -179,7 +165,5 @@ def _send(connection: socket.socket, ended: ForkEnded) -> None:
 
 
 def _death(status: int) -> str | None:
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
     code = os.waitstatus_to_exitcode(status)
-    return None if code == 0 else f"exit code {code}"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None

@@ -35,16 +35,11 @@ class OwnLoop(BaseException):
 
 
 class OwnLoops:
-    """Watches backward passes and optimizer steps in this process.
-
-    Attributes:
-        watches: whether an optimizer step ends the script; False within `Trainer.train()`.
-        place: line of the first backward pass on fake tensors; empty if there was none.
-    """
+    """Watches backward passes and optimizer steps in this process."""
 
     def __init__(self) -> None:
-        self.watches = True
-        self.place = ""
+        self.watches = True  # an optimizer step ends the script; False within `Trainer.train()`
+        self.place = ""  # line of the first backward pass on fake tensors
         self._backward = self._steps = 0
 
     def install(self) -> None:

@@ -41,15 +41,8 @@ _NO_PYTHON: Final = "--no_python: the program is no Python script; omit it"
 
 
 def read_launch(words: Sequence[str], gpus: int = 0) -> ReadCommand:
-    """Parses a command that begins with a launcher, a front end, or `python -m` and a launcher's module.
-
-    Args:
-        words: the command.
-        gpus: number of GPUs that a front end sees; 0: those of this machine.
-
-    Raises:
-        Exception: the launcher's error.
-    """
+    """Parses a command that begins with a launcher, a front end, or `python -m` and a launcher's module; raises the
+    launcher's error. `gpus`: number of GPUs that a front end sees; 0: those of this machine."""
     name, rest = Path(words[0]).name, list(words[1:])
     if name.startswith("python"):
         index = words.index("-m")
@@ -176,9 +169,21 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
         torch.cuda.device_count = lambda: gpus
     before, output = dict(os.environ), sys.stdout
     sys.argv = [name, *words]
-    sys.addaudithook(_raise_on_start)
+
+    def raise_on_start(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in STARTS:
+            command, folder, environment = program_started(event, arguments)
+            if training_command(command, folder, environment) is not None:
+                raise _Started(command, environment)
+
+    def run_exp(*args: Any, **kwargs: Any) -> None:
+        raise _Started([sys.executable, "-m", "llamafactory.launcher", *sys.argv[1:]], os.environ)
+
+    sys.addaudithook(raise_on_start)
     _patch_accelerate_launch()
-    _patch_llamafactory()
+    # LLaMA-Factory trains in its own process on one GPU; its launchers start this module (0.9.5: launcher.py).
+    sys.modules["llamafactory.train.tuner"] = tuner = ModuleType("llamafactory.train.tuner")
+    vars(tuner)["run_exp"] = run_exp
     sys.stdout = sys.stderr
     try:
         script.load()()
@@ -205,13 +210,6 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
     return replace(parsed, environment={**changed, **parsed.environment}, command=tuple(command))
 
 
-def _raise_on_start(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in STARTS:
-        words, folder, environment = program_started(event, arguments)
-        if training_command(words, folder, environment) is not None:
-            raise _Started(words, environment)
-
-
 def _patch_accelerate_launch() -> None:
     """Handles TRL's call of accelerate's launcher as a function (trl 1.16.0: cli/accelerate_launcher.py; 0.18:
     cli.py)."""
@@ -232,23 +230,11 @@ def _patch_accelerate_launch() -> None:
         return made
 
     def command(arguments: Any) -> None:
-        index = arguments.memkit_words.index(arguments.training_script)
-        options = arguments.memkit_words[:index]
-        words = [*options, arguments.training_script, *arguments.training_script_args]
-        raise _Started(["accelerate", "launch", *words], os.environ)
+        script = arguments.training_script
+        options = arguments.memkit_words[: arguments.memkit_words.index(script)]
+        raise _Started(["accelerate", "launch", *options, script, *arguments.training_script_args], os.environ)
 
     launch.launch_command_parser, launch.launch_command = parser, command
-
-
-def _patch_llamafactory() -> None:
-    """Handles LLaMA-Factory's training in its own process on one GPU; its launchers start this module (llamafactory
-    0.9.5: launcher.py)."""
-
-    def run_exp(*args: Any, **kwargs: Any) -> None:
-        raise _Started([sys.executable, "-m", "llamafactory.launcher", *sys.argv[1:]], os.environ)
-
-    sys.modules["llamafactory.train.tuner"] = tuner = ModuleType("llamafactory.train.tuner")
-    vars(tuner)["run_exp"] = run_exp
 
 
 def _script(arguments: argparse.Namespace) -> UserScript:

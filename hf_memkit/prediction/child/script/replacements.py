@@ -64,23 +64,14 @@ When = Callable[[TracedScript], bool]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        what: replaced names, separated by spaces; `*` matches several.
-        why: what the replacement does.
-        without: what breaks or differs without it.
-        install: installs it; or file and function that do.
-        when: whether a script needs it; None: every script.
-        order: why the row is at this position; empty: the order does not matter.
-    """
-
-    what: str
-    why: str
-    without: str
-    install: Install | str
-    when: When | None = None
-    order: str = ""
+    what: str  # replaced names, separated by spaces; `*` matches several
+    why: str  # what the replacement does
+    without: str  # what breaks or differs without it
+    install: Install | str  # installs it; or file and function that do
+    when: When | None = None  # whether a script needs it; None: every script
+    order: str = ""  # why the row is at this position; empty: the order does not matter
 
 
 def install_replacements(rows: tuple[Replacement, ...], script: TracedScript) -> None:

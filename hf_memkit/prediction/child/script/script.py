@@ -270,7 +270,7 @@ def _failure(error: BaseException) -> Outcome:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback as Python prints it, from the script's first frame on, without memkit's frames."""
+    """The traceback from the script's first frame on, without memkit's frames."""
     printed = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = printed
     while seen is not None:

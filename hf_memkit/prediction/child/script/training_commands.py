@@ -23,7 +23,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
@@ -76,15 +76,10 @@ _MAX_DEPTH: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class TrainingCommand:
-    """A command that trains.
+    """A command that trains."""
 
-    Attributes:
-        words: the command, without a shell's words before it.
-        target: its equivalent on memkit's command line, such as `train.py -- --lr 1`; empty if unknown.
-    """
-
-    words: tuple[str, ...]
-    target: str
+    words: tuple[str, ...]  # the command, without a shell's words before it
+    target: str  # its equivalent on memkit's command line, such as `train.py -- --lr 1`; empty if unknown
 
     def __str__(self) -> str:
         shown = shlex.join(self.words)
@@ -119,7 +114,17 @@ class _Reader:
         if _PYTHON.match(program):
             return words if self._python_trains(rest) else None
         if program in _SHELLS:
-            return self._deeper()._of_shell(rest)
+            deeper = replace(self, depth=self.depth + 1)
+            for number, word in enumerate(rest):
+                if re.match(r"-\w*c$", word):
+                    text, values = next(iter(rest[number + 1 :]), ""), rest[number + 2 :]
+                    return deeper._in_text(text, ("", *values)[: len(values) + 1])
+                if not word.startswith(("-", "+")):
+                    try:
+                        return deeper._in_text((self.folder / word).read_text(errors="replace"), rest[number:])
+                    except OSError:
+                        return None
+            return None
         if program in _WRAPPERS or program in _STARTERS:
             for number in range(len(rest)):
                 if training := self.training(rest[number:]):
@@ -132,11 +137,8 @@ class _Reader:
         if not interpreter:
             return None
         if not _PYTHON.match(Path(interpreter[-1]).name):
-            return self._deeper().training((*interpreter, str(path), *rest))
+            return replace(self, depth=self.depth + 1).training((*interpreter, str(path), *rest))
         return words if not set(rest[:1]) & _QUESTIONS and _file_trains(path, unknown=True) else None
-
-    def _deeper(self) -> _Reader:
-        return _Reader(self.folder, self.environment, self.depth + 1)
 
     def _program(self, name: str) -> Path | None:
         if "/" in name:
@@ -144,8 +146,6 @@ class _Reader:
             return path if path.is_file() else None
         program = shutil.which(name, path=self.environment.get("PATH"))
         return Path(program) if program else None
-
-    # ---- Python ----
 
     def _python_trains(self, rest: tuple[str, ...]) -> bool:
         """Whether Python with these arguments could train. Not with `-c`, with which libraries query the machine."""
@@ -155,40 +155,19 @@ class _Reader:
             if word in ("-", "-c") or (word[1] != "-" and "c" in word and "m" not in word):
                 return False
             if word[1] != "-" and "m" in word:
-                attached = word.partition("m")[2]
-                name, rest = (
-                    (attached, rest[index + 1 :])
-                    if attached
-                    else (next(iter(rest[index + 1 :]), ""), rest[index + 2 :])
-                )
-                if self._module_trains(name):
-                    return True
+                name, rest = word.partition("m")[2], rest[index + 1 :]
+                if not name:
+                    name, rest = next(iter(rest), ""), rest[1:]
+                top = name.partition(".")[0]
+                if top not in sys.stdlib_module_names:
+                    local = _module_file(name, [str(self.folder)])
+                    if _file_trains(local) if local is not None else _package_trains(name, unknown=True):
+                        return True
                 # A script after a module that runs scripts, such as `coverage` or `pdb`.
                 scripts = (self.folder / argument for argument in rest if argument.endswith(".py"))
                 return any(script.is_file() and _file_trains(script) for script in scripts)
             index += 2 if word in _VALUED else 1
         return index < len(rest) and _file_trains(self.folder / rest[index])
-
-    def _module_trains(self, name: str) -> bool:
-        top = name.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            return False
-        local = _module_file(name, [str(self.folder)])
-        return _file_trains(local) if local is not None else _package_trains(name, unknown=True)
-
-    # ---- shells ----
-
-    def _of_shell(self, rest: tuple[str, ...]) -> tuple[str, ...] | None:
-        for number, word in enumerate(rest):
-            if re.match(r"-\w*c$", word):
-                text, values = next(iter(rest[number + 1 :]), ""), rest[number + 2 :]
-                return self._in_text(text, ("", *values)[: len(values) + 1])
-            if not word.startswith(("-", "+")):
-                try:
-                    return self._in_text((self.folder / word).read_text(errors="replace"), rest[number:])
-                except OSError:
-                    return None
-        return None
 
     def _in_text(self, text: str, given: tuple[str, ...]) -> tuple[str, ...] | None:
         """The first command of a shell script that trains. `given`: `$0`, `$1` …"""
@@ -364,7 +343,7 @@ def _package_trains(name: str, *, unknown: bool) -> bool:
 
 def _target(words: tuple[str, ...]) -> str:
     """The target of a launcher or Python, with memkit's options; empty if no word names it."""
-    gpus = ""
+    gpus, starters = "", ("torch.distributed", "accelerate.commands", "deepspeed")
     for number, word in enumerate(words):
         if match := _PROCESSES.match(word):
             value = match["value"] or next(iter(words[number + 1 : number + 2]), "")
@@ -372,17 +351,12 @@ def _target(words: tuple[str, ...]) -> str:
         module = word in ("-m", "--module") or re.match(r"-[a-zA-Z]*m$", word)
         if module and number + 1 < len(words):
             name, rest = words[number + 1], words[number + 2 :]
-            if _starts_trainings(name) or name in sys.stdlib_module_names:
+            if name.startswith(starters) or name in sys.stdlib_module_names:
                 continue
-            return _joined(f"-m {name}{gpus}", rest)
-        if number > 0 and word.endswith(".py") and not _starts_trainings(_installed_as(Path(word)) or ""):
-            return _joined(f"{shlex.quote(word)}{gpus}", words[number + 1 :])
+            target = f"-m {name}"
+        elif number > 0 and word.endswith(".py") and not (_installed_as(Path(word)) or "").startswith(starters):
+            target, rest = shlex.quote(word), words[number + 1 :]
+        else:
+            continue
+        return f"{target}{gpus} -- {shlex.join(rest)}" if rest else f"{target}{gpus}"
     return ""
-
-
-def _starts_trainings(module: str) -> bool:
-    return module.startswith(("torch.distributed", "accelerate.commands", "deepspeed"))
-
-
-def _joined(target: str, rest: Sequence[str]) -> str:
-    return f"{target} -- {shlex.join(rest)}" if rest else target

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -64,6 +65,12 @@ _FILLED_LIKE: Final = frozenset(
 )
 """Filling operations that use only the shape of a tensor argument."""
 
+
+def _refuse_sparse(*args: Any, **kwargs: Any) -> NoReturn:
+    """Kernels of sparse tensors sort and join indices, in memory that does not follow from shapes."""
+    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
+
+
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
 _CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
 WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
@@ -76,7 +83,7 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
     },
     **dict.fromkeys(
         (_aten._sparse_coo_tensor_with_dims_and_tensors.default, _aten._sparse_coo_tensor_unsafe.default),
-        lambda *args, **kwargs: _sparse(),
+        _refuse_sparse,
     ),
     _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
@@ -85,26 +92,16 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
 tensors, also on a GPU, to learn the shape of their result."""
 
 
-def _sparse() -> NoReturn:
-    """Refuses sparse tensors: their kernels sort and join indices, in memory that does not follow from shapes."""
-    raise Unmodelled("torch.sparse_coo_tensor: what sparse tensors need is not modelled; measure with memkit run")
-
-
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 
 
 @dataclass(slots=True, eq=False)
 class _Value:
-    """Values of a tensor, on the host.
-
-    Attributes:
-        known: shared by views of one tensor, because writing to one changes all.
-        given: they are a batch's values, only inspected since.
-    """
+    """Values of a tensor, on the host."""
 
     tensor: torch.Tensor
-    known: list[bool]
-    given: bool
+    known: list[bool]  # shared by views of one tensor, because writing to one changes all
+    given: bool  # a batch's values, only inspected since
 
 
 def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -122,12 +119,8 @@ def known_values(tensor: FakeTensor) -> torch.Tensor | None:
 
 
 class KnownValues:
-    """Computes values along the operations of one training; `follow` is called for each.
-
-    Attributes:
-        of_data: the script still handles its data and nothing is trained: larger tensors are followed, except
-            parameters.
-    """
+    """Computes values along the operations of one training; `follow` is called for each. While `of_data` is set, the
+    script still handles its data and nothing is trained: larger tensors are followed, except parameters."""
 
     def __init__(self) -> None:
         self.of_data = False
@@ -169,11 +162,8 @@ class KnownValues:
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func` for the known values of its arguments.
-
-        Raises:
-            LookupError: a value is unknown, or the operation is random.
-        """
+        """The result of `func` for the known values of its arguments. Raises LookupError if a value is unknown, or
+        the operation is random."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise LookupError(func)
         on_host = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else dict(kwargs)
@@ -183,10 +173,7 @@ class KnownValues:
 
     def shaped(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of `func` whose shape or answer depends on values, such as `mask.nonzero()` and `x[mask]`.
-
-        Raises:
-            Unmodelled: the values are unknown, such as the experts that a router selects.
-        """
+        Raises Unmodelled if the values are unknown, such as the experts that a router selects."""
         try:
             if func is _aten.index.Tensor:
                 return func(args[0], self._positions(args[1]))
@@ -197,7 +184,16 @@ class KnownValues:
                     selected = int(mask.expand(shape).sum())
                 return args[0].new_empty(selected)
             if func in _CTC:
-                return self._ctc(args[0], args[3])
+                # A loss for each example and its paths, with 2 × the longest target + 1 states
+                # (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`).
+                log_probabilities, lengths = args[0], args[3]
+                if isinstance(lengths, torch.Tensor):
+                    values = self._value_or_error(lengths)
+                    with no_dispatch():
+                        lengths = values.tolist()
+                time, batch = log_probabilities.shape[:2]
+                paths = log_probabilities.new_empty(batch, time, 2 * max(lengths) + 1)
+                return log_probabilities.new_empty(batch), paths
             result = self.compute(func, args, kwargs)
         except LookupError:
             raise Unmodelled(
@@ -227,19 +223,11 @@ class KnownValues:
             positions += [index.new_empty(selected, dtype=torch.int64) for _ in range(index.dim())]
         return positions
 
-    def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """A loss for each example and its paths, with 2 × the longest target + 1 states
-        (pytorch:aten/src/ATen/native/LossCTC.cpp, `ctc_loss_allocate_outputs`)."""
-        if isinstance(lengths, torch.Tensor):
-            values = self._value_or_error(lengths)
-            with no_dispatch():
-                lengths = values.tolist()
-        time, batch = log_probabilities.shape[:2]
-        return log_probabilities.new_empty(batch), log_probabilities.new_empty(batch, time, 2 * max(lengths) + 1)
-
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
-        leaves = tree_leaves(result)
-        given = self._inspects(func, args, result)
+        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
+        given = value is not None and value.given and (func in _INSPECTIONS or func in _COPIES or func.is_view)
+        if func is _aten.index.Tensor and result.is_floating_point():  # copies images, and nothing inspects the copies
+            given = False
         if given and func in _COPIES and not self._is_small(result):  # same values in another dtype or place
             self._put(result, self._value_or_error(args[0]), args[:1], given=True)
             return True
@@ -250,18 +238,10 @@ class KnownValues:
         except (LookupError, NotImplementedError, RuntimeError):
             return False
         sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        for leaf, value in zip(leaves, tree_leaves(values), strict=True):
-            if isinstance(leaf, FakeTensor) and isinstance(value, torch.Tensor):
-                self._put(leaf, value, sources, given=given)
+        for leaf, computed in zip(tree_leaves(result), tree_leaves(values), strict=True):
+            if isinstance(leaf, FakeTensor) and isinstance(computed, torch.Tensor):
+                self._put(leaf, computed, sources, given=given)
         return True
-
-    def _inspects(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
-        """Whether an operation only inspects a batch. Selecting images copies them, and nothing inspects the
-        copies."""
-        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
-        if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
-            return False
-        return func in _INSPECTIONS or func in _COPIES or bool(func.is_view)
 
     def _value_or_error(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -302,7 +282,6 @@ def _small(tensor: torch.Tensor, given: bool = False) -> bool:
 def _is_metric_of_trl() -> bool:
     """Whether TRL's own code is the caller: it indexes log-probabilities with a mask of an answer's tokens (1.16:
     grpo_trainer.py, `importance_sampling_ratio`); all are assumed to be selected."""
-    frame: Any = sys._getframe(2)
-    while frame is not None and any(part in frame.f_code.co_filename for part in ("/torch/", "/hf_memkit/")):
-        frame = frame.f_back
-    return frame is not None and "/trl/trainer/" in frame.f_code.co_filename
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe(2)))
+    own = (file for file in files if "/torch/" not in file and "/hf_memkit/" not in file)
+    return "/trl/trainer/" in next(own, "")

@@ -48,11 +48,8 @@ class Refusal:
 
 
 def refuse_types(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], refusal: Refusal, module: str) -> None:
-    """Checks a call of an operation in `REFUSED`; `module` is the dotted name of the running module.
-
-    Raises:
-        NoKernel: CUDA has no kernel for the dtype of these arguments.
-    """
+    """Checks a call of an operation in `REFUSED`; `module` is the dotted name of the running module. Raises
+    NoKernel if CUDA has no kernel for the dtype of these arguments."""
     first = next(_tensors(args, kwargs), None)
     if first is None or device_type(first) != "cuda" or not first.numel():  # no kernel runs without elements
         return

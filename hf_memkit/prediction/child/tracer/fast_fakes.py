@@ -44,27 +44,18 @@ _NO_KEY: Final[tuple[Any, ...]] = ()
 
 @dataclass(slots=True, eq=False)
 class CacheEntry:
-    """A cached operation on arguments of one kind.
+    """A cached operation on arguments of one kind."""
 
-    Attributes:
-        make: creates its result; None: torch does each time.
-        work, engine_work: its rows in a `Work`, called by Python or by autograd's engine; None: not known yet.
-    """
-
-    make: Make | None
-    work: tuple[int, ...] | None = None
-    engine_work: tuple[int, ...] | None = None
+    make: Make | None  # creates its result; None: torch does each time
+    work: tuple[int, ...] | None = None  # its rows in a `Work`, called by Python; None: not known yet
+    engine_work: tuple[int, ...] | None = None  # the same, called by autograd's engine
 
 
 class FastFakes:
-    """Caches results of operations on the fake tensors of one mode.
-
-    Attributes:
-        last: entry of the last operation; None without one.
-    """
+    """Caches results of operations on the fake tensors of one mode."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self.last: CacheEntry | None = None
+        self.last: CacheEntry | None = None  # of the last operation
         self._mode = mode
         self._entries: dict[tuple[Any, ...], CacheEntry] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
@@ -202,9 +193,13 @@ class FastFakes:
         shape, stride, offset = tuple(metadata.shape), tuple(metadata.stride), metadata.storage_offset
         options = {"dtype": metadata.dtype, "device": "meta", "requires_grad": metadata.requires_grad}
         needs_gradient, device = metadata.requires_grad, metadata.device
-        attributes = self._attributes_on(device)
         viewed = info.view_idx
         empty_strided, no_modes = torch.empty_strided, torch._C._DisableTorchDispatch
+        attributes = self._attributes.get(device)  # of a new fake tensor
+        if attributes is None:
+            with no_modes():
+                template: Any = FakeTensor(self._mode, torch.empty(0, device="meta"), device)
+            attributes = self._attributes[device] = dict(vars(template))
         subclass, protect = torch._C.TensorBase._make_subclass, self._protect
 
         def make(args: Arguments) -> FakeTensor:
@@ -220,15 +215,6 @@ class FastFakes:
             return made  # type: ignore[no-any-return]
 
         return make
-
-    def _attributes_on(self, device: torch.device) -> dict[str, Any]:
-        """The attributes of a new fake tensor on this device."""
-        known = self._attributes.get(device)
-        if known is None:
-            with torch._C._DisableTorchDispatch():
-                made: Any = FakeTensor(self._mode, torch.empty(0, device="meta"), device)
-            known = self._attributes[device] = dict(vars(made))
-        return known
 
 
 @functools.cache
@@ -267,11 +253,7 @@ def _alike(made: Any, expected: Any) -> bool:
     """Whether a recreated result equals torch's."""
     if not isinstance(expected, FakeTensor):
         return expected is None or (type(made) is type(expected) and bool(made == expected))
-    if made is expected:
-        return True
-    if not isinstance(made, FakeTensor):
-        return False
-    return _description(made) == _description(expected)
+    return made is expected or (isinstance(made, FakeTensor) and _description(made) == _description(expected))
 
 
 def _description(tensor: Any) -> tuple[Any, ...]:

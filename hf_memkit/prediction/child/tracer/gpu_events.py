@@ -63,11 +63,6 @@ def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     return four_bit_product_bytes(rows, tuple(shape), inputs.element_size(), nested=nested)
 
 
-def _eight_bit_inputs(args: Arguments, kwargs: Mapping[str, Any]) -> int:
-    threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
-    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold)
-
-
 def _eight_bits(codes: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> int:
     elements = codes.numel() // codes.shape[-1] * weight.shape[0]
     return eight_bit_product_bytes(elements, fp16=dtype is torch.float16)
@@ -80,7 +75,9 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
     "aten::_foreach_norm": lambda args, kwargs: foreach_norm_bytes([tensor.numel() for tensor in args[0]]),
     "bitsandbytes::gemm_4bit": _four_bits,
-    "bitsandbytes::int8_vectorwise_quant": _eight_bit_inputs,
+    "bitsandbytes::int8_vectorwise_quant": lambda args, kwargs: eight_bit_inputs_bytes(
+        args[0].numel(), threshold=args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
+    ),
     "bitsandbytes::int8_scaled_mm": lambda args, kwargs: _eight_bits(
         args[0], args[1], kwargs.get("dtype") or torch.float16
     ),

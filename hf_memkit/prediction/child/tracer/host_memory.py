@@ -39,13 +39,10 @@ class HostWatch:
 
     Weights that are loaded in their stored dtype stay in their file (safetensors maps it), and the system can reclaim
     their RAM. Writing to one makes a copy (mmap(2): MAP_PRIVATE).
-
-    Attributes:
-        peaks: maximum of living bytes, by phase.
     """
 
     def __init__(self) -> None:
-        self.peaks: dict[Phase, int] = {}
+        self.peaks: dict[Phase, int] = {}  # most living bytes
         self._began, self._own = anonymous_bytes(), 0
         self._live: dict[int, tuple[weakref.ref[Any], _File | None]] = {}  # with the file that it is mapped from
         self._now = self._highest = 0

@@ -57,10 +57,6 @@ def _group_norm_backward(*args: Any, **kwargs: Any) -> Any:
     return gradient if gradient is None else gradient.to(args[1].dtype), *rest
 
 
-def _log_softmax_backward(*args: Any, **kwargs: Any) -> Any:
-    return _contiguous(_aten._log_softmax_backward_data.default(*args, **kwargs))
-
-
 def _grouped_product(
     a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> Any:
@@ -74,23 +70,8 @@ def _grouped_product(
     return a.new_empty((*groups, rows, wide), dtype=out_dtype or a.dtype)[..., :columns]
 
 
-def _typed_product(
-    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, **factors: Any
-) -> torch.Tensor:
-    """The kernel of the product also adds `added`."""
-    return _aten.mm.dtype(a, b, out_dtype)  # type: ignore[no-any-return]
-
-
-def _typed_product_into(
-    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor, **factors: Any
-) -> torch.Tensor:
-    return _aten.mm.dtype_out(a, b, out_dtype, out=out)  # type: ignore[no-any-return]
-
-
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    if tensor is None or tensor.is_contiguous():
-        return tensor
-    return tensor.new_empty(tensor.shape)
+    return tensor if tensor is None or tensor.is_contiguous() else tensor.new_empty(tensor.shape)
 
 
 def _add(*args: Any, **kwargs: Any) -> Any:
@@ -186,9 +167,12 @@ KERNEL_RULES: Final[Mapping[Any, Callable[..., Any]]] = {
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
-    _aten._log_softmax_backward_data.default: _log_softmax_backward,
-    _aten.addmm.dtype: _typed_product,
-    _aten.addmm.dtype_out: _typed_product_into,
+    _aten._log_softmax_backward_data.default: lambda *args, **kwargs: _contiguous(
+        _aten._log_softmax_backward_data.default(*args, **kwargs)
+    ),
+    # The kernel of the product also adds `added`.
+    _aten.addmm.dtype: lambda added, a, b, out_dtype, **_: _aten.mm.dtype(a, b, out_dtype),
+    _aten.addmm.dtype_out: lambda added, a, b, out_dtype, *, out, **_: _aten.mm.dtype_out(a, b, out_dtype, out=out),
     _aten.add.Tensor: _add,
     **({_aten._grouped_mm.default: _grouped_product} if hasattr(_aten, "_grouped_mm") else {}),
 }

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -134,7 +134,9 @@ def _memory(
     moved = 0
     written: set[int] = set()
     picks, puts = name in _PICKS, name in _PUTS
-    for number, (argument, value) in enumerate(_given(func, args, kwargs)):
+    named = {argument.name: argument for argument in func._schema.arguments}
+    given = [*zip(named.values(), args, strict=False), *((named[key], value) for key, value in kwargs.items())]
+    for number, (argument, value) in enumerate(given):
         tensors = list(plain_tensors_in((value,)))
         changes = argument.alias_info is not None and argument.alias_info.is_write
         if changes:
@@ -188,15 +190,6 @@ def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any)
     return Operation(str(func), "transfer", _dtype(target), 0, held_bytes(target), waits=not asynchronous)
 
 
-def _given(func: Any, args: Arguments, kwargs: Named) -> Iterator[tuple[Any, Any]]:
-    """(argument of the schema, its value) for each given argument."""
-    for number, argument in enumerate(func._schema.arguments):
-        if number < len(args):
-            yield argument, args[number]
-        elif argument.name in kwargs:
-            yield argument, kwargs[argument.name]
-
-
 # ---- products ----
 
 
@@ -228,10 +221,6 @@ def _product(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Op
 def _mv(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
     a, b = args[-2:] if len(args) == 2 else args[1:3]
     return _multiplied(func, a, (1, a.shape[0], 1, a.shape[1]), (a, b, result))
-
-
-def _dot(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
-    return _multiplied(func, args[0], (1, 1, 1, args[0].shape[0]), (args[0], args[1], result))
 
 
 def _linear(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
@@ -410,7 +399,9 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
     **dict.fromkeys(("bmm", "baddbmm", "baddbmm_"), _product),
     "mv": _mv,
     "addmv": _mv,
-    "dot": _dot,
+    "dot": lambda func, args, kwargs, result: _multiplied(
+        func, args[0], (1, 1, 1, args[0].shape[0]), (args[0], args[1], result)
+    ),
     "linear": _linear,
     "_grouped_mm": _grouped_mm,
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolution),

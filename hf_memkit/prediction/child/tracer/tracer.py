@@ -59,26 +59,18 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_type: device whose storages are recorded, such as `"cuda"`.
         capability: of the GPU whose libraries' memory is added; None: none is added.
         work: whether `recorder` records operations, too.
-
-    Attributes:
-        trace: the events so far; complete after `finish`.
-        default: the category of new storages that nothing else labels.
-        module: dotted name of the running module, set by the caller.
-        items: number of made-up values that were read, by module; `made_up` is called for each.
-        host: RAM of tensors while a GPU trains; None if the CPU itself trains.
-        known: values of fake tensors that follow from known ones.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = Trace(operations=[""], modules=[""])
-        self.default: Category = "other"
-        self.items: Counter[str] = Counter()
-        self.made_up: Callable[[], None] = lambda: None
+        self.trace = Trace(operations=[""], modules=[""])  # complete after `finish`
+        self.default: Category = "other"  # of new storages that nothing else labels
+        self.items: Counter[str] = Counter()  # number of made-up values that were read, by module
+        self.made_up: Callable[[], None] = lambda: None  # called for each of them
         self._until: float | None = None
         self._limit_s = 0.0
         self.device_type = device_type
-        self.host = HostWatch() if device_type != "cpu" else None
+        self.host = HostWatch() if device_type != "cpu" else None  # RAM of tensors while a GPU trains
         self.recorder = WorkRecorder(device_type) if work else None
         if self.recorder is not None:
             self.trace.work = self.recorder.work
@@ -89,7 +81,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
-        self.known = KnownValues()
+        self.known = KnownValues()  # values of fake tensors that follow from known ones
         self._values: KnownValues | None = None  # `known` once tensors are fake
         self._fakes: FastFakes
         self._refused = REFUSED if device_type == "cuda" else {}
@@ -106,6 +98,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def module(self) -> str:
+        """Dotted name of the running module."""
         return self.trace.modules[self._module]
 
     @module.setter
@@ -156,14 +149,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return (totals[-1], max(totals)) if totals else (0, 0)
 
     def finish(self, phase: Phase) -> Trace:
-        """The trace; events after the last boundary belong to `phase`."""
+        """The trace; events after the last boundary belong to `phase`. Frees between two allocations are sorted by
+        allocation order: autocast frees its copies in the order of their addresses, which differs between processes.
+        """
         self.end_phase(phase)
-        self._order_frees()
-        return self.trace
-
-    def _order_frees(self) -> None:
-        """Sorts frees between two allocations by allocation order: autocast frees its copies in the order of their
-        addresses, which differs between processes."""
         start = 0
         for end, _ in self.trace.marks:
             events = self.trace.events[start:end]
@@ -173,6 +162,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     events[indices[0] : indices[-1] + 1] = sorted(freed, reverse=True)
             self.trace.events[start:end] = events
             start = end
+        return self.trace
 
     # ---- called by torch ----
 
@@ -255,9 +245,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dtype is not torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         number = self._live.get(tensor.untyped_storage()._cdata)
-        if number is None:
-            operation = getattr(tensor, "memkit_made_by", "")
-        else:
+        operation = getattr(tensor, "memkit_made_by", "")
+        if number is not None:
             operation = self.trace.operations[self.trace.operation_of[number - 1]]
         return not operation.startswith(_ASSUMED_FALSE)
 

@@ -81,17 +81,12 @@ def patch_generate() -> None:
 
     for name in ("_sample", "_beam_search"):
         setattr(GenerationMixin, name, _shortened(getattr(GenerationMixin, name)))
-    whisper = sys.modules.get("transformers.models.whisper.generation_whisper")
-    if whisper is not None:
-        _patch_whisper(whisper.WhisperGenerationMixin)
-
-
-def _patch_whisper(whisper: Any) -> None:
-    """Makes Whisper generate as other models do: its own `generate` finds the next window of a sound from the values
-    of its answers, and copies it (transformers 5.23.0: generation_whisper.py, `_get_input_segment`)."""
-    from transformers import GenerationMixin
-
-    others = GenerationMixin.generate
+    module = sys.modules.get("transformers.models.whisper.generation_whisper")
+    if module is None:
+        return
+    # Whisper's own `generate` finds the next window of a sound from the values of its answers, and copies it
+    # (transformers 5.23.0: generation_whisper.py, `_get_input_segment`).
+    whisper, others = module.WhisperGenerationMixin, GenerationMixin.generate
     own = inspect.signature(whisper.generate).parameters.keys() - inspect.signature(others).parameters.keys()
     own -= {"attention_mask"}  # the others concern windows and words
 
@@ -124,7 +119,14 @@ def _shortened(loop: Any) -> Any:
         skipped = maximum - given - turns
         if skipped > 0:
             outputs = first_turn(self, input_ids, generation_config, options)
-            options = _later(self, outputs, options, skipped)
+            types = options.pop("token_type_ids", None)
+            before = dict(options)
+            options = self._update_model_kwargs_for_generation(
+                outputs, options, is_encoder_decoder=self.config.is_encoder_decoder, num_new_tokens=skipped
+            )
+            extend_mask(self, before, options, skipped)
+            if types is not None:
+                options["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, skipped)], dim=-1)
             if generation_config.return_dict_in_generate:
                 kept = [name for name in ("scores", "logits") if getattr(generation_config, f"output_{name}")]
                 token_logits = outputs.logits[:, -1]
@@ -136,6 +138,7 @@ def _shortened(loop: Any) -> Any:
             del outputs
             if options["use_cache"]:
                 _grow(options["past_key_values"], skipped - 1)
+            del before, types
             input_ids = torch.cat([input_ids, input_ids.new_full((rows, skipped), word)], dim=1)
             # For all turns but the first.
             self._prefill = lambda ids, _, given, **__: self(**later_inputs(self, ids, given), return_dict=True)
@@ -159,11 +162,9 @@ def _shortened(loop: Any) -> Any:
         answers = torch.cat([prompt, prompt.new_full((prompt.shape[0], maximum - given), word)], dim=1)
         if isinstance(result, torch.Tensor):
             return answers
-        for name, value in {
-            "sequences": answers,
-            **{name: (*earlier[name], *result[name]) for name in earlier},
-        }.items():
-            result[name] = value
+        result["sequences"] = answers
+        for name, values in earlier.items():
+            result[name] = (*values, *result[name])
         return result
 
     return shortened
@@ -171,19 +172,6 @@ def _shortened(loop: Any) -> Any:
 
 _TURNS: Final = 2
 """Traced turns at the end: two, so that memory kept from one turn to the next is present in the last."""
-
-
-def _later(model: Any, outputs: Any, options: dict[str, Any], tokens: int) -> dict[str, Any]:
-    """The arguments of the loop's turns after `tokens` more tokens."""
-    types = options.pop("token_type_ids", None)
-    before = dict(options)
-    options = model._update_model_kwargs_for_generation(
-        outputs, options, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=tokens
-    )
-    extend_mask(model, before, options, tokens)
-    if types is not None:
-        options["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, tokens)], dim=-1)
-    return options
 
 
 def _word(generation_config: Any) -> int:

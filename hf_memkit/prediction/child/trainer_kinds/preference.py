@@ -22,15 +22,12 @@ from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 
-def patch_module_hash() -> None:
-    """Replaces TRL's hash of all weights, which names a cache."""
+def patch_reference(kind: type) -> None:
+    """Makes the log-probabilities that a class of Trainer would compute of all rows 0, and replaces TRL's hash of all
+    weights, which names a cache."""
     utils = sys.modules["trl.trainer.utils"]
     if hasattr(utils, "hash_module"):
         replace_everywhere(utils.hash_module, lambda module: "predicted", ("trl",))
-
-
-def patch_reference_log_probabilities(kind: type) -> None:
-    """Makes the log-probabilities that a class of Trainer would compute of all rows 0."""
     for base in kind.__mro__:
         original = vars(base).get("_precompute_ref_logps")
         if original is None or getattr(original, "memkits", False):

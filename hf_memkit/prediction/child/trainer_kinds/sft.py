@@ -48,9 +48,6 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
 
 
-# ---- padding-free rows ----
-
-
 def why_not_padding_free(trainer: Any) -> str:
     """Why `padding_free=True` would have no effect here; empty if it would (trl 1.16.0: sft_trainer.py,
     `SFTTrainer.__init__`)."""
@@ -80,9 +77,6 @@ def padding_free_change(trainer: Any, longest: int | None, attention: str) -> st
     if (longest or 0) < cut_at or getattr(trainer, "_skip_prepare_dataset", False):
         return f"padding_free=True, max_length=None and {flash}"
     return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
-
-
-# ---- fused head ----
 
 
 def patch_fused_head(kernels: Any) -> None:

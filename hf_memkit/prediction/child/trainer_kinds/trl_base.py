@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-import types
+import traceback
 from typing import Any
 
 from transformers import Trainer
 
-from hf_memkit.prediction.child.trainer_kinds.preference import patch_module_hash, patch_reference_log_probabilities
+from hf_memkit.prediction.child.trainer_kinds.preference import patch_reference
 from hf_memkit.prediction.child.trainer_kinds.vllm import patch_vllm
 
 
@@ -21,8 +21,7 @@ def patch_trl() -> None:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         if "trl.trainer.utils" in sys.modules:
-            patch_module_hash()
-            patch_reference_log_probabilities(type(self))
+            patch_reference(type(self))
         if getattr(self.args, "use_vllm", False):
             patch_vllm()
 
@@ -32,10 +31,9 @@ def patch_trl() -> None:
 def is_loading_model() -> bool:
     """Whether a Trainer of TRL is loading its model. It chooses device_map="auto" only outside distributed runs, and
     None under DeepSpeed, for any `model_init_kwargs` (trl 1.16.0: sft_trainer.py 691, utils.py 1350)."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        in_trl = str(frame.f_globals.get("__name__")).startswith("trl.")
-        if in_trl and frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "create_optimizer"):
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        str(frame.f_globals.get("__name__")).startswith("trl.")
+        and frame.f_code.co_name == "__init__"
+        and hasattr(frame.f_locals.get("self"), "create_optimizer")
+        for frame, _ in traceback.walk_stack(sys._getframe(1))
+    )

@@ -18,13 +18,11 @@ _BYTES_A_WEIGHT: Final = 2
 
 
 def traced_vllm(trainer: Any) -> Vllm | None:
-    """The share of this GPU that a Trainer's vLLM uses; None without vLLM.
+    """The share of this GPU that a Trainer's vLLM uses; None without vLLM. Raises Unmodelled if the Trainer uses vLLM
+    in another way.
 
     vLLM's weights have 16 bits, as its dtype "auto" casts fp32; weights quantised by bitsandbytes stay as they are
     (trl 1.16: generation/vllm_generation.py; https://docs.vllm.ai/en/latest/configuration/engine_args/).
-
-    Raises:
-        Unmodelled: the Trainer uses vLLM in another way.
     """
     if not getattr(trainer.args, "use_vllm", False):
         return None

@@ -90,25 +90,20 @@ def traced_training(
     worst: bool = True,
     for_plan: bool = False,
 ) -> TracedTraining:
-    """Trains two steps with `trainer`, and changes it for that.
+    """Trains two steps with `trainer`, and changes it for that. Raises Unmodelled if the training cannot be traced.
 
     Args:
-        trainer: as the script created it.
         train: the original `Trainer.train`.
-        tracer: records allocations; active within `fake`.
+        tracer: active within `fake`.
         fake: context in which tensors are fake (or real, for comparison).
-        evaluations: of the script.
         worst: trace the worst and a typical batch; False: the first batches of the script's loader.
         for_plan: collect facts for a plan, too.
-
-    Raises:
-        Unmodelled: the training cannot be traced.
     """
     arguments = trainer.args
     _refuse(trainer, tracer.device_type)
     plan = plan_facts(trainer) if for_plan else None
     training = _described(trainer)
-    notes = [*_omissions(trainer), *patch_rewards(trainer)]
+    notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
     accumulation = int(arguments.gradient_accumulation_steps)
     accumulation = accumulation if learns_from_answers(trainer) else min(accumulation, MICRO_BATCHES)
     random_answers = mixes_answers(trainer)
@@ -144,8 +139,10 @@ def traced_training(
             def before(number: int) -> None:
                 if number % accumulation == 0:
                     bounds.append((len(events), len(calls)))
-                    if number == needed * accumulation and _surely_fits(tracer):
-                        raise _EnoughTraced
+                    if number == needed * accumulation and tracer.device_type == "cuda":
+                        left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
+                        if tracer.live_bytes()[1] < left / 2:  # so that smaller batches are irrelevant
+                            raise _EnoughTraced
                     if steps[number // accumulation].flash:
                         base_model(trainer.model).set_attn_implementation(FLASH)
                     before_step(
@@ -216,14 +213,6 @@ def traced_training(
 
 class _EnoughTraced(Exception):
     """Ends a traced training whose remaining steps are not needed."""
-
-
-def _surely_fits(tracer: StorageTracer) -> bool:
-    """Whether the tensors so far leave so much of the GPU that smaller batches are irrelevant."""
-    if tracer.device_type != "cuda":
-        return False
-    left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
-    return tracer.live_bytes()[1] < left / 2
 
 
 def _refuse(trainer: Any, device_type: str) -> None:
@@ -302,7 +291,7 @@ def fp16_overflow(trainer: Any) -> str:
 
 
 def _batches_tried(trainer: Any) -> list[int]:
-    """Batch sizes that `auto_find_batch_size` would try after out-of-memory errors, according to accelerate."""
+    """Batch sizes that `auto_find_batch_size` would try after out-of-memory errors."""
     if not trainer.args.auto_find_batch_size:
         return []
     sizes: list[int] = []
@@ -327,16 +316,11 @@ def _omissions(trainer: Any) -> Iterator[str]:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
         yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
-        yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
-    yield from generation_notes(trainer)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        return bool(version(distribution))
-    except PackageNotFoundError:
-        return False
+    if attention in ("flash_attention_2", "flash_attention_3"):
+        try:
+            version("flash_attn")
+        except PackageNotFoundError:
+            yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
 
 
 def _elements(parameter: torch.Tensor) -> int:
@@ -356,9 +340,6 @@ def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]
             f"rows of {length:,} tokens are longer than the model's {longest:,} positions: a run may stop there; "
             "truncate them where they are tokenised (max_length)"
         )
-
-
-# ---- the user's Trainer, shortened ----
 
 
 def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> dict[str, Any]:

@@ -57,42 +57,28 @@ class ChosenBatches:
     """Batches of a data loader.
 
     Attributes:
-        worst: the batch that needs most memory of those that the sampler can form.
-        description: which rows were read, and the shape of the worst batch.
-        rows: of the worst batch; 0: unknown.
-        typical, high: the median batch, and the 95th percentile; None: sizes of rows are unknown.
-        half, cut: the worst batch with half of its rows; with rows cut to the 95th percentile of tokens, and that
-            number; None: not possible.
-        unreadable: a row that cannot be read, and the error.
-        others: further batches that may need most: they have more tokens than `worst`, or larger images.
-        shuffled: whether the sampler can combine any rows.
-        digest: of the sizes of all rows; empty: not all were read.
         mean: the average batch's tokens relative to "typical" and "worst" ones: with padding, and without.
         padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
             with single rows. None, and `mean` empty: sizes are not tokens.
     """
 
-    worst: Batch
-    description: str
-    rows: int = 0
-    typical: Batch | None = None
-    high: Batch | None = None
-    half: Batch | None = None
-    cut: tuple[Batch, int] | None = None
-    unreadable: tuple[int, str] | None = None
-    others: Sequence[Batch] = ()
-    shuffled: bool = False
-    digest: str = ""
+    worst: Batch  # of those that the sampler can form, the one that needs most memory
+    description: str  # which rows were read, and the shape of the worst batch
+    rows: int = 0  # of the worst batch; 0: unknown
+    typical: Batch | None = None  # the median batch; None: sizes of rows are unknown
+    high: Batch | None = None  # the 95th percentile; None: sizes of rows are unknown
+    half: Batch | None = None  # the worst batch with half of its rows; None: not possible
+    cut: tuple[Batch, int] | None = None  # with rows cut to the 95th percentile of tokens, that number; None: as above
+    unreadable: tuple[int, str] | None = None  # a row that cannot be read, and the error
+    others: Sequence[Batch] = ()  # batches that may need most, too: more tokens than `worst`, or larger images
+    shuffled: bool = False  # whether the sampler can combine any rows
+    digest: str = ""  # of the sizes of all rows; empty: not all were read
     mean: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     padding: float | None = None
 
 
 def chosen_batches(loader: Any) -> ChosenBatches:
-    """Chooses the worst and a typical batch of a data loader.
-
-    Raises:
-        Unmodelled: the loader yields no batch.
-    """
+    """Chooses the worst and a typical batch of a data loader. Raises Unmodelled if the loader yields no batch."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     sampler: Any = getattr(loader, "batch_sampler", None)
     while hasattr(sampler, "batch_sampler"):  # accelerate's wrapper for ranks
@@ -114,17 +100,13 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
     """Lengths of these columns in the chosen batches."""
     chosen = chosen_batches(on_host(loader))
 
-    def columns_of(batch: Batch) -> Batch:
-        return {name: batch[name] for name in columns}
-
     def lengths(batch: Batch) -> dict[str, int]:
         return {name: int(batch[name].shape[1]) for name in columns}
 
-    shapes = shapes_of(chosen, columns_of)
-    typical = chosen.typical if shapes is not None else None
+    shapes = shapes_of(chosen, lambda batch: {name: batch[name] for name in columns})
     return BatchLengths(
         worst=lengths(chosen.worst),
-        typical=lengths(typical) if typical is not None else None,
+        typical=lengths(chosen.typical) if shapes is not None else None,
         half=lengths(chosen.half) if chosen.half is not None else None,
         cut=lengths(chosen.cut[0]) if chosen.cut is not None else None,
         rows=chosen.rows,
@@ -159,13 +141,13 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     def make(numbers: Sequence[int]) -> Batch:
         return collate(rows(numbers))
 
-    single: dict[int, Size] = {}
-    failed = None
-    shuffled = data.rows is not None and _is_shuffled(sampler)
+    shuffled = False  # whether the sampler can combine any rows in a batch
+    if data.rows is not None and type(sampler) is BatchSampler:
+        inner: Any = sampler.sampler
+        shuffled = isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
     unknown = data.marks is not None or data.characters  # the size of a row after collating
     first = _candidates(data, size) if shuffled or unknown else []
-    if first:
-        single, failed = _collate_singly(first, make, _CANDIDATES_S)
+    single, failed = _collate_singly(first, make, _CANDIDATES_S)
     sizes = data.sizes
     if data.marks is not None:
         sizes, more = _sample_sizes(data, size, make)
@@ -200,7 +182,9 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     ranks = _scores(single)
     rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(data.sizes[number])) for number in numbers}
     numbers = sorted(numbers, key=rank.__getitem__)
-    held = _unpadded if _is_flat(worst, len(numbers)) else _padded
+    ids = worst.get("input_ids") if isinstance(worst, Mapping) else None
+    flat = len(numbers) > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1  # concatenated
+    held = _unpadded if flat else _padded
     draws = sorted(draws, key=lambda rows: held(rows, sizes))
     typical, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     mean: dict[str, tuple[float, float]] = {}
@@ -208,13 +192,12 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
     if data.marks is None and not data.characters and known:
         named = {"typical": typical, **({} if others else {"worst": numbers})}
-        mean = {
-            name: (_relative_mean(rows, draws, sizes, held), _relative_mean(rows, draws, sizes, _unpadded))
-            for name, rows in named.items()
-        }
+        with_padding, without = (sum(of(draw, sizes) for draw in draws) / len(draws) for of in (held, _unpadded))
+        for name, batch in named.items():
+            mean[name] = with_padding / max(1, held(batch, sizes)), without / max(1, _unpadded(batch, sizes))
         several = draws if len(typical) > 1 else _drawn(sizes, 2)
-        padded = sum(_padded(rows, sizes) for rows in several)
-        padding = 1 - sum(_unpadded(rows, sizes) for rows in several) / max(1, padded)
+        padded = sum(_padded(batch, sizes) for batch in several)
+        padding = 1 - sum(_unpadded(batch, sizes) for batch in several) / max(1, padded)
     plain = data.marks is None  # cutting a row with an image would remove the tokens of the image
     read = np.flatnonzero(data.sizes >= 0)
     long = int(read[np.argsort(data.sizes[read])[int(0.95 * (len(read) - 1))]])
@@ -271,11 +254,7 @@ def _cut(rows: Sequence[Any], shorter: Sequence[Any], collate: Any) -> tuple[Bat
 
 
 def first_batches(loader: Any, count: int) -> list[Batch]:
-    """The first batches of the loader; a shorter loader is repeated.
-
-    Raises:
-        Unmodelled: it yields none.
-    """
+    """The first batches of the loader; a shorter loader is repeated. Raises Unmodelled if it yields none."""
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
         raise Unmodelled("the data loader gives no batch; check the data set, the sampler and dataloader_drop_last")
@@ -302,14 +281,6 @@ def without_padding(batch: Batch) -> Batch | None:
 
 
 # ---- batches that a sampler can form ----
-
-
-def _is_shuffled(sampler: Any) -> bool:
-    """Whether the sampler can combine any rows in a batch."""
-    if sampler is None or type(sampler) is not BatchSampler:
-        return False
-    inner = sampler.sampler
-    return isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
 
 
 def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
@@ -440,13 +411,6 @@ def _unpadded(numbers: Sequence[int], sizes: Numbers) -> int:
     return int(sizes[list(numbers)].sum())
 
 
-def _relative_mean(
-    rows: Sequence[int], draws: Sequence[Sequence[int]], sizes: Numbers, held: Callable[[Sequence[int], Numbers], int]
-) -> float:
-    """The average size of a batch relative to that of `rows`."""
-    return sum(held(draw, sizes) for draw in draws) / len(draws) / max(1, held(rows, sizes))
-
-
 def longest_row(batch: Batch) -> int | None:
     """Tokens of the longest row of a padded batch; None if it has no ids."""
     ids, mask = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "attention_mask"))
@@ -455,12 +419,6 @@ def longest_row(batch: Batch) -> int | None:
     if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
         return int(mask.sum(-1).max())
     return int(ids.shape[-1])
-
-
-def _is_flat(batch: Batch, rows: int) -> bool:
-    """Whether the collator concatenates several rows."""
-    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return rows > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1
 
 
 def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:

@@ -105,16 +105,11 @@ def with_nan(result: Any) -> Any:
 
 
 class Evaluations:
-    """All evaluations of a script's Trainers.
-
-    Attributes:
-        answer: handles the script's calls; None: they run unchanged.
-        notes: sentences for the reader, in order.
-    """
+    """All evaluations of a script's Trainers."""
 
     def __init__(self, *, worst: bool) -> None:
-        self.answer: Callable[[EvaluationCall], Any] | None = None
-        self.notes: dict[str, None] = {}
+        self.answer: Callable[[EvaluationCall], Any] | None = None  # handles calls; None: they run unchanged
+        self.notes: dict[str, None] = {}  # sentences for the reader, in order
         self._worst = worst
         self._before: list[EvaluationCall] = []
         self._loops = 0  # loops over batches that reached the last one
@@ -128,19 +123,19 @@ class Evaluations:
         Trainer.__init_subclass__ = classmethod(lambda kind, **_: self._watch(kind))
 
     def _watch(self, kind: Any) -> None:
+        def watched(name: str, method: Any) -> Any:
+            @functools.wraps(method)
+            def called(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+                if self.answer is None:
+                    return method(trainer, *args, **kwargs)
+                return self.answer(EvaluationCall(name, method, trainer, args, kwargs))
+
+            return called
+
         for name in ("evaluate", "predict"):
             method = vars(kind).get(name)
             if callable(method):
-                setattr(kind, name, self._called(name, method))
-
-    def _called(self, name: str, method: Any) -> Any:
-        @functools.wraps(method)
-        def called(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.answer is None:
-                return method(trainer, *args, **kwargs)
-            return self.answer(EvaluationCall(name, method, trainer, args, kwargs))
-
-        return called
+                setattr(kind, name, watched(name, method))
 
     # ---- which evaluations ----
 
@@ -214,7 +209,13 @@ class Evaluations:
             with counting_all_batches(kept):
                 result = loop(trainer, loader, *args, **kwargs)
             self._in_loop = False
-            self._note_kept(kept, trainer)
+            if kept.containers > 1:  # losses alone are negligible
+                after = " after preprocess_logits_for_metrics" if trainer.preprocess_logits_for_metrics else ""
+                self.notes[
+                    f"for compute_metrics, which is not called, the GPU keeps the predictions of {kept.on_gpu:,} "
+                    f"evaluation batches{after}: {format_size(kept.gpu_bytes)}; eval_accumulation_steps=1 moves them "
+                    "to RAM"
+                ] = None
             return result
 
         def shortened(make: Any) -> Any:
@@ -273,19 +274,9 @@ class Evaluations:
         skipped = max(0, (count or 0) - len(batches))
         return Loader(batches, trainer.args, self._dtype, before, skipped=skipped)
 
-    def _note_kept(self, kept: KeptPredictions, trainer: Any) -> None:
-        if kept.containers < 2:  # losses alone are negligible
-            return
-        after = " after preprocess_logits_for_metrics" if trainer.preprocess_logits_for_metrics is not None else ""
-        self.notes[
-            f"for compute_metrics, which is not called, the GPU keeps the predictions of {kept.on_gpu:,} evaluation "
-            f"batches{after}: {format_size(kept.gpu_bytes)}; eval_accumulation_steps=1 moves them to RAM"
-        ] = None
-
 
 _REPLACED: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")
 
 
 def _with_subclasses(kind: type) -> set[type]:
-    """The class and all its subclasses, which may override methods."""
     return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))

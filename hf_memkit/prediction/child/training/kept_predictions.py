@@ -25,20 +25,13 @@ from hf_memkit.prediction.child.training.traced_batches import is_traced
 
 
 class KeptPredictions:
-    """Predictions kept in one evaluation, of which some batches are traced and others skipped.
-
-    Args:
-        every: number of batches after which the containers move to RAM; None: at the end.
-
-    Attributes:
-        on_gpu: maximum number of batches on the GPU at a time.
-        gpu_bytes: maximum size of all containers there, before they are joined.
-    """
+    """Predictions kept in one evaluation, of which some batches are traced and others skipped. `every`: number of
+    batches after which the containers move to RAM; None: at the end."""
 
     def __init__(self, skipped: int, traced: int, every: int | None) -> None:
         count = skipped + traced
-        self.on_gpu = count if every is None else min(every, count)
-        self.gpu_bytes = 0
+        self.on_gpu = count if every is None else min(every, count)  # most batches at a time
+        self.gpu_bytes = 0  # most in all containers, before they are joined
         self._skipped_on_gpu = max(0, self.on_gpu - traced)
         self._skipped_in_ram = skipped - self._skipped_on_gpu  # moved before the first traced batch
         self._added: dict[Any, int] = {}  # container → batches in its tensors
@@ -66,7 +59,7 @@ class KeptPredictions:
         if container.tensors is None or not is_traced():
             _MOVE(container)
             return
-        arrays = tree_map(_on_host, container.tensors)
+        arrays = tree_map(_array, container.tensors)
         batches, self._added[container] = self._added[container], 0
         so_far = self._in_ram.get(container)
         if so_far is None and self._skipped_in_ram:
@@ -109,7 +102,7 @@ def _rows(tensors: Any, times: int, held: int) -> Any:
     return tree_map(resized, tensors)
 
 
-def _on_host(leaf: Any) -> Any:
+def _array(leaf: Any) -> Any:
     """Moves a tensor as `nested_numpify` does; an array shares the memory of a host tensor."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -29,18 +29,11 @@ _LIMIT_S: Final = 20.0
 
 
 class LibraryEvaluations:
-    """Watches imported modules of libraries.
-
-    Args:
-        notes: gets sentences for the reader.
-        begins: called before a value is made up, because it may be written to a file.
-
-    Attributes:
-        in_training: whether evaluations are part of a traced training.
-    """
+    """Watches imported modules of libraries. `notes` gets sentences for the reader; `begins` is called before a value
+    is made up, because it may be written to a file."""
 
     def __init__(self, boundary: RealAndFake, notes: dict[str, None], begins: Callable[[], None]) -> None:
-        self.in_training = False
+        self.in_training = False  # whether evaluations are part of a traced training
         self._boundary, self._notes, self._begins = boundary, notes, begins
 
     def install(self) -> None:

@@ -24,11 +24,8 @@ from hf_memkit.setup.setup import Setup
 
 
 def ready_trainer(path: Path) -> Any:
-    """The Trainer in a file, on the GPU of this process.
-
-    Raises:
-        InputError: the function that should make a model returns something else.
-    """
+    """The Trainer in a file, on the GPU of this process. Raises InputError if the function that should make a model
+    returns something else."""
     given = read_objects(path)
     return _create(given) if isinstance(given, TrainerParts) else _restore(given)
 

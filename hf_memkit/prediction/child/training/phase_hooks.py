@@ -61,8 +61,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self.optimizer_steps = 0
         self._hooks: HookSet | None = None
 
-    # ---- Trainer's events ----
-
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         for parameter in model.parameters():
             self._tracer.label((parameter, *attached_tensors(parameter)), "weights")
@@ -78,12 +76,16 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         register_optimizer_step_post_hook(self._step_ends)
         decoder = decoder_of(model)
         if decoder is not None and decoder is not model:
-            decoder.register_forward_hook(self._decoder_ends)
+            decoder.register_forward_hook(
+                lambda _, args, output: self._loss_begins(getattr(output, "last_hidden_state", output))
+            )
         elif (head := output_embedding(model)) is not None:
-            head.register_forward_pre_hook(self._head_begins)
+            head.register_forward_pre_hook(lambda _, args: self._loss_begins(args))
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
+                parameter.register_post_accumulate_grad_hook(
+                    lambda weight: self._tracer.label([weight.grad], "gradients")
+                )
         self._phases.train_begin()
 
     on_step_begin, on_step_end = _boundary_event("step_begin"), _boundary_event("step_end")
@@ -99,8 +101,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._phases.prediction_step()
         self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch has been computed
 
-    # ---- parts of a step without an event ----
-
     def watch_parts(self, trainer: Any) -> None:
         """Watches parts of a step without gradients: generating answers, computing log-probabilities."""
         for owner, name in ((trainer, GENERATES), (GenerationMixin, "generate")):
@@ -108,7 +108,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
                 setattr(owner, name, self._generating(getattr(owner, name)))
         for model in compared_models(trainer):
             model.register_forward_pre_hook(self._pass_begins)
-            model.register_forward_hook(self._pass_ends, always_call=True)
+            model.register_forward_hook(lambda *_: self._passes.pop().close(), always_call=True)
 
     def _generating(self, function: Any) -> Any:
         @functools.wraps(function)
@@ -137,9 +137,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         if not torch.is_grad_enabled():
             self._passes[-1].enter_context(self._within("log_probabilities"))
 
-    def _pass_ends(self, *_: Any) -> None:
-        self._passes.pop().close()
-
     def end(self) -> None:
         """Stops watching phases."""
         if self._hooks is not None:
@@ -148,8 +145,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     @property
     def phase(self) -> Phase:
         return self._phases.phase
-
-    # ---- hooks ----
 
     def _on_boundary(self, ended: Phase) -> None:
         self._tracer.end_phase(ended)
@@ -179,25 +174,17 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         if not self._stack:  # within a recomputation, forward sets the module
             self._tracer.module = name
 
-    def _decoder_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        hidden = next(tensors_in(getattr(output, "last_hidden_state", output)), None)
-        self._loss_begins(hidden)
-
-    def _head_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._loss_begins(next(tensors_in(args), None))
-
-    def _loss_begins(self, hidden: torch.Tensor | None) -> None:
+    def _loss_begins(self, output: Any) -> None:
+        """The loss is computed from the first tensor of `output` from now on, and backward reaches it at its end."""
         if self._generates:  # the next token is chosen instead
             return
         self._tracer.default = "loss"
+        hidden = next(tensors_in(output), None)
         if hidden is not None and hidden.requires_grad:
             hidden.register_hook(self._loss_ends)  # type: ignore[no-untyped-call]
 
     def _loss_ends(self, gradient: torch.Tensor) -> None:
         self._tracer.default = "activations"
-
-    def _gradient_arrived(self, parameter: torch.Tensor) -> None:
-        self._tracer.label([parameter.grad], "gradients")
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Called for each optimizer step, which may be in the middle of backward, parameter by parameter."""

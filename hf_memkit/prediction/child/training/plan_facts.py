@@ -211,16 +211,6 @@ def _drops(module: nn.Module) -> bool:
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
-def _rows_an_epoch(trainer: Any, loader: Any, rows: int) -> int:
-    """Rows per epoch on all GPUs: without those of a dropped last batch; else several GPUs repeat rows until each has
-    a whole batch (accelerate 1.15: data_loader.py, `BatchSamplerShard`)."""
-    arguments = trainer.args
-    fills = arguments.world_size > 1 and getattr(trainer.accelerator, "even_batches", True)
-    if arguments.dataloader_drop_last or fills:
-        return int(len(loader) * arguments.train_batch_size * arguments.world_size)
-    return rows
-
-
 def _length(trainer: Any) -> RunLength:
     length = RunLength(generates=bool(getattr(trainer.args, "predict_with_generate", False)))
     with contextlib.suppress(Exception):  # a loader without a length, a custom Trainer
@@ -230,9 +220,14 @@ def _length(trainer: Any) -> RunLength:
         if 0 < steps < sys.maxsize:
             length = replace(length, steps=steps, steps_an_epoch=int(values[1]))
             if has_length(loader):
-                rows = int(values[2])
+                arguments, rows = trainer.args, int(values[2])
                 length = replace(length, rows=rows)
-                length = replace(length, rows_an_epoch=_rows_an_epoch(trainer, loader, rows))
+                # A last batch is dropped, or several GPUs repeat rows until each has a whole batch (accelerate 1.15:
+                # data_loader.py, `BatchSamplerShard`).
+                fills = arguments.world_size > 1 and getattr(trainer.accelerator, "even_batches", True)
+                if arguments.dataloader_drop_last or fills:
+                    rows = int(len(loader) * arguments.train_batch_size * arguments.world_size)
+                length = replace(length, rows_an_epoch=rows)
     with contextlib.suppress(Exception):
         sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
         if None not in sets.values():

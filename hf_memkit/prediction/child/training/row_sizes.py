@@ -27,7 +27,6 @@ _STREAM_S: Final = 10.0
 _STREAMED: Final = 2_000
 """Limits for a stream, which may come over the network and be endless."""
 
-
 _FILES: Final = ("Image", "Audio", "Video")
 """Features of `datasets` whose values are files."""
 
@@ -46,23 +45,20 @@ class RowSizes:
     """Sizes of the rows that were read.
 
     Attributes:
-        sizes: by row; -1 for rows that were not read.
         rows: number of rows of the data set; None for a stream, whose first rows are `kept`, because it cannot be read
             twice.
-        unreadable: a row that cannot be read, and the error.
         marks: an array per mark, for rows with images or sound: tokens and characters; pixels and samples; number of
             images, sum of their squareness, sum of their elongation. None: there are no such rows.
         columns: sizes of each column, if several columns differ, because a collator pads each separately.
-        characters: whether sizes are characters, which the collator turns into tokens.
     """
 
-    sizes: Numbers
+    sizes: Numbers  # by row; -1 for rows that were not read
     rows: int | None
     kept: list[Any] = field(default_factory=list)
-    unreadable: tuple[int, str] | None = None
+    unreadable: tuple[int, str] | None = None  # a row that cannot be read, and the error
     marks: Numbers | None = None
     columns: Sequence[Numbers] = ()
-    characters: bool = False
+    characters: bool = False  # sizes are characters, which the collator turns into tokens
 
     @property
     def read(self) -> int:
@@ -73,7 +69,13 @@ def row_sizes(dataset: Any) -> RowSizes:
     """Sizes of a data set's rows: from its Arrow columns if it has any, else row by row, in random order within the
     time limit."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        return _stream_sizes(dataset)
+        until = time.monotonic() + _STREAM_S
+        kept: list[Any] = []
+        for row in dataset:
+            kept.append(row)
+            if len(kept) >= _STREAMED or time.monotonic() > until:
+                break
+        return replace(_measured(kept.__getitem__, len(kept), _marks, math.inf), rows=None, kept=kept)
     until = time.monotonic() + LIMIT_S
     sizes = _arrow_sizes(dataset, until)
     return _measured(dataset.__getitem__, len(dataset), _marks, until) if sizes is None else sizes
@@ -107,16 +109,6 @@ def _sum(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         tokens, media = tokens + size[0], media + size[1]
     return tokens, media
-
-
-def _stream_sizes(dataset: Iterable[Any]) -> RowSizes:
-    until = time.monotonic() + _STREAM_S
-    kept: list[Any] = []
-    for row in dataset:
-        kept.append(row)
-        if len(kept) >= _STREAMED or time.monotonic() > until:
-            break
-    return replace(_measured(kept.__getitem__, len(kept), _marks, math.inf), rows=None, kept=kept)
 
 
 def _measured(read: Callable[[int], Any], rows: int, measure: Callable[[Any], Marks], until: float) -> RowSizes:

@@ -60,7 +60,17 @@ def setup_trainer(training: SetupTraining) -> Any:
         options |= {"processing_class": tokenizer(), "eval_dataset": as_dataset(evaluated) if evaluated else None}
         trainer = kind(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
     else:
-        options["data_collator"] = collator or _collator(model)
+        name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
+
+        def collate(samples: Any) -> Any:
+            """Casts images and sound to the dtype of 16-bit weights, as recipes do: without autocast a convolution
+            needs that (`hf_memkit/components/image_batches.py`, `speech_batches.py`)."""
+            batch = default_data_collator(samples)
+            if name in batch and dtype is not None and dtype.itemsize == 2 and batch[name].is_floating_point():
+                batch[name] = batch[name].to(dtype)
+            return batch
+
+        options["data_collator"] = collator or collate
         trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
     if is_sft(setup) or "data.task" in setup:  # as a recipe's run does
         after_making(setup, trainer)
@@ -80,20 +90,6 @@ def rows_for(
         return lambda batch_size, count: sft_rows(setup, row, batch_size, count)
     shorter = shortened(model, row) if padded else None
     return lambda batch_size, count: Rows(row, count, shorter, batch_size)
-
-
-def _collator(model: Any) -> Any:
-    """A collator that casts images and sound to the dtype of 16-bit weights, as recipes do: without autocast a
-    convolution needs that (`hf_memkit/components/image_batches.py`, `speech_batches.py`)."""
-    name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
-
-    def collate(samples: Any) -> Any:
-        batch = default_data_collator(samples)
-        if name in batch and dtype is not None and dtype.itemsize == 2 and batch[name].is_floating_point():
-            batch[name] = batch[name].to(dtype)
-        return batch
-
-    return collate
 
 
 if __name__ == "__main__":

@@ -23,12 +23,8 @@ def on_host(loader: Any) -> Any:
 
 
 class Loader:
-    """Data loader of given batches, as tensors of the traced training.
-
-    Args:
-        before: called with the index of each batch before it is created.
-        skipped: number of batches that it does not yield.
-    """
+    """Data loader of given batches, as tensors of the traced training. `before` is called with the index of each batch
+    before it is created; `skipped`: number of batches that it does not yield."""
 
     def __init__(
         self,
@@ -51,9 +47,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         def moved(leaf: Any) -> Any:
             """Moves a tensor as accelerate does when it fetches a batch; DeepSpeed's get its weights' dtype."""
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            return leaf.to(self._arguments.device, self._dtype if leaf.is_floating_point() else None)
+            dtype = self._dtype if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else None
+            return leaf.to(self._arguments.device, dtype) if isinstance(leaf, torch.Tensor) else leaf
 
         for number, batch in enumerate(self.batches):
             if self._before is not None:

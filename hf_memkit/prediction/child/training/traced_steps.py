@@ -32,32 +32,21 @@ FLASH: Final = "flash_attention_2"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One optimizer step to trace: a batch for each micro-batch.
+    """One optimizer step to trace: a batch for each micro-batch."""
 
-    Attributes:
-        kind: `"typical"`, `"worst"`, or the setting that the user would change.
-        flash: whether to compute it with flash attention.
-        own_answers: whether it trains on the model's own answers, if that is random (`mixes_answers`).
-    """
-
-    kind: str
+    kind: str  # `"typical"`, `"worst"`, or the setting that the user would change
     batches: Batches
-    flash: bool = False
-    own_answers: bool = True
+    flash: bool = False  # whether to compute it with flash attention
+    own_answers: bool = True  # whether it trains on the model's own answers, if that is random (`mixes_answers`)
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenSteps:
-    """Steps to trace, in order.
-
-    Attributes:
-        chosen: the batches; None: the loader's first.
-        shapes: the batches in words; None: all have about the same size.
-    """
+    """Steps to trace, in order."""
 
     steps: Sequence[Step]
-    chosen: ChosenBatches | None = None
-    shapes: BatchShapes | None = None
+    chosen: ChosenBatches | None = None  # the batches; None: the loader's first
+    shapes: BatchShapes | None = None  # the batches in words; None: all have about the same size
 
     @property
     def worst(self) -> Batches:
@@ -89,14 +78,7 @@ class ChosenSteps:
 
 def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) -> ChosenSteps:
     """Two steps with typical batches, then the worst, then batches that would need less; only the worst if all batches
-    have about the same size.
-
-    Args:
-        trainer: as the script created it.
-        accumulation: micro-batches per step.
-        worst: as for `traced_training`.
-        on_gpu: whether flash attention is available.
-    """
+    have about the same size. `worst`: as for `traced_training`; `on_gpu`: whether flash attention is available."""
     loader = on_host(trainer.get_train_dataloader())
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)
@@ -132,11 +114,9 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
 
 def _tokens(batches: Batches) -> float | None:
     counts = []
-    for batch in batches:
-        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        if isinstance(mask, torch.Tensor) and isinstance(ids, torch.Tensor) and mask.shape == ids.shape:
-            counts.append(int(mask.sum()))
-        elif isinstance(ids, torch.Tensor):
-            counts.append(ids.numel())
+    for batch in (batch for batch in batches if isinstance(batch, Mapping)):
+        ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+        if isinstance(ids, torch.Tensor):
+            same = isinstance(mask, torch.Tensor) and mask.shape == ids.shape
+            counts.append(int(mask.sum()) if mask is not None and same else ids.numel())
     return sum(counts) / len(counts) if counts else None
