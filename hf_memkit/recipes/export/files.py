@@ -214,10 +214,7 @@ def _model(setup: Setup) -> Settings:
     if setup["model.origin"] == "architecture" and is_random:
         settings = _with_reasons(setup, "model", _BUILT)
         values = {name: value for name, value in settings["architecture"][0].items() if name != "transformers_version"}
-        return {
-            **settings,
-            "architecture": (values, f"RANDOM weights: {settings['architecture'][1]}"),
-        }
+        return {**settings, "architecture": (values, f"RANDOM weights: {settings['architecture'][1]}")}
     settings = _with_reasons(setup, "model", _LOADED)
     name, reason = settings["name"]
     return {**settings, "name": (_local_or_hub(name), reason)}

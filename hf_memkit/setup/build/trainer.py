@@ -171,9 +171,7 @@ def optimizer_class_and_options(
 
 
 def build_arguments(
-    setup: Setup,
-    own: Mapping[str, Any] | None = None,
-    arguments_class: type[TrainingArguments] | None = None,
+    setup: Setup, own: Mapping[str, Any] | None = None, arguments_class: type[TrainingArguments] | None = None
 ) -> TrainingArguments:
     """The setup's TrainingArguments, for the installed transformers.
 
