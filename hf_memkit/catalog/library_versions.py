@@ -211,8 +211,9 @@ def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     >>> to_installed_arguments({"activation_checkpointing": True})  # on transformers 5.22
     {'gradient_checkpointing': True}
     """
-    known = _written_types() or _imported_types()
-    former = {name: old for name, old in _RENAMED.items() if name not in known}
+    renamed = {name: old for name, old in _RENAMED.items() if name in arguments}
+    known = (_written_types() or _imported_types()) if renamed else ()
+    former = {name: old for name, old in renamed.items() if name not in known}
     return {former.get(name, name): value for name, value in arguments.items()}
 
 
