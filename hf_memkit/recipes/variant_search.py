@@ -210,8 +210,7 @@ def _longest(candidate: Candidate, judge: Judge) -> _Judged:
 
 def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int) -> int:
     """The length to try after `length` was predicted: what fits if all that grows with the sequence grows in
-    proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained.
-    """
+    proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained."""
     held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
     held += found.outside_allocator_bytes
     grows, room = found.total_bytes[1] - held, found.limit_bytes - held
