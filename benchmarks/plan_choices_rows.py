@@ -27,7 +27,7 @@ from hf_memkit.catalog.host_rates import assumed_host
 from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.common.units import GB
 from hf_memkit.deepspeed.traffic import StepTraffic, zero_traffic
-from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.transfer_time import EngineHooks, Seconds, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.trace.work import Work
@@ -118,10 +118,11 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     rates, optimizer_s = RATES[row["card"]], step.optimizer_s
     if zero is not None:
         optimizer_s = _ADAM_BYTES * model.parameters / (rates.achievable_memory_gb_per_s.value * GB)
+    traffic, unit_hooks = _traffic(row, model)
     exposed = step_cost(
-        _traffic(row, model), TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates,
+        traffic, TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates,
         assumed_host(_CORES[row["gpus"]]),
-    ).exposed  # fmt: skip
+    ).exposed + unit_hooks  # fmt: skip
     low, middle, high = (
         each - step.optimizer_s + row["accumulation"] * alone + of_step
         for each, alone, of_step in zip(step.seconds, hooks.alone, hooks.of_step, strict=True)
@@ -129,13 +130,14 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     return low + exposed.low, middle + exposed.middle, high + exposed.high
 
 
-def _traffic(row: Row, model: ModelFacts) -> StepTraffic:
+def _traffic(row: Row, model: ModelFacts) -> tuple[StepTraffic, Seconds]:
+    """Transfers of a row, and seconds of the hooks of FSDP's units."""
     if "zero" in row:
         found = zero_traffic(
             row["zero"], model, gpus=row["gpus"], accumulation=row["accumulation"], recomputes=row["checkpointing"]
         )
         assert found is not None
-        return found
+        return found, Seconds(0, 0, 0)
     if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
-        return StepTraffic((), row["gpus"])
+        return StepTraffic((), row["gpus"]), Seconds(0, 0, 0)
     return fsdp_of(row, model)

@@ -49,6 +49,7 @@ from benchmarks.published_summary import halves  # noqa: E402
 if TYPE_CHECKING:
     from hf_memkit.catalog.models import ModelFacts
     from hf_memkit.deepspeed.traffic import StepTraffic
+    from hf_memkit.deepspeed.transfer_time import Seconds
 
 _ROWS: Final = FOLDER / "speed.jsonl"
 _WORKS: Final = RESULTS / "plan_works.json.gz"
@@ -244,16 +245,16 @@ def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
     from hf_memkit.catalog.models import describe
     from hf_memkit.deepspeed.transfer_time import TracedSeconds, step_cost
 
-    traffic = fsdp_of(row, describe(row["model"], models.config_of(row), use_hub=False))
+    traffic, hooks = fsdp_of(row, describe(row["model"], models.config_of(row), use_hub=False))
     traced = TracedSeconds(one.forward_s, one.backward_s, one.optimizer_s)
-    exposed = step_cost(traffic, traced, _rates(row), assumed_host(_CORES)).exposed
+    exposed = step_cost(traffic, traced, _rates(row), assumed_host(_CORES)).exposed + hooks
     low, middle, high = (each - one.optimizer_s for each in one.seconds)
     return low + exposed.low, middle + exposed.middle, high + exposed.high
 
 
-def fsdp_of(row: Row, model: ModelFacts) -> StepTraffic:
-    """What FSDP's full shard moves for a row, and in how many units."""
-    from hf_memkit.deepspeed.traffic import fsdp_traffic
+def fsdp_of(row: Row, model: ModelFacts) -> tuple[StepTraffic, Seconds]:
+    """Transfers of FSDP's full shard for a row, and seconds of its units' hooks."""
+    from benchmarks.fsdp import UNIT, fsdp_traffic, unit_passes
 
     adapter, in_4_bits = models.adapter_of(row), row["weights_dtype"].startswith("4-bit")
     # Each matrix of LoRA is a unit of its own (PEFT 0.20: utils/other.py, `fsdp_auto_wrap_policy`).
@@ -261,10 +262,12 @@ def fsdp_of(row: Row, model: ModelFacts) -> StepTraffic:
     units = 2 * sum(each.name.rpartition(".")[2] in targets for each in model.linears) + model.layers + 1
     # Adapters are a hundredth of the model: what is gathered is the frozen model, as it is stored.
     gathered = model.parameters * (0.5 if in_4_bits else 2)
-    return fsdp_traffic(
+    traffic = fsdp_traffic(
         replace(model, parameters=0) if adapter else model, gpus=row["gpus"], accumulation=row["accumulation"],
-        element_bytes=2, frozen_bytes=round(gathered) if adapter else 0, reentrant=row["checkpointing"], units=units,
+        element_bytes=2, frozen_bytes=round(gathered) if adapter else 0, reentrant=row["checkpointing"],
     )  # fmt: skip
+    passes = unit_passes(units, accumulation=row["accumulation"], reentrant=row["checkpointing"])
+    return traffic, UNIT.times(passes)
 
 
 _CORES: Final = 32

@@ -31,9 +31,8 @@ def adapter_tensors(model: ModelFacts, adapter: Mapping[str, Any]) -> tuple[int,
     if not adapter:
         return ()
     rank = int(adapter.get("r", 8))
-    return tuple(
-        size for layer in adapted_layers(model, adapter) for size in (rank * layer.inputs, layer.outputs * rank)
-    )
+    layers = adapted_layers(model, adapter)
+    return tuple(size for layer in layers for size in (rank * layer.inputs, layer.outputs * rank))
 
 
 def matches_any(name: str, patterns: Any) -> bool:

@@ -114,10 +114,8 @@ def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str)
         InputError: one is missing or too old; names the oldest version that works.
     """
     if not libraries.keys() & OLDEST.keys():
-        raise InputError(
-            f"{where}: no torch, no transformers. "
-            + ("Give a Python that has them." if where.startswith("--") else _ACTIVATE)
-        )
+        fix = "Give a Python that has them." if where.startswith("--") else _ACTIVATE
+        raise InputError(f"{where}: no torch, no transformers. {fix}")
     wrong = [
         f"{name} {libraries[name]} is too old: memkit needs {oldest} or later" if name in libraries else f"no {name}"
         for name, oldest in OLDEST.items()

@@ -62,10 +62,6 @@ class Gpu:
         """Bytes left for PyTorch's allocator."""
         return self.capacity_bytes - self.context_bytes
 
-    def with_capacity(self, capacity_bytes: int) -> Gpu:
-        """The same kind of GPU with another capacity."""
-        return replace(self, capacity_bytes=capacity_bytes, source=f"{self.source}; capacity as given")
-
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -139,15 +135,13 @@ def named_gpu(name: str) -> Gpu:
     if known_name is None:
         raise InputError(f"unknown GPU {name!r}; {_proposal(name, by_key)}")
     named = KNOWN_GPUS[known_name]
-    if named.total_gib is None:
-        total_gib, how = (
-            named.box_gb * VISIBLE_SHARE,
-            f"{VISIBLE_SHARE} of the {named.box_gb} GB on the box (no report)",
-        )
-    else:
-        total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
+    total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
+    if total_gib is None:
+        total_gib = named.box_gb * VISIBLE_SHARE
+        how = f"{VISIBLE_SHARE} of the {named.box_gb} GB on the box (no report)"
+    pcie = f"{known_name} PCIe"  # a variant if its rates differ from the SXM module's
     return Gpu(
-        name=_with_pcie_name(known_name) if "pcie" in name.lower() else known_name,
+        name=pcie if "pcie" in name.lower() and rates_of(pcie) in VARIANTS.values() else known_name,
         capacity_bytes=int(total_gib * GIB),
         bf16=named.capability >= 8.0,
         source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {named.capability}",
@@ -159,18 +153,6 @@ def named_gpu(name: str) -> Gpu:
 def _context_bytes(known: KnownGpu | None) -> int:
     measured = known.context_mib if known is not None else None
     return CONTEXT_BYTES if measured is None else measured * MIB
-
-
-def _known_gpu(name: str) -> KnownGpu | None:
-    """The known GPU with this name of the driver."""
-    key = _key(name)
-    return next((known for named, known in KNOWN_GPUS.items() if _key(named) == key), None)
-
-
-def _with_pcie_name(known_name: str) -> str:
-    """Name of the PCIe version, if its rates differ from the SXM module's."""
-    name = f"{known_name} PCIe"
-    return name if rates_of(name) in VARIANTS.values() else known_name
 
 
 _OTHER_MAKERS: Final = {
@@ -249,20 +231,30 @@ def _this_gpu() -> Gpu | None:
 
     if not torch_has_cuda():
         return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = "" if visible is None else visible.split(",")[0].strip()  # an index or a UUID
     try:
         pynvml.nvmlInit()
-        handle = _first_visible_device(pynvml)
-        if handle is None:
+        if first in ("", "-1") and (visible is not None or not pynvml.nvmlDeviceGetCount()):
             return None
+        by_index = not first or first.isdigit()
+        find: Any = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
+        handle = find(int(first or 0) if by_index else first)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         name = pynvml.nvmlDeviceGetName(handle)
-    except pynvml.NVMLError:
-        return _this_gpu_by_torch()
+    except pynvml.NVMLError:  # torch creates a CUDA context in this process
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        properties = torch.cuda.get_device_properties(0)
+        return _gpu_here(str(properties.name), int(properties.total_memory), properties.major, properties.minor)
     return _gpu_here(name, int(memory.total) - int(memory.reserved), major, minor)
 
 
 def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
+    known = next((known for named, known in KNOWN_GPUS.items() if _key(named) == _key(name)), None)
     return Gpu(
         name=name,
         capacity_bytes=capacity_bytes,
@@ -270,7 +262,7 @@ def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
         source="this machine",
         here=True,
         capability=float(f"{major}.{minor}"),
-        context_bytes=_context_bytes(_known_gpu(name)),
+        context_bytes=_context_bytes(known),
     )
 
 
@@ -299,27 +291,6 @@ def use_one_gpu() -> None:
         return
 
 
-def _first_visible_device(nvml: Any) -> Any:
-    """NVML's handle of the first device in CUDA_VISIBLE_DEVICES (an index or a UUID), or None if it is empty."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return nvml.nvmlDeviceGetHandleByIndex(0) if nvml.nvmlDeviceGetCount() else None
-    first = visible.split(",")[0].strip()
-    if not first or first == "-1":
-        return None
-    return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
-
-
-def _this_gpu_by_torch() -> Gpu | None:
-    """`_this_gpu` without NVML: creates a CUDA context in this process."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    properties = torch.cuda.get_device_properties(0)
-    return _gpu_here(str(properties.name), int(properties.total_memory), properties.major, properties.minor)
-
-
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability.
     Binaries run on the same major version from their minor version on, PTX on anything newer."""
@@ -334,12 +305,9 @@ def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bo
 
 def torch_with_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> str:
     """Build of torch to install instead of one for `architectures` without kernels for this compute capability."""
-    major_versions = [
-        int("".join(filter(str.isdigit, architecture))[:-1] or 0)
-        for architecture in architectures
-        if "_" in architecture
-    ]
-    age = "a newer" if capability[0] > max(major_versions, default=0) else "an older"
+    numbers = ("".join(filter(str.isdigit, architecture)) for architecture in architectures if "_" in architecture)
+    newest = max((int(number[:-1] or 0) for number in numbers), default=0)
+    age = "a newer" if capability[0] > newest else "an older"
     return f"a torch built for {age} CUDA (pytorch.org)"
 
 
@@ -411,31 +379,25 @@ def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str
         InputError: an unknown GPU, no size, or more memory than the GPU has; names the option.
     """
     of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
-    if gpu is not None and gpu_memory:
-        return _checked_size(
-            gpu_of_size(gpu_memory, of_memory), _gpu_of_option(gpu, option), f"{of_memory} {gpu_memory}"
-        )
-    if gpu is not None:
-        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _gpu_of_option(gpu, option)
-    return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
+    if gpu is None:
+        return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
+    if not gpu_memory and _SIZE.fullmatch(gpu):
+        return gpu_of_size(gpu, option)
+    size = gpu_of_size(gpu_memory, of_memory) if gpu_memory else None
+    try:
+        named = named_gpu(gpu)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+    if size is not None and size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
+        has = f"{named.name} has {named.capacity_bytes / GIB:.2f} GiB"
+        raise InputError(f"{of_memory} {gpu_memory}: {has}. Give less, or omit --gpu or --gpu-memory")
+    if size is None or size.capacity_bytes >= named.capacity_bytes:
+        return named
+    return replace(named, capacity_bytes=size.capacity_bytes, source=f"{named.source}; capacity as given")
 
 
 _ROUNDED_UP: Final = 1.1
 """Tolerance for a size on the box, of which the driver reserves a part: a T4 of 16 GB shows 14.56 GiB."""
-
-
-def _checked_size(size: Gpu, named: Gpu, given: str) -> Gpu:
-    if size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
-        shown = f"{named.capacity_bytes / GIB:.2f} GiB"
-        raise InputError(f"{given}: {named.name} has {shown}. Give less, or omit --gpu or --gpu-memory")
-    return named if size.capacity_bytes >= named.capacity_bytes else named.with_capacity(size.capacity_bytes)
-
-
-def _gpu_of_option(name: str, option: str) -> Gpu:
-    try:
-        return named_gpu(name)
-    except InputError as error:
-        raise InputError(f"{option}: {error}") from None
 
 
 def described_machine(

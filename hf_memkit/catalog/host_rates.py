@@ -150,14 +150,9 @@ def measured_host() -> HostRates:
     cores = len(os.sched_getaffinity(0))
     one, every = _update_gb_per_s(1), _update_gb_per_s(cores)
     how = f"measured on this host, {_BLOCK_BYTES >> 20} MiB updated in place"
-    return HostRates(
-        cores,
-        Figure(max(one, every), f"{how}, {cores} threads", measured=True),
-        Figure(one, f"{how}, 1 thread", measured=True),
-        _ASSUMED_READ,
-        _ASSUMED_WRITE,
-        "this host's",
-    )
+    ram = Figure(max(one, every), f"{how}, {cores} threads", measured=True)
+    core = Figure(one, f"{how}, 1 thread", measured=True)
+    return HostRates(cores, ram, core, _ASSUMED_READ, _ASSUMED_WRITE, "this host's")
 
 
 def _update_gb_per_s(threads: int) -> float:

@@ -102,13 +102,12 @@ def _written_types() -> Mapping[str, Any]:
     classes = _classes("transformers", *_SOURCES)
     known = _Names({"Literal": Literal})
     for name, node in classes.items():
-        members = [
-            member for member in node.body if isinstance(member, ast.Assign) and isinstance(member.value, ast.Constant)
-        ]
         if any(isinstance(base, ast.Name) and base.id == "ExplicitEnum" for base in node.bases):
-            known[name] = enum.Enum(
-                name, {ast.unparse(member.targets[0]): ast.literal_eval(member.value) for member in members}
-            )
+            members = {}
+            for member in node.body:
+                if isinstance(member, ast.Assign) and isinstance(member.value, ast.Constant):
+                    members[ast.unparse(member.targets[0])] = member.value.value
+            known[name] = enum.Enum(name, members)
     types = {}
     for name, field in _declared(classes["TrainingArguments"]) if classes else ():
         try:
@@ -200,20 +199,10 @@ def accelerate_options_for_deepspeed() -> frozenset[str]:
         text = ((_folder_of("accelerate") or Path()) / "utils" / "launch.py").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
-    functions = [function for function in ast.parse(text).body if isinstance(function, ast.FunctionDef)]
-    names = {
-        inner.attr
-        for function in functions
-        if function.name == "prepare_deepspeed_cmd_env"
-        for inner in ast.walk(function)
-        if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == "args"
-    }
-    return frozenset(names)
-
-
-@cache
-def _installed_names() -> frozenset[str]:
-    return frozenset(_written_types() or _imported_types())
+    functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
+    nodes = (node for f in functions if f.name == "prepare_deepspeed_cmd_env" for node in ast.walk(f))
+    read = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    return frozenset(node.attr for node in read if ast.unparse(node.value) == "args")
 
 
 def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,10 +211,10 @@ def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     >>> to_installed_arguments({"activation_checkpointing": True})  # on transformers 5.22
     {'gradient_checkpointing': True}
     """
-    known = _installed_names()
-    return {
-        _RENAMED[name] if name in _RENAMED and name not in known else name: value for name, value in arguments.items()
-    }
+    renamed = {name: old for name, old in _RENAMED.items() if name in arguments}
+    known = (_written_types() or _imported_types()) if renamed else ()
+    former = {name: old for name, old in renamed.items() if name not in known}
+    return {former.get(name, name): value for name, value in arguments.items()}
 
 
 def torch_has_cuda() -> bool:
@@ -235,17 +224,13 @@ def torch_has_cuda() -> bool:
         body = ast.parse(((folder or Path()) / "version.py").read_text(encoding="utf-8")).body
     except (OSError, SyntaxError):
         return False
-    cuda = [
-        statement.value
-        for statement in body
-        if isinstance(statement, ast.AnnAssign | ast.Assign) and _names_cuda(statement)
-    ]
-    return any(isinstance(value, ast.Constant) and value.value is not None for value in cuda)
-
-
-def _names_cuda(statement: ast.AnnAssign | ast.Assign) -> bool:
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return any(ast.unparse(target) == "cuda" for target in targets)
+    for statement in body:
+        if isinstance(statement, ast.AnnAssign | ast.Assign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            is_set = isinstance(statement.value, ast.Constant) and statement.value.value is not None
+            if is_set and any(ast.unparse(target) == "cuda" for target in targets):
+                return True
+    return False
 
 
 def is_on(value: str | None) -> bool:

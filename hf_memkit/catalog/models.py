@@ -56,10 +56,11 @@ def why_no_hub() -> str:
     return f"the hub is switched off ({off})" if off else "the hub did not answer"
 
 
-def _instead_of_the_hub() -> str:
-    """Fix for a model that is neither here nor in the cache, as the end of a message."""
+def _absent_message(name: str, near: str = "") -> str:
+    """Message for a model that is neither here nor in the cache; `near`: another name to propose instead of a fix."""
     names = [setting.partition("=")[0] for setting in hub_switched_off().split(" and ") if setting]
-    return f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
+    fix = near or f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
+    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{fix}"
 
 
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
@@ -102,10 +103,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     if hub_switched_off() and not (known or architecture):
         names = [*ARCHITECTURES, *(hub_id.rpartition("/")[2] for hub_id in ARCHITECTURES)]
         near = did_you_mean(name, names) if built_in(name) is None else ""  # its weights are needed here
-        raise InputError(
-            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}"
-            f"{near or _instead_of_the_hub()}"
-        )
+        raise InputError(_absent_message(name, near))
     if architecture and (hub_switched_off() or "/" not in name or architecture[0].lower() == name.lower()):
         return longest_sequence(architecture[1].config)
     return None
@@ -214,19 +212,11 @@ class ModelFacts:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Parameter sizes in the parameter groups of Trainer's optimizer: with weight decay, then without."""
         pairs = tuple(zip(self.sizes, self.decayed, strict=True))
-        groups = (
-            tuple(size for size, decayed in pairs if decayed),
-            tuple(size for size, decays in pairs if not decays),
-        )
+        groups = (tuple(size for size, decays in pairs if decays is wanted) for wanted in (True, False))
         return tuple(group for group in groups if group)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "origin": self.origin,
-            "parameters": self.parameters,
-            "largest_parameter": self.largest_parameter,
-        }
+        return {name: getattr(self, name) for name in ("name", "origin", "parameters", "largest_parameter")}
 
 
 @without_collections()
@@ -259,6 +249,7 @@ def describe(
     refuse_absent(name, known=architecture is not None)
     import torch
     import transformers
+    from transformers.trainer_pt_utils import get_parameter_names
 
     causal = auto_class == _CAUSAL
     with quiet_transformers():
@@ -282,7 +273,7 @@ def describe(
             raise
         except Exception as error:  # config classes raise errors of any type for wrong values
             raise InputError(f"model {name!r}: {_why_not_built(error, auto_class)}") from None
-    decayed_names = _decayed_names(model)
+    decayed_names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(_NOT_DECAYED)))
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)
     return ModelFacts(
@@ -309,13 +300,11 @@ def _why_not_built(error: Exception, auto_class: str) -> str:
     """Message for a config that transformers builds no model from."""
     kind = "causal language model" if auto_class == _CAUSAL else f"model for {auto_class.removeprefix('AutoModelFor')}"
     whole = " ".join(str(error).split())  # the first line alone can be a heading
-    if unrecognized := re.search(
-        r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole
-    ):  # followed by a long list
+    # A long list follows.
+    if unrecognized := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole):
         return f"transformers has no {kind} for a {unrecognized[1]}. Give a model that {auto_class} loads"
-    reason = (
-        f"unknown value {whole}" if isinstance(error, KeyError) else textwrap.shorten(whole, 300, placeholder=" …")
-    )
+    reason = textwrap.shorten(whole, 300, placeholder=" …")
+    reason = f"unknown value {whole}" if isinstance(error, KeyError) else reason
     return f"cannot build a {kind} from its config: {reason.rstrip('.')}. Correct that value, or give another model"
 
 
@@ -337,20 +326,12 @@ _NOT_DECAYED = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_n
 """Source: transformers 5.23.0: trainer.py, `Trainer.get_decay_parameter_names` (importing it takes seconds)."""
 
 
-def _decayed_names(model: Any) -> set[str]:
-    from torch.nn import LayerNorm
-    from transformers.trainer_pt_utils import get_parameter_names
-
-    return set(get_parameter_names(model, [LayerNorm], list(_NOT_DECAYED)))
-
-
 def _change(config: Any, changes: Mapping[str, Any]) -> None:
     """Apply `changes`, and adapt the values that depend on them: heads, feed-forward width and token IDs."""
     for key, value in changes.items():
         setattr(config, key, value)
-    if getattr(
-        config, "layer_types", None
-    ):  # an entry for each layer (Qwen3, Gemma and others): config classes check the count
+    # An entry for each layer (Qwen3, Gemma and others): config classes check the count.
+    if getattr(config, "layer_types", None):
         layers = int(config.num_hidden_layers)
         config.layer_types = (list(config.layer_types) * layers)[:layers]
     heads, width = config.num_attention_heads, config.hidden_size
@@ -385,10 +366,8 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             cause = str(error).splitlines()[0].rstrip(".")
             fix = "Give a folder written by `save_pretrained`"
             if "does not recognize this architecture" in str(error):
-                cause, fix = (
-                    cause.partition(" This could")[0].rstrip("."),
-                    "Update transformers, or correct its model_type",
-                )
+                cause = cause.partition(" This could")[0].rstrip(".")
+                fix = "Update transformers, or correct its model_type"
             raise InputError(f"model folder {name!r} has no usable config.json: {cause}. {fix}") from None
     try:
         # Whole snapshots only: with a cached config but no cached weights the hub is still needed.
@@ -404,6 +383,4 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
                 f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0].rstrip('.')}. Give "
                 f"another hub ID, or a folder with a config.json"
             ) from None
-        raise InputError(
-            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{_instead_of_the_hub()}"
-        ) from None
+        raise InputError(_absent_message(name)) from None

@@ -391,15 +391,11 @@ def install_command(package: str) -> str:
 def paged_form(optim: str) -> str:
     """The paged replacement of `optim`: bitsandbytes' same optimizer, otherwise AdamW in 8 bits."""
     row = find_optimizer(optim)
-    return next(
-        (
-            paged.name
-            for paged in OPTIMIZERS.values()
-            if paged.unpaged
-            and (paged.algorithm, paged.bits, paged.packages) == (row.algorithm, row.bits, row.packages)
-        ),
-        "paged_adamw_8bit",
-    )
+    for paged in OPTIMIZERS.values():
+        same = (paged.algorithm, paged.bits, paged.packages) == (row.algorithm, row.bits, row.packages)
+        if paged.unpaged and same:
+            return paged.name
+    return "paged_adamw_8bit"
 
 
 def techniques_of(rows: Callable[[Optimizer], bool]) -> tuple[str, ...]:

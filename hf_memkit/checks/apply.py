@@ -31,7 +31,17 @@ def check(job: Setup | Subject) -> list[Problem]:
     if _stage_is_wrong(subject, problems):
         problems = _problems_at_every_stage(subject, problems)
     if subject.launcher is not None and subject.config_file == subject.launcher_file:
-        problems = [converted for problem in problems if (converted := _at_keys_of_yaml(problem, subject)) is not None]
+        needs = "in a DeepSpeed JSON (deepspeed_config_file)"
+        at_keys_of_yaml: list[Problem | None] = []
+        for problem in problems:
+            if RULES[problem.rule].module == "launcher":
+                at_keys_of_yaml.append(problem)
+            elif problem.file != subject.config_file:
+                fix = problem.fix.replace("in the DeepSpeed config", needs)
+                at_keys_of_yaml.append(replace(problem, fix=fix))
+            else:
+                at_keys_of_yaml.append(in_the_yaml(problem, subject.launcher))
+        problems = [problem for problem in at_keys_of_yaml if problem is not None]
     order = {path: number for number, (path, _) in enumerate(walk(subject.config or {}))}
 
     def place(problem: Problem) -> int:
@@ -45,16 +55,6 @@ def check(job: Setup | Subject) -> list[Problem]:
 
 def _apply(subject: Subject) -> list[Problem]:
     return [problem for rule in RULES.values() for problem in rule.problems(subject)]
-
-
-def _at_keys_of_yaml(problem: Problem, subject: Subject) -> Problem | None:
-    """A problem of a config inside accelerate's YAML, at the YAML's keys."""
-    if RULES[problem.rule].module == "launcher":
-        return problem
-    if problem.file != subject.config_file:
-        needs = "in a DeepSpeed JSON (deepspeed_config_file)"
-        return replace(problem, fix=problem.fix.replace("in the DeepSpeed config", needs))
-    return in_the_yaml(problem, subject.launcher or {})
 
 
 def _stage_is_wrong(subject: Subject, problems: list[Problem]) -> bool:
@@ -71,14 +71,10 @@ def _problems_at_every_stage(subject: Subject, problems_found: list[Problem]) ->
     """Problems of the stage itself, and those at every stage: the others follow from the wrong stage."""
     at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
     everywhere = set.intersection(*({(problem.rule, problem.key) for problem in problems} for problems in at_stages))
-    own = [
-        problem
-        for problem in problems_found
-        if problem.key == _STAGE and RULES[problem.rule].module in ("keys", "values")
-    ]
-    return own + [
-        problem for problem in at_stages[-1] if (problem.rule, problem.key) in everywhere and problem.key != _STAGE
-    ]
+    at_stage = [problem for problem in problems_found if problem.key == _STAGE]
+    own = [problem for problem in at_stage if RULES[problem.rule].module in ("keys", "values")]
+    others = [problem for problem in at_stages[-1] if problem.key != _STAGE]
+    return own + [problem for problem in others if (problem.rule, problem.key) in everywhere]
 
 
 def check_file(path: str | Path, args_file: str | Path | None = None, **known: Any) -> list[Problem]:

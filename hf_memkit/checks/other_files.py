@@ -190,7 +190,10 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
     own file with a section of TrainingArguments."""
     names = [str(key) for key in content]
     known = fields() | ever_fields("transformers")
-    section, count = _arguments_inside(content)
+    # The section with the most fields of TrainingArguments that is no argument itself, and their number.
+    sections = [(str(key), value) for key, value in content.items() if isinstance(value, Mapping)]
+    counts = [(key, len(_of_trainer(value))) for key, value in sections if key not in fields()]
+    section, count = max(counts, key=lambda entry: entry[1], default=("", 0))
     instead = f"Give the content of {section!r} as a separate file" if count else _ARGUMENTS
     if count > 1 and not _of_trainer(content):
         return Other(f"a script's own config: all fields of TrainingArguments are in its section {section!r}", instead)
@@ -208,26 +211,12 @@ def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
     return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
 
 
-def _arguments_inside(content: Mapping[str, Any]) -> tuple[str, int]:
-    """The section with the most fields of TrainingArguments that is no argument itself, and their number."""
-    counts = [
-        (str(key), len(_of_trainer(value)))
-        for key, value in content.items()
-        if isinstance(value, Mapping) and key not in fields()
-    ]
-    return max(counts, key=lambda entry: entry[1], default=("", 0))
-
-
 def _kind_by_keys(keys: set[str], signs: Iterable[tuple[str, str, str]]) -> str:
     """The first kind of file with these keys; empty if none."""
-    return next(
-        (
-            kind
-            for kind, needed, alternatives in signs
-            if keys.issuperset(needed.split()) and (not alternatives or not keys.isdisjoint(alternatives.split()))
-        ),
-        "",
-    )
+    for kind, needed, alternatives in signs:
+        if keys.issuperset(needed.split()) and (not alternatives or not keys.isdisjoint(alternatives.split())):
+            return kind
+    return ""
 
 
 def is_accelerate(content: Mapping[Any, Any]) -> bool:

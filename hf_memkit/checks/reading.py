@@ -73,20 +73,16 @@ def read(path: str | Path) -> File:
 class _Object(dict[str, Any]):
     """A JSON object that records which of its keys appeared twice."""
 
-    twice: frozenset[str] = frozenset()
-
-
-def _object(pairs: list[tuple[str, Any]]) -> _Object:
-    content = _Object(pairs)
-    content.twice = frozenset(_repeated(key for key, _ in pairs))
-    return content
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.twice = _repeated(key for key, _ in pairs)
 
 
 def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
     """The content of a JSON text, and the dotted paths of keys that appear twice. Raises InputError if it is invalid,
     or nested too deeply; names `place`, line and column."""
     try:
-        content = parsed(place, partial(json.loads, object_pairs_hook=_object), text)
+        content = parsed(place, partial(json.loads, object_pairs_hook=_Object), text)
     except json.JSONDecodeError as error:
         raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_simpler_message(error)}") from None
     return content, tuple(_json_duplicates(content))
@@ -164,7 +160,13 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
         return "recipe"
     if is_accelerate(content):
         return "accelerate"
-    keys = {name: key for name in content if (key := _deepspeed_key(str(name)))}
+    keys = {}  # those at the top of a DeepSpeed config, or similar to one if they are no arguments
+    for name in content:
+        key = str(name)
+        if key in _KNOWN:
+            keys[name] = key
+        elif is_unknown(key) and not misspelt(key) and (near := get_close_matches(key, _KNOWN, n=1, cutoff=0.85)):
+            keys[name] = near[0]
     of_deepspeed = {name for name, key in keys.items() if _of_deepspeed(key, content[name])}
     unique = any(keys[name] in _DEEPSPEED for name in of_deepspeed)
     certain = unique or any(name in fields() for name in of_deepspeed)
@@ -173,13 +175,6 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
     if unique:  # unknown names are typing errors in a DeepSpeed config
         others = {name for name in others if not is_unknown(str(name)) or misspelt(str(name))}
     return "deepspeed" if len(of_deepspeed) + certain > len(others) else "arguments"
-
-
-def _deepspeed_key(name: str) -> str:
-    """The key at the top of a DeepSpeed config that `name` is, or is similar to if it is no argument; else empty."""
-    if name in _KNOWN or not is_unknown(name) or misspelt(name):
-        return name if name in _KNOWN else ""
-    return next(iter(get_close_matches(name, _KNOWN, n=1, cutoff=0.85)), "")
 
 
 def _of_deepspeed(key: str, value: Any) -> bool:

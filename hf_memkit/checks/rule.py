@@ -106,25 +106,15 @@ class Rule:
     techniques: tuple[str, ...] = ()
 
     def problems(self, subject: Subject) -> list[Problem]:
-        return [
-            Problem(
-                rule=self.id,
-                severity=case.severity or self.severity,
-                file=_file_of(subject, case),
-                key=case.key,
-                value=subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value,
-                why=case.why or self.why,
-                fix=case.fix or self.fix,
-                null=case.value in (None, ABSENT) and subject.is_null(case.key, case.argument),
-            )
-            for case in self.find(subject)
-        ]
-
-
-def _file_of(subject: Subject, case: Found) -> str:
-    if case.launcher:
-        return subject.launcher_file
-    return subject.arguments_file if case.argument else subject.config_file
+        problems = []
+        for case in self.find(subject):
+            file = subject.arguments_file if case.argument else subject.config_file
+            file = subject.launcher_file if case.launcher else file
+            value = subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value
+            null = case.value in (None, ABSENT) and subject.is_null(case.key, case.argument)
+            why, fix = case.why or self.why, case.fix or self.fix
+            problems.append(Problem(self.id, case.severity or self.severity, file, case.key, value, why, fix, null))
+        return problems
 
 
 RULES: dict[str, Rule] = {}
@@ -151,10 +141,8 @@ def _rule(
 
 
 class Rules:
-    """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`.
-
-    The decorator is named after the rule's severity and takes its `why`, `fix`, `source` and `techniques`.
-    """
+    """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`. They
+    are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`."""
 
     def __init__(self, *, needs_config: bool) -> None:
         self.error = partial(_rule, "error", needs_config)

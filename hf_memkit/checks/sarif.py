@@ -20,12 +20,7 @@ def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
     """The SARIF log of one run: its problems with their rules and, where a file has the key, its line."""
     ids = list(dict.fromkeys(problem.rule for problem in problems))
     lines = {file: key_lines(file) for file in {problem.file for problem in problems} if file}
-    driver = {
-        "name": "memkit",
-        "version": __version__,
-        "informationUri": REPOSITORY,
-        "rules": [_rule(rule) for rule in ids],
-    }
+    driver = {"name": "memkit", "version": __version__, "informationUri": REPOSITORY, "rules": list(map(_rule, ids))}
     results = [_result(problem, ids.index(problem.rule), lines.get(problem.file, {})) for problem in problems]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
@@ -56,7 +51,11 @@ def _result(problem: Problem, index: int, lines: Mapping[str, int]) -> dict[str,
         "message": {"text": str(replace(problem, file=""))},
     }
     if problem.file:
-        place: dict[str, Any] = {"artifactLocation": {"uri": _uri(problem.file)}}
+        path = Path(problem.file).absolute()
+        uri = path.as_uri()
+        if path.is_relative_to(Path.cwd()):  # as code scanning requires
+            uri = quote(path.relative_to(Path.cwd()).as_posix())
+        place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
         if lines:
             place["region"] = {"startLine": _line(problem.key, lines)}
         result["locations"] = [{"physicalLocation": place}]
@@ -69,11 +68,3 @@ def _line(key: str, lines: Mapping[str, int]) -> int:
     while path and path not in lines:
         path = path.rpartition(".")[0]
     return lines.get(path, 1)
-
-
-def _uri(file: str) -> str:
-    """Relative to the current folder, as code scanning requires, if the file is inside it."""
-    path = Path(file).absolute()
-    if path.is_relative_to(Path.cwd()):
-        return quote(path.relative_to(Path.cwd()).as_posix())
-    return path.as_uri()

@@ -102,9 +102,7 @@ class Subject:
         job = setup.job
         machine = job.machine if job is not None and job.machine.gpu is not None else None
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
-        settings = {
-            setting.key: setting.value for setting in setup.settings if not setting.key.startswith("arguments.")
-        }
+        settings = {s.key: s.value for s in setup.settings if not s.key.startswith("arguments.")}
         settings.pop("deepspeed.config", None)
         return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
 

@@ -37,9 +37,8 @@ def find(kind: str, name: str) -> Path:
     command that lists all."""
     known = names(kind)
     if name not in known:
-        noun, command = {
-            "recipes": ("recipe", "memkit recipe"), "ds_configs": ("DeepSpeed preset", "memkit ds list")
-        }[kind]  # fmt: skip
+        named = {"recipes": ("recipe", "memkit recipe"), "ds_configs": ("DeepSpeed preset", "memkit ds list")}
+        noun, command = named[kind]
         near = did_you_mean(name, known) or f"; known: {', '.join(known)}"
         raise InputError(f"unknown {noun} {name!r} (`{command}` lists all){near}")
     return folder(kind) / f"{name}{_SUFFIX[kind]}"

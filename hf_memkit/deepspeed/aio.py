@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -108,14 +108,8 @@ def measure(
         **({"DS_ACCELERATOR": "cpu"} if cpu else {}),
     }
     with tempfile.TemporaryDirectory(prefix="memkit-aio-", dir=path) as inside:
-        command = [
-            sys.executable,
-            "-m",
-            "hf_memkit.deepspeed.aio",
-            inside,
-            json.dumps({**DEFAULTS, **start}),
-            str(budget_s),
-        ]
+        values = json.dumps({**DEFAULTS, **start})
+        command = [sys.executable, "-m", "hf_memkit.deepspeed.aio", inside, values, str(budget_s)]
         try:
             child = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=budget_s + _CHILD_OVERHEAD_S,
@@ -155,10 +149,11 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
     deadline = time.monotonic() + budget_s
     first = trial(start)
     best, best_times, trials = dict(start), first, 1
-    for key, value in _settings_to_try():
+    cores = len(os.sched_getaffinity(0))
+    for key, value in ((key, value) for key, values in _TRIED.items() for value in values):
         if time.monotonic() > deadline:
             break
-        if best[key] == value:
+        if best[key] == value or (key == "intra_op_parallelism" and value > cores):
             continue
         settings = {**best, key: value}
         times = trial(settings)
@@ -182,15 +177,6 @@ def _measure_here(folder: str, start: Mapping[str, int | bool], budget_s: float)
         "trials": trials,
         "why": why,
     }
-
-
-def _settings_to_try() -> Iterator[tuple[str, int | bool]]:
-    """(key, value) to try next with the best other settings; at most one thread for each core of this process."""
-    cores = len(os.sched_getaffinity(0))
-    for key, values in _TRIED.items():
-        for value in values:
-            if key != "intra_op_parallelism" or value <= cores:
-                yield key, value
 
 
 def _time_transfers(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> float:

@@ -17,21 +17,17 @@ Tensors = dict[tuple[Place, Term], Any]
 """(place, term) → tensors, in any nesting of lists and dictionaries."""
 
 
-def engine_bytes(engine: Any) -> dict[tuple[Place, Term], int]:
-    """Bytes of this process now, by (place, term) as in `zero_ledger`.
-
-    Tensors that exist only during forward and backward (live parameters, single gradients) are not included. On a CPU
-    nothing is really page-locked, and device and host are the same memory: places are those of a GPU run. Memory
-    shared by two terms counts with the first one; terms without memory are absent.
-    """
-    seen: set[int] = set()
-    sizes = {term: _new_bytes(tensors, seen) for term, tensors in _by_term(engine.optimizer, engine.module).items()}
-    return {term: size for term, size in sizes.items() if size}
-
-
 def engine_tensors(zero: Any, module: Module) -> dict[tuple[Place, Term], list[Tensor]]:
-    """The tensors counted by `engine_bytes`, from DeepSpeed's optimizer and the model; empty for other optimizers."""
-    return {term: list(_flat(tensors)) for term, tensors in _by_term(zero, module).items()}
+    """The tensors of DeepSpeed's optimizer and the model by (place, term) as in `zero_ledger`; empty for other
+    optimizers. Tensors that exist only during forward and backward (live parameters, single gradients) are not
+    included. On a CPU nothing is really page-locked: places are those of a GPU run."""
+    parameters = list(module.parameters())
+    tensors: Tensors = {}
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        tensors = _stages_1_2(zero, parameters)
+    elif hasattr(zero, "fp32_partitioned_groups_flat"):
+        tensors = _stage_3(zero, parameters)
+    return {term: list(_flat(nested)) for term, nested in tensors.items()}
 
 
 def swapped_bytes(folder: Path, rank: int | None = None) -> dict[Term, int]:
@@ -44,25 +40,6 @@ def swapped_bytes(folder: Path, rank: int | None = None) -> dict[Term, int]:
         else:
             sizes[Term.GRADIENTS if "_gradient_" in file.name else Term.STATES] += size
     return sizes
-
-
-def _by_term(zero: Any, module: Module) -> Tensors:
-    if hasattr(zero, "single_partition_of_fp32_groups"):
-        return _stages_1_2(zero, list(module.parameters()))
-    if hasattr(zero, "fp32_partitioned_groups_flat"):
-        return _stage_3(zero, list(module.parameters()))
-    return {}
-
-
-def _new_bytes(tensors: Any, seen: set[int]) -> int:
-    """Bytes of the storages not yet in `seen`, which are added to it."""
-    total = 0
-    for tensor in _flat(tensors):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
 
 
 def _flat(tensors: Any) -> Iterator[Tensor]:
@@ -137,21 +114,23 @@ def _stage_3(zero: Any, parameters: list[Any]) -> Tensors:
 
 def _stage_3_weights(zero: Any, parameters: list[Any]) -> Tensors:
     frozen = [parameter.ds_tensor for parameter in parameters if not parameter.requires_grad]
-    frozen_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
-    tensors: Tensors = {("device" if not zero.offload_param else frozen_place, Term.FROZEN_WEIGHT_PARTITION): frozen}
     if not zero.offload_param:
-        return tensors | {("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer}
+        return {
+            ("device", Term.FROZEN_WEIGHT_PARTITION): frozen,
+            ("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer,
+        }
+    place: Place = "pinned" if zero.offload_param_pin_memory else "host"
+    tensors: Tensors = {(place, Term.FROZEN_WEIGHT_PARTITION): frozen}
     # A buffer of one element represents a group that is on disk.
     flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
     if not zero.params_in_nvme_and_cpu:
         return tensors | {("pinned", Term.WEIGHT_PARTITION): flat}
     swapper = parameters[0].nvme_swapper
-    small_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
     return tensors | {
         ("pinned", Term.PARAMETER_SWAP_BUFFERS): swapper.buffers,
         ("pinned", Term.PARAMETER_WRITE_BACK_BUFFER): swapper.partitioned_swap_buffer,
         ("pinned", Term.WEIGHTS_IN_RAM): flat,
-        (small_place, Term.SMALL_WEIGHTS): [
+        (place, Term.SMALL_WEIGHTS): [
             parameter.ds_tensor for parameter in parameters if not swapper.swappable_tensor(param=parameter)
         ],
     }

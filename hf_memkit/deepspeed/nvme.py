@@ -86,7 +86,13 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
         with made_folder(path):
             unusable += _direct_io_problem(path)
             shortages += [] if unusable else _disk_shortage(path, needed_bytes)
-            notes += _notes(path)
+            kind = file_system(path)
+            if kind in _IN_RAM:
+                notes.append(f"is in RAM ({kind}): swapping to it frees no RAM; give a folder on a disk")
+            elif kind.startswith(_REMOTE):
+                notes.append(
+                    f"is on a network or shared file system ({kind}): every step waits for it; give a local disk"
+                )
             leftover = find_leftover(path)
             if leftover is not None:
                 (notes if leftover.owner == "ended" else unusable).append(leftover.line)
@@ -116,15 +122,6 @@ def file_system(path: Path) -> str:
         if str(parent) in mounts:
             return mounts[str(parent)]
     return ""
-
-
-def _notes(path: Path) -> list[str]:
-    kind = file_system(path)
-    if kind in _IN_RAM:
-        return [f"is in RAM ({kind}): swapping to it frees no RAM; give a folder on a disk"]
-    if kind.startswith(_REMOTE):
-        return [f"is on a network or shared file system ({kind}): every step waits for it; give a local disk"]
-    return []
 
 
 def _direct_io_problem(path: Path) -> list[str]:
@@ -233,9 +230,8 @@ class Leftover:
             return f"another run ({self.who}) uses this folder now; give each run its own: --nvme-path FOLDER"
         files = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
         if self.owner == "ended":
-            return (
-                f"{files} {self.path}, left by a run that was killed ({self.who}); they are removed at the next start"
-            )
+            killed = f"left by a run that was killed ({self.who}); they are removed at the next start"
+            return f"{files} {self.path}, {killed}"
         return f"{files} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
 
 
@@ -280,8 +276,29 @@ def hold(nvme_path: str | Path) -> Iterator[None]:
     """Lock the folder for one run; remove the files of a killed run before it, and all swapped files and a new folder
     after it. One process of each machine locks it for all processes, before the first one makes its model. Raises
     InputError if a run has locked it, or it has swap files of another program."""
-    with made_folder(Path(nvme_path)), _locked_without_files(Path(nvme_path)):
-        yield
+    path = Path(nvme_path)
+    lock_path = path / _LOCK_FILE
+    with made_folder(path):
+        leftover = find_leftover(path)
+        if leftover is not None and leftover.owner != "ended":
+            raise InputError(f"{path}: {leftover.line}")
+        with lock_path.open("a+") as lock:
+            # The file may have been removed by its last holder between the opening and the locking.
+            locked = _try_lock(lock) and lock_path.exists()
+            if not locked or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+                raise InputError(
+                    f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
+                )
+            try:
+                shutil.rmtree(swap_folder(path), ignore_errors=True)
+                lock.seek(0)
+                lock.truncate()
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                lock.flush()
+                yield
+            finally:
+                shutil.rmtree(swap_folder(path), ignore_errors=True)
+                lock_path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -295,32 +312,6 @@ def made_folder(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # not empty, or gone
             for folder in missing:
                 folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked_without_files(path: Path) -> Iterator[None]:
-    """Lock `path`, without swap files at the start and the end. Raises InputError if the files belong to another run
-    or program."""
-    lock_path = path / _LOCK_FILE
-    leftover = find_leftover(path)
-    if leftover is not None and leftover.owner != "ended":
-        raise InputError(f"{path}: {leftover.line}")
-    with lock_path.open("a+") as lock:
-        # The file may have been removed by its last holder between the opening and the locking.
-        if not _try_lock(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
-            raise InputError(
-                f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
-            )
-        try:
-            shutil.rmtree(swap_folder(path), ignore_errors=True)
-            lock.seek(0)
-            lock.truncate()
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            lock.flush()
-            yield
-        finally:
-            shutil.rmtree(swap_folder(path), ignore_errors=True)
-            lock_path.unlink(missing_ok=True)
 
 
 def _try_lock(lock: IO[str]) -> bool:

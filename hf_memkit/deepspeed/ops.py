@@ -56,9 +56,8 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
         names.append("cpu_adam")
     if "nvme" in devices:
         names += ["pin_memory", "async_io"]  # async_io loads the other one first
-    if any(
-        zero.get(f"zero_quantized_{tensors}") is True for tensors in ("weights", "nontrainable_weights", "gradients")
-    ):
+    quantized = (zero.get(f"zero_quantized_{part}") for part in ("weights", "nontrainable_weights", "gradients"))
+    if any(value is True for value in quantized):
         names.append("quantizer")
     return tuple(names)
 
@@ -66,27 +65,21 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
 def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
     """Debian packages that are missing to build these operators. On a GPU async_io needs CUDA's compiler."""
     packages = []
-    if names and shutil.which(os.environ.get("CXX", "g++")) is None:
+    compiler = os.environ.get("CXX", "g++")
+    if names and shutil.which(compiler) is None:
         packages.append("g++")
     if names and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         packages.append("python3-dev")
-    if "async_io" in names and not packages and not _finds_libaio():
-        packages.append("libaio-dev")
-    if {"async_io", "quantizer"} & set(names) and not cpu and not _has_cuda_compiler():
-        packages.append("nvidia-cuda-toolkit")
+    if "async_io" in names and not packages:
+        command = [compiler, "-E", "-x", "c++", "-"]
+        if subprocess.run(command, input="#include <libaio.h>\n", text=True, capture_output=True).returncode != 0:
+            packages.append("libaio-dev")
+    if {"async_io", "quantizer"} & set(names) and not cpu:
+        from torch.utils.cpp_extension import CUDA_HOME
+
+        if CUDA_HOME is None or not (Path(CUDA_HOME) / "bin" / "nvcc").exists():
+            packages.append("nvidia-cuda-toolkit")
     return packages
-
-
-def _has_cuda_compiler() -> bool:
-    from torch.utils.cpp_extension import CUDA_HOME
-
-    return CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists()
-
-
-def _finds_libaio() -> bool:
-    compiler = os.environ.get("CXX", "g++")
-    command = [compiler, "-E", "-x", "c++", "-"]
-    return subprocess.run(command, input="#include <libaio.h>\n", text=True, capture_output=True).returncode == 0
 
 
 def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:

@@ -100,9 +100,12 @@ class ZeroSettings:
         zero = dict(section_of(config, "zero_optimization"))
         stage = _integer(zero, "stage", 0)
         if hidden_size:
-            zero |= {
-                name: size for name, size in _values_for_auto(stage, hidden_size).items() if zero.get(name) == "auto"
-            }
+            # Trainer's values (transformers 5.23.0: integrations/deepspeed.py, 232).
+            sizes = {"reduce_bucket_size": hidden_size * hidden_size}
+            if stage == 3:
+                sizes["stage3_prefetch_bucket_size"] = int(0.9 * hidden_size * hidden_size)
+                sizes["stage3_param_persistence_threshold"] = 10 * hidden_size
+            zero |= {name: size for name, size in sizes.items() if zero.get(name) == "auto"}
         element_bytes = 2 if any(section_of(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
         accumulate = section_of(config, "data_types").get("grad_accum_dtype")
         zenflow = section_of(zero, "zenflow")
@@ -151,15 +154,6 @@ class ZeroSettings:
     @property
     def swaps_parameters(self) -> bool:
         return self.parameters.device == "nvme"
-
-
-def _values_for_auto(stage: int, hidden_size: int) -> dict[str, int]:
-    """Trainer's values for "auto" (transformers 5.23.0: integrations/deepspeed.py, 232)."""
-    sizes = {"reduce_bucket_size": hidden_size * hidden_size}
-    if stage == 3:
-        sizes["stage3_prefetch_bucket_size"] = int(0.9 * hidden_size * hidden_size)
-        sizes["stage3_param_persistence_threshold"] = 10 * hidden_size
-    return sizes
 
 
 def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -30,21 +30,16 @@ def stage_3_rows(
     """Rows of one GPU and of one machine with `gpus` processes, some of 0 bytes. `linear_elements`: as in
     `zero_ledger`."""
     parts = split(trained, processes)
-    return (
+    rows = [
         *_parameters(settings, trained, parts, frozen, gpus=gpus, linear_elements=linear_elements),
         *_gradients(settings, trained, parts, gpus=gpus),
         *_states(settings, parts, gpus=gpus),
         _rounding(settings, parts, gpus=gpus),
-        *_saved(settings, trained),
-    )
-
-
-def _saved(settings: ZeroSettings, trained: ModelFacts) -> list[Row]:
-    """Weights that rank 0 gathers in RAM to save the model, or its adapters only."""
-    if not settings.gathers_to_save:
-        return []
-    source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
-    return [Term.SAVED_WEIGHTS.row("host", settings.element_bytes * trained.parameters, source, "save")]
+    ]
+    if settings.gathers_to_save:  # by rank 0, of the model or its adapters only
+        source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
+        rows.append(Term.SAVED_WEIGHTS.row("host", settings.element_bytes * trained.parameters, source, "save"))
+    return tuple(rows)
 
 
 def _parameters(
@@ -70,55 +65,31 @@ def _parameters(
         count = 1 if offload.device == "none" else gpus
         shares = [share for group in frozen_parts.shares for share in group]
         kept = [item for item in shares if offload.device != "nvme" or not is_swapped(settings, element * item)]
-        rows.append(
-            Term.FROZEN_WEIGHT_PARTITION.row(
-                place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only trained parameters are flattened"
-            )
-        )
+        source = f"{_PARTITION}: ds_tensor; only trained parameters are flattened"
+        rows.append(Term.FROZEN_WEIGHT_PARTITION.row(place, count * element * sum(kept), source))
     # One process that keeps its weights on the GPU gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
         # The current module is always gathered, even above the limit.
         live = min(elements, max(settings.live_elements, largest))
-        rows += [
-            Term.SMALL_PARAMETERS.row(
-                "device", element * persistent, f"{_COORDINATOR}: stage3_param_persistence_threshold"
-            ),
-            Term.LIVE_PARAMETERS.row(
-                "device", element * live, f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
-            ),
-        ]
+        source = f"{_COORDINATOR}: stage3_param_persistence_threshold"
+        rows.append(Term.SMALL_PARAMETERS.row("device", element * persistent, source))
+        source = f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
+        rows.append(Term.LIVE_PARAMETERS.row("device", element * live, source))
     if gathers and not settings.memory_efficient_linears:
         # torch's linear layer saves the transposed weight, a view that keeps the gathered weight.
-        rows.append(
-            Term.HELD_WEIGHTS.row(
-                "device",
-                element * linear_elements,
-                "deepspeed 0.19.8: runtime/zero/linear.py: memory_efficient_linear",
-            )
-        )
+        source = "deepspeed 0.19.8: runtime/zero/linear.py: memory_efficient_linear"
+        rows.append(Term.HELD_WEIGHTS.row("device", element * linear_elements, source))
     if parts.processes > 1 and not settings.sequential:
         bucket = min(elements, max(settings.prefetch_elements, largest))
-        rows.append(
-            Term.ALL_GATHER_BUFFER.row(
-                "device",
-                element * bucket,
-                f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size",
-            )
-        )
-    secondary = min(settings.secondary_partition, parts.processes)
+        source = f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size"
+        rows.append(Term.ALL_GATHER_BUFFER.row("device", element * bucket, source))
     if settings.secondary_partition > 1:
-        rows.append(
-            Term.SECONDARY_PARTITION.row(
-                "device", element * elements // secondary, f"{_PARTITION}: zero_hpz_partition_size"
-            )
-        )
+        size = element * elements // min(settings.secondary_partition, parts.processes)
+        rows.append(Term.SECONDARY_PARTITION.row("device", size, f"{_PARTITION}: zero_hpz_partition_size"))
     if offload.device == "cpu":
-        rows.append(
-            Term.WEIGHT_PARTITION.row(
-                "pinned", gpus * element * share, f"{_SOURCE} 906: page-locked, also without pin_memory"
-            )
-        )
+        source = f"{_SOURCE} 906: page-locked, also without pin_memory"
+        rows.append(Term.WEIGHT_PARTITION.row("pinned", gpus * element * share, source))
     elif offload.device == "nvme":
         rows += _swapped_parameters(settings, trained, parts, frozen, frozen_parts, gpus=gpus)
     return rows
@@ -126,22 +97,19 @@ def _parameters(
 
 def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
     element = settings.element_bytes
-    partition = settings.accumulator_bytes * parts.share
-    term, source = Term.FLAT_GRADIENT_PARTITION, f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
-    rows = [
+    partition, bucket = settings.accumulator_bytes * parts.share, element * settings.bucket_elements
+    place: Place = "device"
+    if settings.optimizer.device != "none":
+        place, partition = "pinned" if settings.optimizer.pin_memory else "host", gpus * partition
+    return [
         Term.LARGEST_GRADIENT.row(
             "device", element * trained.largest_parameter, f"{_SOURCE}: a gradient before it is reduced", "backward"
         ),
         Term.GRADIENT_BUCKET.row(
-            "device",
-            settings.buckets * element * settings.bucket_elements,
-            f"{_SOURCE} 782: reduce_bucket_size, held from the start",
+            "device", settings.buckets * bucket, f"{_SOURCE} 782: reduce_bucket_size, held from the start"
         ),
+        Term.FLAT_GRADIENT_PARTITION.row(place, partition, f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"),
     ]
-    if settings.optimizer.device == "none":
-        return [*rows, term.row("device", partition, source)]
-    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
-    return [*rows, term.row(place, gpus * partition, source)]
 
 
 def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
@@ -165,12 +133,9 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
             ),
         ]
     first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
-    on_gpu, offloaded = sum(groups[:first]), groups[first:]
-    rows = [
-        Term.STATES_KEPT_BY_RATIO.row(
-            "device", (master + moments + master) * on_gpu, f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
-        ),
-    ]
+    on_gpu, offloaded = (master + moments + master) * sum(groups[:first]), groups[first:]
+    source = f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
+    rows = [Term.STATES_KEPT_BY_RATIO.row("device", on_gpu, source)]
     place: Place = "pinned" if offload.pin_memory else "host"
     if settings.swaps_optimizer:
         rows += _swapped_states(settings, parts, gpus=gpus)

@@ -3,6 +3,8 @@ unless a file is named."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.terms import Place
 from hf_memkit.deepspeed.engine_terms import Term
@@ -36,45 +38,30 @@ def stage_1_2_rows(
         rows.append(Term.FROZEN_WEIGHTS.row("device", size, source))
     rows += _gpu_gradients(settings, model, parts, accumulation=accumulation)
     if settings.buckets:
-        rows.append(
-            Term.GRADIENT_BUCKETS.row(
-                "device",
-                settings.buckets * settings.bucket_elements * settings.element_bytes,
-                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, for any size of the model",
-                "backward",
-            )
-        )
+        size = settings.buckets * settings.bucket_elements * settings.element_bytes
+        source = f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, for any size of the model"
+        rows.append(Term.GRADIENT_BUCKETS.row("device", size, source, "backward"))
         if parts.processes > 1:
             elements = min(max(settings.bucket_elements, model.largest_parameter), model.parameters)
-            rows.append(
-                Term.FLATTENED_BUCKET.row(
-                    "device",
-                    settings.element_bytes * elements,
-                    f"{_SOURCE} 2365: gradients that several processes own are copied to be reduced",
-                    "backward",
-                )
-            )
+            source = f"{_SOURCE} 2365: gradients that several processes own are copied to be reduced"
+            rows.append(Term.FLATTENED_BUCKET.row("device", settings.element_bytes * elements, source, "backward"))
     if (settings.optimizer_type or "").lower().startswith("onebit"):
         errors = 4 * model.parameters + 4 * model.parameters // parts.processes
-        rows.append(
-            Term.ERROR_FEEDBACK.row(
-                "device", errors, "deepspeed 0.19.6: runtime/fp16/onebit/adam.py 179: worker_error, server_error"
-            )
-        )
+        source = "deepspeed 0.19.6: runtime/fp16/onebit/adam.py 179: worker_error, server_error"
+        rows.append(Term.ERROR_FEEDBACK.row("device", errors, source))
+    # Elements of each group's optimizer states on one process; stage 0 does not split them.
+    shares = parts.flat_shares if settings.stage else parts.flat_groups
     if settings.optimizer.device == "none":
-        return (*rows, *_states_on_gpu(settings, parts))
+        return (*rows, *_states_on_gpu(settings, shares))
     if settings.zenflow_overlap:
         return (*rows, *_zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
-    return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
-
-
-def _shares(settings: ZeroSettings, parts: Split) -> tuple[int, ...]:
-    """Elements of each group's optimizer states on one process; stage 0 does not split them."""
-    return parts.flat_shares if settings.stage else parts.flat_groups
+    # Low-precision gradients are accumulated in place; others in a buffer each for the parameters of each process.
+    accumulators = _owned(model, parts, gpus) if accumulation and settings.master_bytes == 4 else ()
+    return (*rows, *_states_on_host(settings, model, shares, accumulators, gpus=gpus))
 
 
 def _gpu_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, accumulation: bool) -> list[Row]:
-    element = settings.element_bytes
+    element, largest = settings.element_bytes, settings.element_bytes * model.largest_parameter
     offloaded = settings.optimizer.device != "none"
     rows = []
     if settings.stage < 2:
@@ -83,39 +70,22 @@ def _gpu_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, a
             accumulators = settings.accumulator_bytes * model.parameters
             rows.append(Term.GRADIENT_ACCUMULATORS.row("device", accumulators, "grad_accum_dtype, not split"))
     else:
-        rows.append(
-            Term.LARGEST_GRADIENT.row(
-                "device",
-                element * model.largest_parameter,
-                f"{_SOURCE} 1449: a gradient before it is reduced",
-                "backward",
-            )
-        )
+        source = f"{_SOURCE} 1449: a gradient before it is reduced"
+        rows.append(Term.LARGEST_GRADIENT.row("device", largest, source, "backward"))
         if not offloaded:
             compact = settings.accumulator_bytes == 4 > element  # 1270: flat, to the element
-            share = settings.accumulator_bytes * (
-                sum(parts.flat_shares) if compact else _largest_touched(model, parts)
-            )
+            elements = sum(parts.flat_shares) if compact else _largest_touched(model, parts)
+            share = settings.accumulator_bytes * elements
             rows.append(Term.GRADIENT_PARTITION.row("device", share, f"{_SOURCE} 1270, 2187: whole parameters"))
             if accumulation and not compact:
                 source = f"{_SOURCE} 1042: from the second micro-batch on, added when it ends"
                 rows.append(Term.GRADIENT_PARTITION_AGAIN.row("device", share, source, "backward"))
     if offloaded:
-        rows.append(
-            Term.OUTGOING_GRADIENT.row(
-                "device",
-                element * model.largest_parameter,
-                f"{_SOURCE} 659: temp_grad_buffer_for_gpu_offload",
-            )
-        )
-        rows.append(
-            Term.FP64_GRADIENT.row(
-                "device",
-                8 * _largest_piece(model, parts),
-                f"{_SOURCE} 1886: of the largest piece of a parameter that a process owns",
-                "optimizer",  # the embedding's, the largest, comes last, when loss and activations are freed
-            )
-        )
+        source = f"{_SOURCE} 659: temp_grad_buffer_for_gpu_offload"
+        rows.append(Term.OUTGOING_GRADIENT.row("device", largest, source))
+        source = f"{_SOURCE} 1886: of the largest piece of a parameter that a process owns"
+        # In the optimizer's phase: the embedding's, the largest, comes last, when loss and activations are freed.
+        rows.append(Term.FP64_GRADIENT.row("device", 8 * _largest_piece(model, parts), source, "optimizer"))
     return rows
 
 
@@ -143,55 +113,35 @@ def _largest_piece(model: ModelFacts, parts: Split) -> int:
     return largest
 
 
-def _states_on_gpu(settings: ZeroSettings, parts: Split) -> list[Row]:
-    shares = _shares(settings, parts)
+def _states_on_gpu(settings: ZeroSettings, shares: Sequence[int]) -> list[Row]:
     total, largest = sum(shares), max(shares)
-    rows = [
-        Term.MOMENTS.row("device", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq"),
-    ]
+    rows = [Term.MOMENTS.row("device", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq")]
     if settings.stage == 0 and settings.element_bytes == 4:  # deepspeed 0.19.8: runtime/engine.py 2313
         return rows  # the optimizer steps on the weights themselves
     rows.insert(0, Term.MASTER_WEIGHTS.row("device", settings.master_bytes * total, f"{_SOURCE} 560"))
     if settings.stage == 2 and settings.accumulator_bytes == 4 > settings.element_bytes:
         return rows  # 2904: gradients were accumulated flat, in the master's type
-    rows.append(
-        Term.FLATTENED_GRADIENTS.row(
-            "device",
-            settings.accumulator_bytes * largest,
-            f"{_SOURCE} 3114: of the largest parameter group",
-            "optimizer",
-        )
-    )
+    source = f"{_SOURCE} 3114: of the largest parameter group"
+    rows.append(Term.FLATTENED_GRADIENTS.row("device", settings.accumulator_bytes * largest, source, "optimizer"))
     if settings.accumulator_bytes != settings.master_bytes:
-        rows.append(
-            Term.CONVERTED_GRADIENTS.row(
-                "device",
-                settings.master_bytes * largest,
-                f"{_SOURCE} 3118: of the largest parameter group",
-                "optimizer",
-            )
-        )
+        source = f"{_SOURCE} 3118: of the largest parameter group"
+        rows.append(Term.CONVERTED_GRADIENTS.row("device", settings.master_bytes * largest, source, "optimizer"))
     return rows
 
 
 def _states_on_host(
-    settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int, accumulation: bool
+    settings: ZeroSettings, model: ModelFacts, shares: Sequence[int], accumulators: Sequence[int], *, gpus: int
 ) -> list[Row]:
     place: Place = "pinned" if settings.optimizer.pin_memory else "host"
     element, master = settings.element_bytes, settings.master_bytes
-    shares = _shares(settings, parts)
     total, largest = sum(shares), model.largest_parameter
-    # Low-precision gradients are accumulated in place; others in a buffer each for the parameters of each process.
-    accumulators = _owned(model, parts, gpus) if accumulation and master == 4 else ()
     rows = [
         Term.FP32_MASTER_WEIGHTS.row(place, gpus * master * total, f"{_SOURCE} 560"),
         Term.FP32_GRADIENTS.row(place, gpus * master * total, f"{_SOURCE} 937"),
         Term.FP32_MOMENTS.row("host", gpus * 2 * settings.moment_bytes * total, "DeepSpeedCPUAdam: two"),
         Term.STAGING.row(place, gpus * element * total, f"{_SOURCE} 567"),
         Term.HOST_ACCUMULATORS.row(
-            place,
-            element * sum(accumulators),
-            f"{_SOURCE} 1824, with accumulation: a buffer a parameter",
+            place, element * sum(accumulators), f"{_SOURCE} 1824, with accumulation: a buffer a parameter"
         ),
         Term.INCOMING_GRADIENT.row(place, gpus * element * largest, f"{_SOURCE} 653"),
     ]

@@ -1,4 +1,4 @@
-"""Bytes that DDP, FSDP and DeepSpeed move in one optimizer step: between GPUs, over PCIe, in RAM and to the disk.
+"""Bytes that DDP and DeepSpeed move in one optimizer step: between GPUs, over PCIe, in RAM and to the disk.
 
 Bytes of collectives are sent by one GPU in a ring of n (NVIDIA nccl-tests, doc/PERFORMANCE.md): all-reduce 2(n-1)/n of
 the tensor; all-gather, reduce-scatter and each rank's part of a reduce (n-1)/n. tests/engine/test_traffic.py compares
@@ -64,7 +64,6 @@ class StepTraffic:
         rows: the transfers.
         gpus: GPUs of the machine.
         on_gpu: share of the whole optimizer step that one GPU computes.
-        unit_passes: number of times that an FSDP unit is gathered, computed and resharded.
         reads_ahead, writes_behind: states of the next sub-group are read, and those of the previous one written,
             during a sub-group's step (`pipeline_read`, `pipeline_write`).
     """
@@ -72,7 +71,6 @@ class StepTraffic:
     rows: tuple[Traffic, ...] = ()
     gpus: int = 1
     on_gpu: float = 1.0
-    unit_passes: int = 0
     reads_ahead: bool = False
     writes_behind: bool = False
 
@@ -84,7 +82,7 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTra
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    return StepTraffic(_nonempty(row), gpus)
+    return StepTraffic(nonempty(row), gpus)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
@@ -94,47 +92,6 @@ def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
     for size in reversed(model.sizes):
         filled = size if filled + size > bucket_elements else filled + size
     return filled
-
-
-def fsdp_traffic(
-    model: ModelFacts,
-    *,
-    gpus: int,
-    accumulation: int,
-    element_bytes: int,
-    frozen_bytes: int = 0,
-    reentrant: bool = False,
-    units: int | None = None,
-) -> StepTraffic:
-    """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
-    micro-batch.
-
-    Args:
-        gpus: GPUs of one machine.
-        accumulation: micro-batches a step.
-        element_bytes: bytes of a gathered weight and of a reduced gradient.
-        frozen_bytes: stored bytes of gathered frozen weights.
-        reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
-            (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit; the
-            other form gathers no more than without checkpointing.
-        units: number of modules that FSDP wraps separately, plus the model; None: the layers plus the model.
-    """
-    remote = (gpus - 1) / gpus
-    trained = element_bytes * model.parameters
-    gathered = remote * (trained + frozen_bytes)
-    layers = max(1, model.layers)
-    layer_bytes = gathered / layers
-    gathers = 2 if reentrant else 1
-    source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
-    rows = _nonempty(
-        Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
-                accumulation * layer_bytes, source),
-        Traffic("all-gather of weights, backward", "gpus", accumulation * gathers * gathered, "backward", accumulation,
-                accumulation * layer_bytes, source),
-        Traffic("reduce-scatter of gradients", "gpus", remote * trained, "backward", 1, remote * trained / layers,
-                "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
-    )  # fmt: skip
-    return StepTraffic(rows, gpus, 1 / gpus, unit_passes=accumulation * (1 + gathers) * (units or layers + 1))
 
 
 def zero_traffic(
@@ -163,19 +120,13 @@ def zero_traffic(
     zero = section_of(config, "zero_optimization")
     overlap = zero.get("overlap_comm")
     job = _Job(
-        settings,
-        zero,
-        model,
-        frozen,
-        gpus,
-        accumulation,
-        recomputes,
+        settings, zero, model, frozen, gpus, accumulation, recomputes,
         overlaps=overlap is True or (overlap is not False and settings.stage == 3),
         sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
         clips=bool(config.get("gradient_clipping")),
         fp16=section_of(config, "fp16").get("enabled") is True,
-    )
-    rows = _nonempty(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    )  # fmt: skip
+    rows = nonempty(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
     on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
     offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
@@ -185,10 +136,6 @@ def zero_traffic(
         reads_ahead=offload.get("pipeline_read") is True,
         writes_behind=offload.get("pipeline_write") is True,
     )
-
-
-_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
 
 
 def unmodelled_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -205,6 +152,10 @@ def unmodelled_keys(config: Mapping[str, Any]) -> tuple[str, ...]:
     if section_of(config, "compile").get("deepcompile") is True:
         keys.append("compile.deepcompile")
     return tuple(keys)
+
+
+_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +187,7 @@ class _Job:
         return self.accumulation if self.overlaps else 0
 
 
-def _nonempty(*rows: Traffic) -> tuple[Traffic, ...]:
+def nonempty(*rows: Traffic) -> tuple[Traffic, ...]:
     return tuple(row for row in rows if row.moved_bytes)
 
 
@@ -326,10 +277,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
     distance = distance if isinstance(distance, int | float) else 1_000_000_000
     kept = min(elements, distance // (3 if job.recomputes else 2))
     tied = sum(item.tied for item in models) if distance < elements else 0
-    fetched = {
-        "forward": elements + tied,
-        "backward": elements - kept + (0 if settings.prefetch_elements else tied),
-    }
+    fetched = {"forward": elements + tied, "backward": elements - kept + (0 if settings.prefetch_elements else tied)}
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
         rows += _fetch_weights(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
@@ -361,9 +309,7 @@ def _fetch_weights(job: _Job, phase: Literal["forward", "backward"], size: float
     )
     hidden = 0 if settings.sequential else job.overlapped
     coordinator = "partitioned_param_coordinator.py 569"
-    rows = [
-        Traffic(f"all-gather of weights, {phase}", "gpus", job.part * size, phase, hidden, 0, coordinator),
-    ]
+    rows = [Traffic(f"all-gather of weights, {phase}", "gpus", job.part * size, phase, hidden, 0, coordinator)]
     if settings.parameters.device == "none":
         return rows
     rows.append(
@@ -412,18 +358,11 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
         states, swapped = master + 2 * settings.moment_bytes, job.gpus * on_disk
         source = "runtime/swap_tensor/partitioned_optimizer_swapper.py"
         rows += [
-            Traffic(
-                "gradients to disk",
-                "write",
-                master * swapped,
-                "backward",
-                1,
-                0,
-                f"{_STAGE_3} 1459; runtime/swap_tensor/async_swapper.py: buffers are written as they fill",
-            ),
+            Traffic("gradients to disk", "write", master * swapped, "backward", 1, 0,
+                    f"{_STAGE_3} 1459; runtime/swap_tensor/async_swapper.py: buffers are written as they fill"),
             Traffic(STATES_READ, "read", (states + master) * swapped, "optimizer", 0, 0, source),
             Traffic(STATES_WRITTEN, "write", states * swapped, "optimizer", 0, 0, source),
-        ]
+        ]  # fmt: skip
     return rows
 
 

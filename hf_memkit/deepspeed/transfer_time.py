@@ -155,19 +155,11 @@ def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) ->
     return EngineHooks(beside=(low, middle, high), of_step=_ENGINE_STEP_S)
 
 
-_UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
-"""Host time for the hooks of one FSDP unit in one forward or backward. Measured on one busy core of an AMD EPYC: 0.17
-to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with and without
-reentrant checkpointing), with a process group that sends nothing, on a CPU, so without calls of CUDA and NCCL. GPU
-machines have faster cores. The host is at most two gathers ahead of the GPU (torch 2.13:
-distributed/fsdp/_limiter_utils.py), too few to hide small units; at best all is hidden."""
-
-
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
     """Seconds of one optimizer step beyond forward and backward.
 
     Args:
-        traffic: from `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU without them.
+        traffic: from `ddp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU without them.
         traced: seconds of the computation.
         gpu, host: rates. All GPUs of a machine transfer at once, over their own links, one RAM and one disk. On the
             host DeepSpeedCPUAdam uses all cores, or torch's fused AdamW, which is as fast there
@@ -194,9 +186,6 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
             tensor_gb = transfer.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
             exposed = exposed + _PASSES.times(tensor_gb / gpu.achievable_memory_gb_per_s.value)
         rows.append(CostRow(transfer.name, transfer.moved_bytes, exposed, total))
-    if traffic.unit_passes:
-        hooks = _UNIT.times(traffic.unit_passes)
-        rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks))
     optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer))
     return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))

@@ -42,7 +42,17 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
             named.append(new)
     if problems:
         raise SettingError("\n".join(dict.fromkeys(problems)))
-    return _with_techniques([entry.technique for entry in named], extra)
+    added: list[Technique] = []
+    for word in extra:
+        if word in PRESETS and word not in TECHNIQUES:
+            raise InputError(f"techniques: {word!r} is a preset. Join it to the preset by +: --preset PRESET+{word}")
+        technique = find_technique(word)
+        other = next((old for old in added if _conflict(old, technique)), None)
+        if other is not None:
+            raise SettingError(f"techniques {other.name!r} and {word!r} both set {technique.slot}. Choose one")
+        added.append(technique)
+    kept = [old.technique for old in named if not any(_conflict(old.technique, technique) for technique in added)]
+    return in_order([*kept, *added])
 
 
 def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
@@ -63,21 +73,6 @@ def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mappi
         if not impossible:
             return setup
         left_out.update(impossible)
-
-
-def _with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
-    """`techniques` with those named in `extra`, which replace others of the same slot; in order."""
-    new: list[Technique] = []
-    for name in extra:
-        if name in PRESETS and name not in TECHNIQUES:
-            raise InputError(f"techniques: {name!r} is a preset. Join it to the preset by +: --preset PRESET+{name}")
-        technique = find_technique(name)
-        clash = next((old for old in new if _conflict(old, technique)), None)
-        if clash is not None:
-            raise SettingError(f"techniques {clash.name!r} and {name!r} both set {technique.slot}. Choose one")
-        new.append(technique)
-    kept = [old for old in techniques if not any(_conflict(old, technique) for technique in new)]
-    return in_order([*kept, *new])
 
 
 def _conflict(technique: Technique, other: Technique) -> bool:
@@ -123,9 +118,8 @@ def apply_preset(
     """
     setup = Setup(preset=name, job=job)
     left_out = left_out or {}
-    techniques = [
-        entry for entry in compose(name, extra) if entry.name not in left_out and entry.family not in without
-    ]
+    applied = (entry for entry in compose(name, extra) if entry.name not in left_out)
+    techniques = [entry for entry in applied if entry.family not in without]
     owner: dict[str, Technique] = {}
     for technique in techniques:
         before = {setting.key: setting.value for setting in setup.settings}

@@ -34,11 +34,11 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
         global_batch_size=request.global_batch_size, sequence_length=request.sequence_length, gpus=request.gpus,
         nodes=request.nodes,
     )  # fmt: skip
-    facts = None
     if request.model is not None:
         refuse_absent(request.model)
     nvme_path = request.nvme_path or DEFAULT_NVME
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, nvme_path)
+    facts = None
     if request.model is not None:
         use_hub = hub_reachable() if use_hub is None else use_hub
         facts = describe(request.model, use_hub=use_hub, use_built_in=True)
@@ -61,12 +61,8 @@ def preset_for(job: Job, request: Request) -> Setup:
         return dataclasses.replace(changed, replaced=replaced)
 
     def with_sizes(sizes: Sizes) -> Setup:
-        sized = dataclasses.replace(
-            job,
-            micro_batch_size=sizes.micro_batch,
-            accumulation=sizes.accumulation,
-            sequence_length=sizes.sequence_length,
-        )
+        sized = dataclasses.replace(job, micro_batch_size=sizes.micro_batch, accumulation=sizes.accumulation)
+        sized = dataclasses.replace(sized, sequence_length=sizes.sequence_length)
 
         def build(left_out: Mapping[str, str]) -> Setup:
             # The user's own come before the ledger, which depends on them.

@@ -129,11 +129,32 @@ def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = 
     variables = [s for s in setup.settings if s.key.startswith("environment.")] if script != "trl" else []
     lines = [Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}") for s in variables]
     lines += _loading_arguments(setup, included)
-    lines += _model_changes(setup)
-    lines += _adapter(setup, script)
-    lines += [_for_trl(part) if script == "trl" else part for part in _parts(setup)]
-    lines += _optimizer(setup)
-    return tuple(lines if set(LENGTH_NAMES) & set(own) else lines + _length(setup, included))
+    for s in setup.settings:  # changes of the loaded model: padded vocabulary, config values
+        if s.key == "model.pad_vocabulary_to_multiple_of":
+            padded = f"model.resize_token_embeddings(pad_to_multiple_of={_literal(s.value)})"
+            lines.append(Outside(_setting_texts([s]), s.reason, padded))
+        elif s.key.startswith("model.") and s.key not in (*_LOADING, *_FACTS):
+            line = f"model.config.{_name(s)} = {_literal(s.value)}"
+            lines.append(Outside(_setting_texts([s]), s.reason, line))
+    fields = [s for s in setup.settings if s.key.startswith("adapter.")]
+    if adapter := [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]:
+        config = f"LoraConfig({_keywords(setup.section('adapter'))})"
+        call = f"from peft import LoraConfig, get_peft_model; model = get_peft_model(model, {config})"
+        lines.append(Outside(_setting_texts(adapter), _reasons(adapter), call, essential=True))
+    lines += _parts(setup, script)
+    options = optimizer_options(setup)
+    if options is not None:
+        module, _, name = str(setup["optimizer.class"]).partition(":")
+        reason = next(s.reason for s in setup.settings if s.key.startswith("optimizer."))
+        inner = ", ".join(f"{json.dumps(key)}: {_literal(value)}" for key, value in options.items())
+        line = f"from {module} import {name}; Trainer(…, optimizer_cls_and_kwargs=({name}, {{{inner}}}))"
+        lines.append(Outside(f"optimizer.class = {name}", reason, line, essential=True))
+    for s in setup.settings if not set(LENGTH_NAMES) & set(own) else ():
+        # If requested or computed: every script has another name for it.
+        if s.key == _LENGTH and s.key not in included and not s.reason.startswith("assumed"):
+            line = f"cut the samples to {s.value} tokens (run_clm.py: block_size, TRL: max_length)"
+            lines.append(Outside(_setting_texts([s]), s.reason, line))
+    return tuple(lines)
 
 
 def _loading_arguments(setup: Setup, included: set[str]) -> list[Outside]:
@@ -141,91 +162,35 @@ def _loading_arguments(setup: Setup, included: set[str]) -> list[Outside]:
     loading_settings = [s for s in setup.settings if s.key in _LOADING and s.key not in included]
     if not loading_settings:
         return []
-    options = model_options(setup)
     name = _literal(setup["model.name"]) if "model.name" in setup else "MODEL"
-    shown = []
-    for key, value in options.items():
-        if key == "quantization_config":
-            shown.append(f"quantization_config=BitsAndBytesConfig({_keywords(value)})")
-        else:
-            shown.append(f"{key}={_literal(value)}")
+    shown = [
+        f"{key}=BitsAndBytesConfig({_keywords(value)})" if key == "quantization_config" else f"{key}={_literal(value)}"
+        for key, value in model_options(setup).items()
+    ]
     call = f"model = AutoModelForCausalLM.from_pretrained({', '.join([name, *shown])})"
     essential = any(s.key == "model.quantization" for s in loading_settings)
     return [Outside(_setting_texts(loading_settings), _reasons(loading_settings), call, essential)]
 
 
-def _model_changes(setup: Setup) -> list[Outside]:
-    """Changes of the loaded model: padded vocabulary, config values."""
-    lines = []
-    for s in setup.settings:
-        if not s.key.startswith("model.") or s.key in (*_LOADING, *_FACTS):
-            continue
-        line = f"model.config.{_name(s)} = {_literal(s.value)}"
-        if s.key == "model.pad_vocabulary_to_multiple_of":
-            line = f"model.resize_token_embeddings(pad_to_multiple_of={_literal(s.value)})"
-        lines.append(Outside(_setting_texts([s]), s.reason, line))
-    return lines
-
-
-def _adapter(setup: Setup, script: str) -> list[Outside]:
-    fields = [s for s in setup.settings if s.key.startswith("adapter.")]
-    adapter_settings = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
-    if not adapter_settings:
-        return []
-    call = (
-        "from peft import LoraConfig, get_peft_model; "
-        f"model = get_peft_model(model, LoraConfig({_keywords(setup.section('adapter'))}))"
-    )
-    return [Outside(_setting_texts(adapter_settings), _reasons(adapter_settings), call, essential=True)]
-
-
-def _parts(setup: Setup) -> list[Outside]:
+def _parts(setup: Setup, script: str) -> list[Outside]:
     lines = []
     for s in setup.settings:
         section, _, name = s.key.partition(".")
+        further = f", {_keywords(s.value)}" if section in ("model_parts", "trainer_parts") and s.value else ""
+        reason = s.reason
         if section == "model_parts":
-            line = f"from hf_memkit.components.{name} import install; install(model{_further_keywords(s.value)})"
+            line = f"from hf_memkit.components.{name} import install; install(model{further})"
+            if script == "trl" and name == "chunked_loss":  # SFTTrainer never makes the logits of a batch
+                reason += "; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
         elif section == "trainer_parts":
             line = (
                 f"from hf_memkit.components.{name} import trainer_options; Trainer(…, **trainer_options(model=model, "
-                f"processing_class=tokenizer, arguments=training_args{_further_keywords(s.value)}))"
+                f"processing_class=tokenizer, arguments=training_args{further}))"
             )
         else:
             continue
-        lines.append(Outside(_setting_texts([s]), s.reason, line))
+        lines.append(Outside(_setting_texts([s]), reason, line))
     return lines
-
-
-def _for_trl(part: Outside) -> Outside:
-    """A component for users of TRL: SFTTrainer never makes the logits of a batch anyway."""
-    if not part.setting.startswith("model_parts.chunked_loss"):
-        return part
-    why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
-    return Outside(part.setting, why, part.line)
-
-
-def _optimizer(setup: Setup) -> list[Outside]:
-    options = optimizer_options(setup)
-    if options is None:
-        return []
-    module, _, name = str(setup["optimizer.class"]).partition(":")
-    optimizer_settings = [s for s in setup.settings if s.key.startswith("optimizer.")]
-    inner = ", ".join(f"{json.dumps(key)}: {_literal(value)}" for key, value in options.items())
-    line = f"from {module} import {name}; Trainer(…, optimizer_cls_and_kwargs=({name}, {{{inner}}}))"
-    return [Outside(f"optimizer.class = {name}", optimizer_settings[0].reason, line, essential=True)]
-
-
-def _length(setup: Setup, included: set[str]) -> list[Outside]:
-    """The tokens of a sequence, if requested or computed: every script has another name for them."""
-    return [
-        Outside(
-            _setting_texts([s]),
-            s.reason,
-            f"cut the samples to {s.value} tokens (run_clm.py: block_size, TRL: max_length)",
-        )
-        for s in setup.settings
-        if s.key == _LENGTH and s.key not in included and not s.reason.startswith("assumed")
-    ]
 
 
 def _name(setting: Setting) -> str:
@@ -242,11 +207,6 @@ def _reasons(settings: list[Setting]) -> str:
 
 def _keywords(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={_literal(value)}" for key, value in values.items())
-
-
-def _further_keywords(options: Mapping[str, Any]) -> str:
-    """Further keyword arguments of a call."""
-    return f", {_keywords(options)}" if options else ""
 
 
 def _literal(value: Any) -> str:

@@ -112,7 +112,7 @@ class PresetSetup(Setup):
         current names."""
         own_fields = {
             current_name(name): getattr(value, "value", value) for name, value in own.items()
-        }  # enums are texts
+        }  # enums: texts
         setup, replaced = remove_replaced(self, own_fields)
         changed = [name for name in _SIZES if name in own_fields and own_fields[name] != self.get(f"arguments.{name}")]
         batch = self.request.global_batch_size if self.request is not None else None
@@ -144,9 +144,8 @@ class PresetSetup(Setup):
             RunError: the weights cannot be loaded, or a component cannot work on this model.
         """
         if "model.name" not in self:
-            raise InputError(
-                "this preset has no model. Write preset(…, model='ID or folder'), or load yours and pass model=…"
-            )
+            write = "Write preset(…, model='ID or folder'), or load yours and pass model=…"
+            raise InputError(f"this preset has no model. {write}")
         build.require_packages(self)
         model = build.build_model(self, say, random_weights=random_weights)
         self.install(model)

@@ -27,9 +27,8 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     )
     notes = [_memory_note(setup, job.processes)]
     if job.gpus > 1:
-        notes.append(
-            f"RAM and disk are counted for one machine with its {job.gpus} processes, the GPU for one of them."
-        )
+        one = f"one machine with its {job.gpus} processes"
+        notes.append(f"RAM and disk are counted for {one}, the GPU for one of them.")
     if job.nodes > 1:
         notes.append(
             f"The output folder must be one that all {job.nodes} machines see: each process saves its part of the "

@@ -88,10 +88,10 @@ class LargestSize:
             if prediction.categories[name]
         ]
         setup = setup.with_rows(*rows)
-        problem = f"is predicted {prediction.verdict}: {prediction.why}".replace(
-            "predicted does not", "predicted not to"
-        )
-        return setup if fits(prediction, setup.resolved_for.machine) else setup.with_problems([problem])
+        if fits(prediction, setup.resolved_for.machine):
+            return setup
+        predicted = f"predicted {prediction.verdict}".replace("predicted does not", "predicted not to")
+        return setup.with_problems([f"is {predicted}: {prediction.why}"])
 
 
 def solve(
@@ -153,9 +153,8 @@ def solve(
             divisors, share = micro_batches(global_batch_size, job.processes), global_batch_size // job.processes
             solved = largest(divisors, divisors[0], lambda size: Sizes(size, share // size, length))
             micro_limit = solved.size
-        chosen = {
-            key: own[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps") if key in own
-        }
+        keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
+        chosen = {key: own[key] for key in keys if key in own}
         if solves_for == "sequence" and micro and not chosen:
             chosen = {"per_device_train_batch_size": micro}
         micro, accumulation, reason = split_batch(global_batch_size, micro_limit, job.processes, chosen)
@@ -193,9 +192,8 @@ def find_largest(
 
 def fits(prediction: Prediction, machine: Machine) -> bool:
     """Whether the GPU has room; RAM and disk do not depend on the batch."""
-    return (
-        prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)).verdict == "fits"
-    )
+    unlimited = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
+    return prediction.with_verdict(unlimited).verdict == "fits"
 
 
 def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], machine: Machine) -> int | None:

@@ -38,11 +38,9 @@ def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tu
     for name, value in own.items():
         key = f"arguments.{name}"
         if not _is_set_to(changed, key, value):
-            preset_setting = replaced_settings.get(key)
-            reason = (
-                "" if preset_setting is None else f"; the preset has {preset_setting.value!r}: {preset_setting.reason}"
-            )
-            changed = changed.put(key, value, f"yours{reason}")
+            old = replaced_settings.get(key)
+            instead = "" if old is None else f"; the preset has {old.value!r}: {old.reason}"
+            changed = changed.put(key, value, f"yours{instead}")
     return changed, replaced
 
 
@@ -66,8 +64,11 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
             dependent += _CHECKS.get(name, ())
             replaced.append(Replaced(preset_setting, name, value))
             setup = setup.drop(key)
-        for prefix in dependent:
-            setup = _drop(setup, prefix, name, value, f"it belongs to the preset's {name}", own, replaced)
+        for s in [s for prefix in dependent for s in setup.settings if prefix in (s.key, s.key.partition(".")[0])]:
+            if s.key.removeprefix("arguments.") not in own:
+                setup = setup.drop(s.key)
+                if not s.key.startswith("optimizer.") or s.key == "optimizer.class":  # one entry for the section
+                    replaced.append(Replaced(s, name, value, f"it belongs to the preset's {name}"))
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)
@@ -81,9 +82,8 @@ def _for_a_cpu(setup: Setup, own: Mapping[str, Any], replaced: list[Replaced]) -
     after, left_out = without_gpu(setup, keep=own)
     for omitted in left_out:
         original = next(s for s in setup.settings if omitted.key in (s.key, f"{s.key}.offload"))
-        replaced.append(
-            Replaced(Setting(omitted.key, omitted.value, original.reason), "use_cpu", True, omitted.reason)
-        )
+        setting = Setting(omitted.key, omitted.value, original.reason)
+        replaced.append(Replaced(setting, "use_cpu", True, omitted.reason))
     config = after.get("deepspeed.config")
     if config is not None and unpin_optimizer(config):
         original = next(s for s in setup.settings if s.key == "deepspeed.config")
@@ -91,18 +91,3 @@ def _for_a_cpu(setup: Setup, own: Mapping[str, Any], replaced: list[Replaced]) -
         replaced.append(Replaced(Setting(key, True, original.reason), "use_cpu", True, PAGE_LOCKED))
         after = after.put("deepspeed.config", config, original.reason)
     return after
-
-
-def _drop(
-    setup: Setup, prefix: str, name: str, value: Any, why: str, own: Mapping[str, Any], replaced: list[Replaced]
-) -> Setup:
-    """Drop a key, or a section, except the user's own settings."""
-    for setting in setup.settings:
-        if setting.key != prefix and setting.key.partition(".")[0] != prefix:
-            continue
-        if setting.key.removeprefix("arguments.") in own:
-            continue
-        setup = setup.drop(setting.key)
-        if not setting.key.startswith("optimizer.") or setting.key == "optimizer.class":  # one entry for the section
-            replaced.append(Replaced(setting, name, value, why))
-    return setup

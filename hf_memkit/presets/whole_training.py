@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from hf_memkit.catalog.argument_values import is_unknown
 from hf_memkit.catalog.former_arguments import former_arguments
-from hf_memkit.catalog.hardware import Machine, described_gpu, described_machine
+from hf_memkit.catalog.hardware import described_gpu, described_machine
 from hf_memkit.catalog.library_versions import GENERATION_FIELDS
 from hf_memkit.catalog.models import refuse_absent, why_no_hub
 from hf_memkit.common.errors import InputError
-from hf_memkit.prediction.defaults import ModelDescription, default_setup, describe_model, refuse_precision, with_class
+from hf_memkit.prediction.defaults import default_setup, describe_model, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.for_model import resolve_preset
 from hf_memkit.presets.preset_setup import mistakes_of
@@ -71,8 +71,21 @@ def resolve_training(request: Request) -> Setup:
     else:
         # Only a file has names other than fields; reading transformers' fields takes a second.
         fields = {key: value for key, value in own.items() if request.args_file is None or is_field(key)}
-        setup = _defaults(request, model, fields, machine, notes)
-    setup = _with_sizes(_with_generation(setup, own), length, model.maximum_length)
+        job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)
+        setup = replace(default_setup(model, fields), job=job)
+        # Mistakes that rules detect become notes, because Trainer would train with them.
+        notes += [f"{'known mistake' if problem.refuses else 'hint'}: {problem}" for problem in mistakes_of(setup)[0]]
+    if own.get("predict_with_generate"):
+        for name in sorted(GENERATION_FIELDS & own.keys()):
+            setup = setup.put(f"arguments.{name}", own[name], "yours")
+        why = "only Seq2SeqTrainer has predict_with_generate"
+        setup = setup.put("trainer.class", "transformers:Seq2SeqTrainer", why)
+    if f"arguments.{_BATCH}" not in setup:
+        setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size sets another")
+    if _LENGTH not in setup:
+        assumed = min(DEFAULT_LENGTH, model.maximum_length or DEFAULT_LENGTH)
+        why = "asked for" if length else "assumed; --sequence-length sets another"
+        setup = setup.put(_LENGTH, length or assumed, why)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
             notes.append(f"batches of {setting.value} sequences a GPU: {setting.reason}")
@@ -102,34 +115,3 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
             f"and --technique are in it)"
         )
     return warnings
-
-
-def _defaults(
-    request: Request, model: ModelDescription, fields: dict[str, Any], machine: Machine, notes: list[str]
-) -> Setup:
-    """Trainer's defaults with the user's own. Mistakes that rules detect become notes, because Trainer would train
-    with them."""
-    job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)
-    setup = replace(default_setup(model, fields), job=job)
-    notes += [f"{'known mistake' if problem.refuses else 'hint'}: {problem}" for problem in mistakes_of(setup)[0]]
-    return setup
-
-
-def _with_generation(setup: Setup, own: Mapping[str, Any]) -> Setup:
-    """The setup with Seq2SeqTrainer's fields in `own`, if evaluations generate."""
-    if not own.get("predict_with_generate"):
-        return setup
-    for name in sorted(GENERATION_FIELDS & own.keys()):
-        setup = setup.put(f"arguments.{name}", own[name], "yours")
-    return setup.put("trainer.class", "transformers:Seq2SeqTrainer", "only Seq2SeqTrainer has predict_with_generate")
-
-
-def _with_sizes(setup: Setup, length: int | None, longest: int | None) -> Setup:
-    """The setup with a batch and a length: its own, the given one, or else an assumed one."""
-    if f"arguments.{_BATCH}" not in setup:
-        setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size sets another")
-    if _LENGTH not in setup:
-        assumed = min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
-        why = "asked for" if length else "assumed; --sequence-length sets another"
-        setup = setup.put(_LENGTH, length or assumed, why)
-    return setup

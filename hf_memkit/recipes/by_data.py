@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -47,12 +47,9 @@ def judge_of(request: Request) -> Judge:
 
 
 def _predict_upper_bound(setup: Setup) -> Prediction:
-    prediction = predict(setup)
-    if not padded_columns(setup):
-        return prediction
-    return prediction.with_notes(
-        f"data of the hub are not downloaded for a prediction: predicted with rows of {setup.sequence_length} tokens"
-    )
+    rows = f"predicted with rows of {setup.sequence_length} tokens"
+    note = f"data of the hub are not downloaded for a prediction: {rows}"
+    return predict(setup).with_notes(*([note] if padded_columns(setup) else []))
 
 
 def padded_columns(setup: Setup) -> tuple[str, ...]:
@@ -91,8 +88,10 @@ class ByData:
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
             if lengths.half is not None and lengths.rows == setup.micro_batch_size:
-                change = f"--set per_device_train_batch_size={setup.micro_batch_size // 2}"
-                smaller[change] = _with_half_batch(_with_lengths(setup, lengths.half))
+                half, steps = setup.micro_batch_size // 2, 2 * setup.accumulation
+                batch = {"per_device_train_batch_size": (half, _WHY), "gradient_accumulation_steps": (steps, _WHY)}
+                change = f"--set per_device_train_batch_size={half}"
+                smaller[change] = _with_lengths(setup, lengths.half).put_all("arguments", batch)
             if lengths.cut is not None:
                 cut = _with_lengths(setup, lengths.cut)
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
@@ -109,7 +108,15 @@ class ByData:
         key = json.dumps(decisive, sort_keys=True)
         if key not in self._lengths:
             setup, self._notes = _without_weights(setup)
-            self._lengths[key] = _lengths_of(setup, columns)
+            with tempfile.TemporaryDirectory() as folder:
+                script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
+                try:
+                    lengths = lengths_of(UserScript.at(str(script)), setup.resolved_for.machine, columns)
+                except ScriptFailed as failed:
+                    if "ended without calling" not in str(failed):
+                        raise
+                    raise DataError(failed.text) from None  # the script's message about wrong data
+            self._lengths[key] = lengths
         return self._lengths[key]
 
 
@@ -136,27 +143,7 @@ def _without_weights(setup: Setup) -> tuple[Setup, list[str]]:
     return setup.put("data.tokenizer", None, note), [note]
 
 
-def _lengths_of(setup: Setup, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of batches, from the script. Its message about wrong data becomes a DataError."""
-    with tempfile.TemporaryDirectory() as folder:
-        script, *_ = export_script(RecipeRun("this recipe", setup.preset, setup), Path(folder))
-        try:
-            return lengths_of(UserScript.at(str(script)), setup.resolved_for.machine, columns)
-        except ScriptFailed as failed:
-            if "ended without calling" not in str(failed):
-                raise
-            raise DataError(failed.text) from None
-
-
 def _with_lengths(setup: Setup, lengths: Lengths) -> Setup:
     """The setup with the sequence lengths of a batch."""
     setup = setup.put("data.sequence_length", lengths["input_ids"], _WHY)
     return setup.put("data.target_length", lengths["labels"], _WHY) if "labels" in lengths else setup
-
-
-def _with_half_batch(setup: Setup) -> Setup:
-    return setup.put_all(
-        "arguments",
-        per_device_train_batch_size=(setup.micro_batch_size // 2, _WHY),
-        gradient_accumulation_steps=(2 * setup.accumulation, _WHY),
-    )

@@ -25,6 +25,7 @@ _SMALL_ENOUGH: Final = 20_000_000
 """Maximum parameters of a local model that is rehearsed with its own weights."""
 
 _CPU: Final = "this machine has no GPU"
+_CHUNKS: Final = "rehearsal: four chunks a micro-batch"
 
 
 def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> RecipeRun:
@@ -33,19 +34,35 @@ def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Recip
     gpus = gpus or job.gpus
     setup = replace(target, ledger=Ledger(), problems=(), notes=())
     rehearsed = RecipeRun(recipe.name, target.preset, setup, target, gpus=gpus, nodes=job.nodes)
-    model = _rehearsed_model(recipe, target)
+    model, task = job.model, find_task(recipe.task)
+    assert model is not None  # a recipe names one
+    if model.origin != "local" or model.parameters > _SMALL_ENOUGH:
+        model = describe(
+            model.name, recipe.model.architecture, use_hub=model.origin == "hub",
+            changes=dict(recipe.rehearsal.model), auto_class=task.auto_class,
+        )  # fmt: skip
     rehearsed = _small_model(rehearsed, spec, model, is_smaller=model is not job.model)
     rehearsed = _few_steps(rehearsed, spec)
-    rehearsed = _several_chunks(rehearsed)
+    chunked = rehearsed.setup.get("model_parts.chunked_loss")
+    if chunked is not None:  # several chunks of a small micro-batch, to rehearse their loop
+        chunked["chunk_tokens"] = max(1, rehearsed.setup.sized_job.tokens // 4)
+        rehearsed = _with_section(rehearsed, "model_parts", {"chunked_loss": (chunked, _CHUNKS)})
     rehearsed = _cpu_precision(rehearsed)
-    rehearsed = _bf16_products(rehearsed)
     setup, left_out = without_gpu(rehearsed.setup, rehearsal=True)
     if gpus != job.gpus:
         reason = f"rehearsed in {rehearsed.processes} processes"
         left_out = (*left_out, Setting("environment.WORLD_SIZE", job.processes, reason))
-    setup = find_task(recipe.task).with_derived_settings(setup)
+    setup = task.with_derived_settings(setup)
     rehearsed = replace(rehearsed, setup=setup, not_rehearsed=(*rehearsed.not_rehearsed, *left_out))
-    return _with_ledger(_cpu_deepspeed(rehearsed), model)
+    if "deepspeed.config" not in setup:
+        return rehearsed
+    rehearsed = _cpu_deepspeed(rehearsed)
+    # The engine's memory for the small model, by formula, to check this machine's disk and limits.
+    ledger = zero_ledger(
+        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=job.nodes,
+        accumulation=setup.accumulation > 1, adapters=adapter_tensors(model, setup.section("adapter")),
+    )  # fmt: skip
+    return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))
 
 
 def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
@@ -74,43 +91,22 @@ def _leave_out(rehearsed: RecipeRun, key: str, reason: str) -> RecipeRun:
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
-def _rehearsed_model(recipe: Recipe, target: Setup) -> ModelFacts:
-    """The recipe's small model, or the user's own if small enough."""
-    model = target.resolved_for.model
-    assert model is not None  # a recipe names one
-    if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
-        return model
-    return describe(
-        model.name,
-        recipe.model.architecture,
-        use_hub=model.origin == "hub",
-        changes=dict(recipe.rehearsal.model),
-        auto_class=find_task(recipe.task).auto_class,
-    )
-
-
 def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *, is_smaller: bool) -> RecipeRun:
-    """`its_own`: whether the rehearsal has a smaller model than the target."""
+    """`is_smaller`: whether the rehearsal has a smaller model than the target."""
     if not is_smaller:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
         return _with_section(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
-    rehearsed = _with_section(
-        rehearsed,
-        "model",
-        {
-            "origin": ("architecture", "a small model of the same architecture, with random weights"),
-            "architecture": (dict(small.config), f"the recipe's rehearsal: {small.parameters / 1e6:.1f} M parameters"),
-        },
-    )
-    return _with_section(
-        rehearsed,
-        "data",
-        {
-            "sequence_length": (spec.sequence_length, "the recipe's rehearsal"),
-            "vocabulary_size": (small.vocabulary, "the recipe's rehearsal"),
-            "tokenizer": (None, f"trained on the data: a small model has a small vocabulary ({small.vocabulary})"),
-        },
-    )
+    parameters = f"the recipe's rehearsal: {small.parameters / 1e6:.1f} M parameters"
+    model = {
+        "origin": ("architecture", "a small model of the same architecture, with random weights"),
+        "architecture": (dict(small.config), parameters),
+    }
+    data = {
+        "sequence_length": (spec.sequence_length, "the recipe's rehearsal"),
+        "vocabulary_size": (small.vocabulary, "the recipe's rehearsal"),
+        "tokenizer": (None, f"trained on the data: a small model has a small vocabulary ({small.vocabulary})"),
+    }
+    return _with_section(_with_section(rehearsed, "model", model), "data", data)
 
 
 def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
@@ -131,58 +127,37 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
         key = f"arguments.{name}"
         return (by_user[key], "asked for") if key in by_user else (value, reason)
 
-    for name in (
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "per_device_eval_batch_size",
-        "eval_steps",
-    ):
-        if any(s.key == f"arguments.{name}" and s.reason == "--set" for s in setup.settings):
-            rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal uses its own batch and steps")
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size", "eval_steps")
+    for key in [f"arguments.{name}" for name in sizes]:
+        if any(s.key == key and s.reason == "--set" for s in setup.settings):
+            rehearsed = _leave_out(rehearsed, key, "the rehearsal uses its own batch and steps")
     steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
-    return _with_section(
-        rehearsed,
-        "arguments",
-        {
-            "use_cpu": (True, _CPU),
-            "dataloader_pin_memory": (False, "page-locked memory is for copies to a GPU"),
-            "per_device_train_batch_size": (micro_batch, batch),
-            "gradient_accumulation_steps": (accumulation, batch),
-            "per_device_eval_batch_size": (micro_batch, batch),
-            "max_steps": (steps, why),
-            "eval_steps": (steps, "at the last step"),
-            "warmup_steps": unless_set("warmup_steps", max(1, round(0.05 * steps)), "5 % of the steps"),
-            "learning_rate": unless_set(
-                "learning_rate", spec.learning_rate, "the recipe's rehearsal: random weights learn from larger steps"
-            ),
-            "save_strategy": unless_set("save_strategy", "steps", "checkpoints of a small model are small"),
-            "save_steps": unless_set("save_steps", max(1, steps // 5), "about five checkpoints in the run"),
-            "save_total_limit": unless_set("save_total_limit", 2, "older checkpoints are deleted"),
-        },
-    )
-
-
-def _several_chunks(rehearsed: RecipeRun) -> RecipeRun:
-    """Split the loss of a small micro-batch into several chunks, to rehearse their loop."""
-    setup, key = rehearsed.setup, "model_parts.chunked_loss"
-    if key not in setup:
-        return rehearsed
-    tokens = int(setup["arguments.per_device_train_batch_size"]) * int(setup["data.sequence_length"])
-    options = {**setup[key], "chunk_tokens": max(1, tokens // 4)}
-    return _with_section(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
+    why_rate = "the recipe's rehearsal: random weights learn from larger steps"
+    arguments = {
+        "use_cpu": (True, _CPU),
+        "dataloader_pin_memory": (False, "page-locked memory is for copies to a GPU"),
+        "per_device_train_batch_size": (micro_batch, batch),
+        "gradient_accumulation_steps": (accumulation, batch),
+        "per_device_eval_batch_size": (micro_batch, batch),
+        "max_steps": (steps, why),
+        "eval_steps": (steps, "at the last step"),
+        "warmup_steps": unless_set("warmup_steps", max(1, round(0.05 * steps)), "5 % of the steps"),
+        "learning_rate": unless_set("learning_rate", spec.learning_rate, why_rate),
+        "save_strategy": unless_set("save_strategy", "steps", "checkpoints of a small model are small"),
+        "save_steps": unless_set("save_steps", max(1, steps // 5), "about five checkpoints in the run"),
+        "save_total_limit": unless_set("save_total_limit", 2, "older checkpoints are deleted"),
+    }
+    return _with_section(rehearsed, "arguments", arguments)
 
 
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
-    if not rehearsed.setup.get("arguments.fp16"):
-        return rehearsed
-    reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
-    rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
-    rehearsed = _with_section(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
-    return _with_section(rehearsed, "model", {"dtype": ("bfloat16", reason)})
-
-
-def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
-    """Compute bf16 products in fp32 on a CPU without bf16 instructions: weights, gradients and states stay bf16."""
+    """bf16 instead of fp16, and on a CPU without bf16 instructions its products in fp32: weights, gradients and states
+    stay bf16."""
+    if rehearsed.setup.get("arguments.fp16"):
+        reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
+        rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
+        rehearsed = _with_section(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
+        rehearsed = _with_section(rehearsed, "model", {"dtype": ("bfloat16", reason)})
     setup = rehearsed.setup
     bf16 = [key for key, value in (("model.dtype", "bfloat16"), ("arguments.bf16", True)) if setup.get(key) == value]
     slowdown = bf16_slowdown() if bf16 else 0.0
@@ -198,8 +173,6 @@ def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
 
 def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
     """The same preset with buffers for a small model, without settings that a CPU lacks."""
-    if "deepspeed.config" not in rehearsed.setup:
-        return rehearsed
     config = rehearsed.setup["deepspeed.config"]
     zero = config["zero_optimization"]
     # DeepSpeed does not swap tensors below a mebibyte (deepspeed: runtime/swap_tensor, MIN_AIO_BYTES). The small
@@ -211,29 +184,14 @@ def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
         # Most weights are below that size, and prefetching from NVMe would then stop DeepSpeed
         # (hf_memkit.deepspeed.sizing, `_prefetches_twice`).
         zero["stage3_prefetch_bucket_size"] = 0
+        zero["offload_param"]["buffer_size"] = 1_000_000
     for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
         if name in zero:
             zero[name] = 2_000_000
-    if zero.get("offload_param", {}).get("device") == "nvme":
-        zero["offload_param"]["buffer_size"] = 1_000_000
     if unpin_optimizer(config):
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
-    rehearsed = _with_section(
-        rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")}
-    )
+    same = "the same keys, with buffers for the small model"
+    rehearsed = _with_section(rehearsed, "deepspeed", {"config": (config, same)})
     return _with_section(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
-
-
-def _with_ledger(rehearsed: RecipeRun, model: ModelFacts) -> RecipeRun:
-    """Add the engine's memory for the small model, by formula, to check this machine's disk and limits."""
-    if "deepspeed.config" not in rehearsed.setup:
-        return rehearsed
-    accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
-    ledger = zero_ledger(
-        rehearsed.setup["deepspeed.config"], model, gpus=rehearsed.gpus, nodes=rehearsed.nodes,
-        accumulation=accumulates,
-        adapters=adapter_tensors(model, rehearsed.setup.section("adapter")),
-    )  # fmt: skip
-    return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

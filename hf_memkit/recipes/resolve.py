@@ -70,13 +70,11 @@ def read_own_arguments(
         ("gradient_accumulation_steps", "--accumulation", accumulation),
     ):
         if value is not None and set_here.get(field, value) != value:
-            raise SettingError(
-                f"{option} {value} and --set {field}={set_here[field]}: the same field. Give one of them"
-            )
+            both = f"{option} {value} and --set {field}={set_here[field]}"
+            raise SettingError(f"{both}: the same field. Give one of them")
         set_here |= {} if value is None else {field: value}
-    return replace(
-        request, values=values, arguments={**from_file, **set_here}, args_file=args, notes=(*request.notes, *notes)
-    )
+    arguments, notes = {**from_file, **set_here}, [*request.notes, *notes]
+    return replace(request, values=values, arguments=arguments, args_file=args, notes=tuple(notes))
 
 
 def resolve(
@@ -117,6 +115,7 @@ def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
         request: what was asked for, its arguments read.
         use_hub: whether the hub may be asked for the model's config; None: if it answers.
     """
+    from hf_memkit.catalog.models import describe, hub_reachable
     from hf_memkit.presets.for_model import resolve_preset
     from hf_memkit.setup.own_arguments import former_lines, length_of
 
@@ -124,7 +123,14 @@ def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
     notes = [*request.notes, *former_lines(request.args_file, own)]
     length = request.sequence_length or length_of(own, notes)
     if model is None and own.get("model_name_or_path"):
-        model = _model_of_file(str(own["model_name_or_path"]), notes)
+        name = str(own["model_name_or_path"])
+        try:
+            describe(name, use_hub=hub_reachable(), use_built_in=True)
+        except InputError as error:
+            notes.append(f"sizes are not computed for the model in your file: {error}")
+        else:
+            model = name
+            notes.append(f"computed for the model in your file, {name}")
     setup = resolve_preset(replace(request, model=model, sequence_length=length), use_hub=use_hub)
     return setup.with_notes(*notes)
 
@@ -177,7 +183,13 @@ def preset(
     from hf_memkit.setup.own_arguments import read_mapping
 
     techniques = (techniques,) if isinstance(techniques, str) else tuple(techniques)
-    _refuse_no_text(model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram)
+    if model is not None and not isinstance(model, str):
+        expected = f"model: expected a hub ID or a folder, got {type(model).__name__}"
+        raise InputError(f"{expected}. Pass a model object to setup.trainer(…, model=model)")
+    for key, value in {"gpu": gpu, "gpu_memory": gpu_memory, "ram": ram}.items():
+        if value is not None and not isinstance(value, str):
+            example = "'RTX 4090'" if key == "gpu" else "'16GB'"
+            raise InputError(f"{key}={value!r}: must be text, such as {example}")
     request = Request(
         preset=name, techniques=techniques, values=values or {}, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
         gpus=gpus, nodes=nodes, global_batch_size=global_batch_size, sequence_length=sequence_length,
@@ -237,19 +249,6 @@ def predict_recipe(
     return prediction.with_notes(*batch_notes, f"variant {setup.preset}: {setup.why}")
 
 
-def _refuse_no_text(**given: Any) -> None:
-    for key, value in given.items():
-        if value is None or isinstance(value, str):
-            continue
-        if key == "model":
-            raise InputError(
-                f"model: expected a hub ID or a folder, got {type(value).__name__}. Pass a model object to "
-                f"setup.trainer(…, model=model)"
-            )
-        example = "'RTX 4090'" if key == "gpu" else "'16GB'"
-        raise InputError(f"{key}={value!r}: must be text, such as {example}")
-
-
 def _resolve_recipe(
     request: Request, judge: Judge | None, recipe: Recipe | None, here: Machine | None, *, stored: bool, runs: bool
 ) -> tuple[Setup, Prediction | None]:
@@ -276,16 +275,3 @@ def _resolve_recipe(
 
     judge = stored_or(judge, recipe) if stored else judge or unjudged
     return choose(recipe, machine, request, use_hub=hub_reachable(), judge=judge, runs=runs)
-
-
-def _model_of_file(name: str, notes: list[str]) -> str | None:
-    """The model in the user's file, if memkit can describe it."""
-    from hf_memkit.catalog.models import describe, hub_reachable
-
-    try:
-        describe(name, use_hub=hub_reachable(), use_built_in=True)
-    except InputError as error:
-        notes.append(f"sizes are not computed for the model in your file: {error}")
-        return None
-    notes.append(f"computed for the model in your file, {name}")
-    return name

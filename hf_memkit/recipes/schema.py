@@ -43,7 +43,7 @@ def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
 
 
 def _among(known: Collection[str], kind: str, hint: str = "") -> AfterValidator:
-    """Validator for a name in `known`. `what`: the kind of name; `all_of_them`: where to find all names."""
+    """Validator for a name in `known`. `kind`: of name; `hint`: where to find all names."""
 
     def check(name: str) -> str:
         if name not in known:
@@ -177,16 +177,14 @@ def read_recipe(path: Path) -> Recipe:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise RecipeError(
-            [f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}"]
-        ) from None
+        mistake = getattr(error, "problem", None) or "cannot be parsed"
+        raise RecipeError([f"{where}: not valid YAML: {mistake}"]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read: {error}"]) from None
     if not isinstance(content, dict):
         raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
-    problems = [
-        f"{path}: {key}: comes from the file's name and place; remove it" for key in ("name", "path") if key in content
-    ]
+    given = [key for key in ("name", "path") if key in content]
+    problems = [f"{path}: {key}: comes from the file's name and place; remove it" for key in given]
     problems += [f"{path}: {problem}" for problem in (*_uneven_batches(content), *_wrong_values(content))]
     recipe = None
     try:
@@ -234,9 +232,8 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
         for key, value in values.items() if isinstance(values, dict) else ():
             place = f"variants.{name}.values.{key}"
             if key not in allowed:
-                lines.append(
-                    f"{place}: unknown key{did_you_mean(str(key), allowed)}; allowed: {', '.join(allowed) or 'none'}"
-                )
+                near = did_you_mean(str(key), allowed)
+                lines.append(f"{place}: unknown key{near}; allowed: {', '.join(allowed) or 'none'}")
             elif wrong := wrong_value(all_techniques, key, value):
                 lines.append(f"{place}: {value!r}: {wrong}")
     return lines
@@ -252,17 +249,12 @@ def _line(path: Path, detail: ErrorDetails) -> str:
     """One mistake: file, key, value, and allowed values."""
     key = ".".join(str(part) for part in detail["loc"] if part != "[key]")
     if detail["type"] == "extra_forbidden":
-        known = _fields_at(detail["loc"][:-1])
+        sections: Mapping[str | int, type[BaseModel]] = {
+            "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
+        }  # fmt: skip
+        section = sections.get(detail["loc"][0], Recipe) if len(detail["loc"]) > 1 else Recipe
+        known = [name for name in section.model_fields if name not in {"name", "path"}]
         return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
     if detail["type"] == "missing":
         return f"{path}: {key}: missing; add it"
     return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
-
-
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    """The allowed keys of the mapping at `location`."""
-    place: Mapping[str, type[BaseModel]] = {
-        "": Recipe, "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
-    }  # fmt: skip
-    model = place.get(str(location[0]) if location else "", Recipe)
-    return [name for name in model.model_fields if name not in {"name", "path"}]

@@ -33,9 +33,8 @@ def check_data(recipe: Recipe, source: str) -> None:
         "source": source, "task": task.name, "hub_id": data.hub_id, "hub_config": data.hub_config,
         "text_column": data.text_column, "columns": {**task.columns, **data.columns},
     }  # fmt: skip
-    files.check_data(
-        task, Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()})
-    )
+    setup = Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()})
+    files.check_data(task, setup)
 
 
 def model_and_data(
@@ -66,22 +65,19 @@ def model_and_data(
         setup = setup.put_all("model_parts", task.model_parts)
     default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
     default_rows = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
-    return setup.put_all(
-        "data",
-        {
-            "source": (request.data, "asked for")
-            if request.data
-            else (None, f"the default: {default} if the hub can be reached, otherwise {default_rows}"),
-            "hub_id": (data.hub_id, "the recipe's default data set"),
-            "hub_config": (data.hub_config, "the recipe's default data set"),
-            "text_column": (data.text_column, "the column that holds the text"),
-            "sequence_length": (sequence_length, why),
-            "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
-            "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
-            "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
-            "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
-        },
-    )
+    why_rows = f"the default: {default} if the hub can be reached, otherwise {default_rows}"
+    values = {
+        "source": (request.data, "asked for") if request.data else (None, why_rows),
+        "hub_id": (data.hub_id, "the recipe's default data set"),
+        "hub_config": (data.hub_config, "the recipe's default data set"),
+        "text_column": (data.text_column, "the column that holds the text"),
+        "sequence_length": (sequence_length, why),
+        "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
+        "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+        "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
+        "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
+    }
+    return setup.put_all("data", values)
 
 
 def saving(setup: Setup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
@@ -125,15 +121,11 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
         )
     chosen = request.arguments
     if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
-        raise SettingError(
-            f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']}: the same setting. Give one "
-            "of them"
-        )
+        both = f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']}"
+        raise SettingError(f"{both}: the same setting. Give one of them")
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
-    for name in sorted(_SET_BY_VARIANT & chosen.keys()):
-        problems.append(
-            f"--set {name}: the variant sets it, and its memory was computed with it. Choose another with --variant"
-        )
+    computed = "the variant sets it, and its memory was computed with it. Choose another with --variant"
+    problems += [f"--set {name}: {computed}" for name in sorted(_SET_BY_VARIANT & chosen.keys())]
     if "num_train_epochs" in chosen:
         problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Use --max-steps")
     if problems:
@@ -157,15 +149,11 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
             f"({setup['optimizer.class'].split(':')[1]}). Choose another with --variant"
         )
     if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
-        offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]
-        why = (
-            "accelerate silently replaces an offloaded optimizer with DeepSpeedCPUAdam"
-            if offloaded
-            else "the variant's memory was computed with AdamW's states, split between the GPUs"
-        )
-        raise SettingError(
-            f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"
-        )
+        why = "the variant's memory was computed with AdamW's states, split between the GPUs"
+        if "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]:
+            why = "accelerate silently replaces an offloaded optimizer with DeepSpeedCPUAdam"
+        works = f"variant {setup.preset!r} works with adamw_torch only"
+        raise SettingError(f"--set optim={chosen['optim']}: {why}; {works}")
 
 
 BF16_SUM_ERROR: Final[Mapping[int, tuple[float, float]]] = {
@@ -190,16 +178,12 @@ def summing_note(setup: Setup) -> str | None:
     measured = [number for number in BF16_SUM_ERROR if number >= count]
     cost = ""
     if measured:
-        summing, arithmetic = BF16_SUM_ERROR[min(measured)]
+        summing, arithmetic = (f"{100 * share:.2f} %" for share in BF16_SUM_ERROR[min(measured)])
         cost = (
-            f": an error of {_percent(summing)} of the gradient's norm, measured with {min(measured)} on a small "
-            f"GPT-2, in addition to {_percent(arithmetic)} by bf16 arithmetic itself"
+            f": an error of {summing} of the gradient's norm, measured with {min(measured)} on a small GPT-2, in "
+            f"addition to {arithmetic} by bf16 arithmetic itself"
         )
     return (
         f"The gradients of the {count} micro-batches of a step are summed in bf16{cost} "
         f"({documentation('techniques/precision.md')}). A larger micro-batch needs fewer sums."
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"

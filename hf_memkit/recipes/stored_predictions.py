@@ -149,16 +149,12 @@ def stored_prediction(recipe: Recipe, setup: Setup) -> Prediction:
     for entry in _of_setup(recipe, setup):
         sizes = (entry.micro_batch_size, entry.accumulation, entry.sequence_length, entry.gpus, entry.nodes)
         if sizes == (setup.micro_batch_size, setup.accumulation, setup.sequence_length, job.gpus, job.nodes):
-            rests_on = f"{entry.prediction.confidence.rests_on}, {_STORED}"
+            known = entry.prediction.confidence
+            confidence = replace(known, rests_on=f"{known.rests_on}, {_STORED}")
+            prediction = replace(entry.prediction, confidence=confidence, warnings=())
             # RAM and disk are those of this setup, which depend on the machine: little RAM is not page-locked.
-            prediction = replace(
-                entry.prediction,
-                confidence=replace(entry.prediction.confidence, rests_on=rests_on),
-                host_rss_bytes=setup.ledger.total_bytes("host"),
-                pinned_bytes=setup.ledger.total_bytes("pinned"),
-                disk_bytes=setup.ledger.total_bytes("disk"),
-                warnings=(),
-            )
+            host, pinned, disk = (setup.ledger.total_bytes(place) for place in ("host", "pinned", "disk"))
+            prediction = replace(prediction, host_rss_bytes=host, pinned_bytes=pinned, disk_bytes=disk)
             return prediction.with_warnings(emulated_by_setup(setup)).with_verdict(job.machine)
     name = setup.request.recipe if setup.request is not None else None
     raise InputError(f"memkit recipe {name or recipe.name} --variant {setup.preset} --dry-run predicts it")

@@ -61,16 +61,12 @@ class Candidate:
 
     def setup(self) -> Setup:
         """The setup; its `problems` list what the machine lacks."""
-        tokens = self.length or self.shortest
-        why = "asked for" if self.request.sequence_length or self.length else "the recipe's"
-        return leave_out_impossible(
-            self.variant,
-            self.recipe.variants[self.variant].techniques,
-            lambda left_out: self._build(tokens, why, left_out),
-        )
+        return leave_out_impossible(self.variant, self.recipe.variants[self.variant].techniques, self._build)
 
-    def _build(self, sequence_length: int, why_length: str, left_out: Mapping[str, str]) -> Setup:
+    def _build(self, left_out: Mapping[str, str]) -> Setup:
         """Preset, then model and data, then arguments, then the user's own."""
+        sequence_length = self.length or self.shortest
+        why_length = "asked for" if self.request.sequence_length or self.length else "the recipe's"
         recipe, request, machine, model, name = self.recipe, self.request, self.machine, self.model, self.variant
         variant, chosen, gpus = recipe.variants[name], request.arguments, request.gpus or 1
         micro_batch, accumulation, batch_reason = split_batch(
@@ -83,7 +79,17 @@ class Candidate:
             model, machine, micro_batch, sequence_length, nvme_path, variant.values, gpus, request.nodes, accumulation,
         )  # fmt: skip
         task = find_task(recipe.task)
-        preset = self._techniques(job, left_out)
+        kind, techniques = self.checkpointing, variant.techniques
+        without: tuple[Family, ...] = ("checkpointing",) if kind == NO_CHECKPOINTING else ()
+        techniques = techniques if kind in ("", NO_CHECKPOINTING) else [*techniques, kind]
+
+        def with_own_optimizer(setup: Setup) -> Setup:
+            """The user's optimizer and the task's Trainer, so that the ledger counts its states and loss."""
+            if recipe.task != DEFAULT_TASK:
+                setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+            return setup.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else setup
+
+        preset = apply_preset(name, job, techniques, without=without, left_out=left_out, change=with_own_optimizer)
         setup = share_among_processes(replace(preset, request=request), job)
         refuse_ignored(setup, chosen)
         if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
@@ -93,25 +99,23 @@ class Candidate:
         steps = request.max_steps or chosen.get("max_steps") or recipe.steps
         steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
         save_steps, limit, save_reason = saving(setup, machine, model, int(steps))
-        setup = setup.put_all(
-            "arguments",
-            {
-                "output_dir": (output, "where checkpoints, records and the trained model go"),
-                "per_device_train_batch_size": (micro_batch, batch_reason),
-                "gradient_accumulation_steps": (accumulation, batch_reason),
-                "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
-                "prediction_loss_only": (True, "keeping the logits of an evaluation fills the GPU"),
-                "max_steps": (steps, steps_reason),
-                "lr_scheduler_type": ("cosine", "decays to zero over the run"),
-                "eval_strategy": ("steps", "an evaluation at the end"),
-                "eval_steps": (steps, "at the last step"),
-                "eval_on_start": (True, "and one before, to see what training changed"),
-                "logging_steps": (10, "each log reads the loss from the GPU, and waits for it"),
-                "save_strategy": ("steps" if save_steps else "no", save_reason),
-                "seed": (42, "same seed, same run"),
-                "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
-            },
-        )
+        arguments = {
+            "output_dir": (output, "where checkpoints, records and the trained model go"),
+            "per_device_train_batch_size": (micro_batch, batch_reason),
+            "gradient_accumulation_steps": (accumulation, batch_reason),
+            "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
+            "prediction_loss_only": (True, "keeping the logits of an evaluation fills the GPU"),
+            "max_steps": (steps, steps_reason),
+            "lr_scheduler_type": ("cosine", "decays to zero over the run"),
+            "eval_strategy": ("steps", "an evaluation at the end"),
+            "eval_steps": (steps, "at the last step"),
+            "eval_on_start": (True, "and one before, to see what training changed"),
+            "logging_steps": (10, "each log reads the loss from the GPU, and waits for it"),
+            "save_strategy": ("steps" if save_steps else "no", save_reason),
+            "seed": (42, "same seed, same run"),
+            "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
+        }
+        setup = setup.put_all("arguments", arguments)
         setup = setup.put_all("arguments", task.arguments(recipe.data))
         defaults: dict[str, tuple[Any, str]] = {
             "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
@@ -134,27 +138,6 @@ class Candidate:
             )
         note = summing_note(setup)
         return setup if note is None else setup.with_notes(note)
-
-    def _techniques(self, job: Job, left_out: Mapping[str, str]) -> Setup:
-        """The variant's techniques and its kind of checkpointing, with their ledger."""
-        kind, techniques = self.checkpointing, self.recipe.variants[self.variant].techniques
-        without: tuple[Family, ...] = ("checkpointing",) if kind == NO_CHECKPOINTING else ()
-        return apply_preset(
-            self.variant,
-            job,
-            techniques if kind in ("", NO_CHECKPOINTING) else [*techniques, kind],
-            without=without,
-            left_out=left_out,
-            change=self._with_own_optimizer,
-        )
-
-    def _with_own_optimizer(self, setup: Setup) -> Setup:
-        """The setup with the user's optimizer and the task's Trainer, so that the ledger counts its states and
-        loss."""
-        task, chosen = find_task(self.recipe.task), self.request.arguments
-        if self.recipe.task != DEFAULT_TASK:
-            setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
-        return setup.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else setup
 
 
 def needs_less(recipe: Recipe, setup: Setup) -> tuple[str, ...]:

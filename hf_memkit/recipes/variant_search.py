@@ -72,13 +72,7 @@ class _Judged:
 
 
 def choose(
-    recipe: Recipe,
-    machine: Machine,
-    request: Request,
-    *,
-    use_hub: bool,
-    judge: Judge = predict,
-    runs: bool = False,
+    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge = predict, runs: bool = False
 ) -> tuple[Setup, Prediction | None]:
     """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none, and its prediction if one
     was made: the first variant, with its first kind of checkpointing, that fits; if none does, the first that is
@@ -216,8 +210,7 @@ def _longest(candidate: Candidate, judge: Judge) -> _Judged:
 
 def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int) -> int:
     """The length to try after `length` was predicted: what fits if all that grows with the sequence grows in
-    proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained.
-    """
+    proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained."""
     held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
     held += found.outside_allocator_bytes
     grows, room = found.total_bytes[1] - held, found.limit_bytes - held

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,20 +106,14 @@ class RecipeRun:
 
     def new_file(self, names: list[str]) -> dict[str, Any]:
         """Content of the run file for files of these names, the script first."""
-        return {
-            "schema": 1, "memkit": __version__, "status": WRITTEN, **self.to_json(), "blocks_sha256": None,
-            "files": names, "result": None,
-        }  # fmt: skip
+        written = {"schema": 1, "memkit": __version__, "status": WRITTEN}
+        return {**written, **self.to_json(), "blocks_sha256": None, "files": names, "result": None}
 
 
 def default_output(recipe: str, variant: str) -> str:
     """A folder in `memkit-runs/` that no run has used: `gpt2-on-16gb-resident`, then `gpt2-on-16gb-resident-2` …"""
-    number = 1
-    while True:
-        path = _HOME / (f"{recipe}-{variant}" if number == 1 else f"{recipe}-{variant}-{number}")
-        if not (path / RUN_FILE).exists():
-            return str(path)
-        number += 1
+    names = (f"{recipe}-{variant}" if number == 1 else f"{recipe}-{variant}-{number}" for number in count(1))
+    return next(str(_HOME / name) for name in names if not (_HOME / name / RUN_FILE).exists())
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
@@ -132,9 +127,8 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}. Choose another folder: --output FOLDER") from None
     except (ValueError, RecursionError):
-        raise RunError(
-            f"{path} is damaged. Choose another folder: --output FOLDER, or {start_again(folder)}"
-        ) from None
+        again = start_again(folder)
+        raise RunError(f"{path} is damaged. Choose another folder: --output FOLDER, or {again}") from None
     return content
 
 

@@ -50,6 +50,7 @@ def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
         MemkitError: a rank failed; names it and the cause.
     """
     import torch.distributed.run
+    from accelerate.utils.environment import check_cuda_p2p_ib_support
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -57,7 +58,11 @@ def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
 
     torchrun: Any = torch.distributed.run
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), layout.gpus)))
-    _disable_missing_peer_access()
+    # Older drivers lack peer access for the RTX 40 series. accelerate refuses to start without it, unless its own
+    # launcher started it (accelerate:state.py, utils/launch.py).
+    if not check_cuda_p2p_ib_support():
+        os.environ.setdefault("NCCL_P2P_DISABLE", "1")
+        os.environ.setdefault("NCCL_IB_DISABLE", "1")
     with tempfile.TemporaryDirectory(prefix="memkit-launch-") as folder, _signals_to_ranks() as stopping:
         os.environ |= {FOLDER_VARIABLE: folder, LAUNCHER_VARIABLE: str(os.getpid())}
         options = torchrun_options(layout)
@@ -120,16 +125,6 @@ def _quiet_torchrun() -> Iterator[None]:
         logging.disable(before)
 
 
-def _disable_missing_peer_access() -> None:
-    """Disable NCCL's peer access if the driver lacks it, as older ones do for the RTX 40 series. accelerate refuses to
-    start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
-    from accelerate.utils.environment import check_cuda_p2p_ib_support
-
-    if not check_cuda_p2p_ib_support():
-        os.environ.setdefault("NCCL_P2P_DISABLE", "1")
-        os.environ.setdefault("NCCL_IB_DISABLE", "1")
-
-
 _TOGETHER_S: Final = 10
 """Failures within these seconds have one cause. torchrun ends the other ranks with SIGTERM, and with SIGKILL 30
 seconds later (torch:distributed/run.py, --shutdown-timeout)."""
@@ -159,10 +154,15 @@ def cause_of_failure(failures: Mapping[int, ProcessFailure], logs: Path) -> Memk
     if message is None:
         process = f"rank {rank} (process {failure.pid})"
         if failure.exitcode == -signal.SIGKILL:
-            return RunError(
-                f"{process} was killed (SIGKILL: typically by the kernel, because RAM ran out). {_AFTER_A_KILL}"
-            )
-        return RunError(f"{process} {_exit_of(failure, logs)}; {_WHAT_IS_LEFT}")
+            killed = "was killed (SIGKILL: typically by the kernel, because RAM ran out)"
+            return RunError(f"{process} {killed}. {_AFTER_A_KILL}")
+        code = failure.exitcode
+        ending = f"died of {failure.signal_name()}" if code < 0 else f"ended with exit code {code}"
+        # The output of all but the first rank of a machine is in files.
+        for log in logs.rglob(f"{failure.local_rank}/stderr.log"):
+            if lines := [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]:
+                ending += f", last line: {lines[-1][:300]}"
+        return RunError(f"{process} {ending}; {_WHAT_IS_LEFT}")
     name, _, text = message["message"].partition(": ")
     known = getattr(errors, name, None)
     if known is not None:
@@ -202,16 +202,6 @@ def _consequence_order(failure: ProcessFailure) -> int:
 def _lost_peer(failure: ProcessFailure) -> bool:
     message = _recorded(failure)
     return message is not None and any(text in message["message"] for text in _LOST_PEER)
-
-
-def _exit_of(failure: ProcessFailure, logs: Path) -> str:
-    ending = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
-    # The output of all but the first rank of a machine is in files.
-    for log in logs.rglob(f"{failure.local_rank}/stderr.log"):
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
-            ending += f", last line: {lines[-1][:300]}"
-    return ending
 
 
 def launch_command(gpus: int, *arguments: str) -> tuple[str, ...]:

@@ -112,18 +112,18 @@ class Swap:
 
     def __init__(self, setup: Setup, ranks: Ranks) -> None:
         self._path = nvme_path(setup)
-        self._needed_bytes = setup.ledger.total_bytes("disk")
         locked = sum(row.size_bytes for row in setup.ledger.rows if row.term in SWAP_BUFFERS)
-        self._locked_bytes = locked // ranks.local_world_size
+        self._sizes = {
+            "needed_bytes": setup.ledger.total_bytes("disk"),
+            "locked_bytes": locked // ranks.local_world_size,
+        }
         self._ranks = ranks
 
     def try_folder(self) -> None:
         """Test DeepSpeed's operations in the folder, without leaving files; raises as
         `hf_memkit.deepspeed.nvme.Preflight`."""
         if self._path is not None and self._ranks.leads_machine:
-            nvme.preflight(
-                self._path, needed_bytes=self._needed_bytes, locked_bytes=self._locked_bytes
-            ).raise_problems()
+            nvme.preflight(self._path, **self._sizes).raise_problems()
 
     @contextlib.contextmanager
     def held(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -131,12 +131,8 @@ class Swap:
         if self._path is None:
             yield
             return
-        folder = (
-            nvme.ready(self._path, say, needed_bytes=self._needed_bytes, locked_bytes=self._locked_bytes)
-            if self._ranks.leads_machine
-            else contextlib.nullcontext()
-        )
-        with folder:
+        leads = self._ranks.leads_machine
+        with nvme.ready(self._path, say, **self._sizes) if leads else contextlib.nullcontext():
             self._ranks.wait_for_all("swap folder")
             yield
 

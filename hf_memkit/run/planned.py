@@ -44,14 +44,8 @@ class PlannedRun:
         return self._report.refused if self._report is not None else None
 
     def install(self, script: str, say: Callable[[str], None]) -> None:
-        """Set the variables, and make the script's objects follow the plan (`script_overrides.install`).
-
-        Must be called before the first line of the script.
-
-        Args:
-            script: its name.
-            say: called with a line for each value that was overridden, and a warning for each without effect.
-        """
+        """Set the variables, and make the objects of `script` follow the plan (`script_overrides.install`), before its
+        first line. `say` gets a line for each value that was overridden, and a warning for each without effect."""
 
         def warn(line: str) -> None:
             say(f"warning: {self.name}: {line}")

@@ -153,9 +153,8 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
         return Ranks()
     rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     # torchrun and accelerate set LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
-    local_size = (
-        environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
-    )
+    local_size = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE")
+    local_size = local_size or ("1" if world_size == 1 else "")
     if not local_size:
         raise RunError("RANK and WORLD_SIZE are set, but LOCAL_WORLD_SIZE is not. Start memkit with torchrun")
     return Ranks(rank, world_size, local_rank, int(local_size), launched=True)

@@ -31,6 +31,9 @@ def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
     end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
     packed = job.setup.get("data.task", _PACKED) == _PACKED
     compared = job.is_rehearsal and not packed
+    timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
+    last: dict[str, Any] = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), {})
+    named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
     return {
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
@@ -38,7 +41,7 @@ def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
         "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
         "unigram_loss": unigram_loss(trainer) if packed else None,
         **_of_classes(trainer),
-        "metrics": _last_metrics(trainer),
+        "metrics": {key: float(value) for key, value in named.items() if key not in timing},
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),
@@ -56,14 +59,6 @@ def _of_classes(trainer: Trainer) -> dict[str, Any]:
     majority = Counter(trained).most_common(1)[0][0]
     names: dict[int, str] = trainer.model.config.id2label
     return {"labels": list(names.values()), "majority_accuracy": held_out.count(majority) / len(held_out)}
-
-
-def _last_metrics(trainer: Trainer) -> dict[str, float]:
-    """Metrics of the last evaluation other than the loss, by name."""
-    timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
-    last: dict[str, Any] = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), {})
-    named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
-    return {key: float(value) for key, value in named.items() if key not in timing}
 
 
 _BATCHES: Final = 500

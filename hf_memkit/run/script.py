@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import itertools
 import json
 import os
 import shlex
@@ -89,8 +88,10 @@ class ScriptRun:
                 _say(f"error: {self._plan.name}: {error}")
                 raise SystemExit(error.exit_code) from None
             _hide_memkit()
-            if isinstance(error, KeyboardInterrupt) and process == os.getpid():
-                self._report_records()
+            interrupted = isinstance(error, KeyboardInterrupt) and process == os.getpid()
+            if interrupted and self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
+                folder = shlex.quote(str(self._folder))
+                _say(f"interrupted. Its records, as a page: memkit report {folder} --html FILE")
             raise
         self._end(process)
 
@@ -104,11 +105,6 @@ class ScriptRun:
 
             with contextlib.suppress(Exception):  # a finished run could still abort: see process_group.py
                 leave_process_group()
-
-    def _report_records(self) -> None:
-        """Print the command for the page of an interrupted run, which is not written."""
-        if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
-            _say(f"interrupted. Its records, as a page: memkit report {shlex.quote(str(self._folder))} --html FILE")
 
     def _report_of_trainers(self, trainer: types.ModuleType) -> None:
         plain = trainer.Trainer.__init__
@@ -207,12 +203,9 @@ def _report_stale_locks() -> None:
     from hf_memkit.deepspeed import ops
 
     for lock in ops.stale_locks(ops.extension_roots()):
-        print(
-            f"memkit: warning: {lock}: a stale lock, left by a killed build of DeepSpeed's operators. If this run "
-            f"hangs, stop it and type: rm {lock}",
-            file=sys.stderr,
-            flush=True,
-        )
+        hangs = f"If this run hangs, stop it and type: rm {lock}"
+        stale = f"{lock}: a stale lock, left by a killed build of DeepSpeed's operators. {hangs}"
+        print(f"memkit: warning: {stale}", file=sys.stderr, flush=True)
 
 
 def _hide_memkit() -> None:
@@ -225,22 +218,17 @@ def _hide_memkit() -> None:
     show = sys.excepthook
 
     def without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        own = _script_frames(traceback, files)
+        entries = []
+        while traceback is not None:
+            entries.append(traceback)
+            traceback = traceback.tb_next
+        frames = [entry.tb_frame.f_code.co_filename for entry in entries]
+        begin = frames.index(__file__) if __file__ in frames else 0  # below this module's first frame
+        entries = [entry for entry, file in zip(entries[begin:], frames[begin:], strict=True) if file not in files]
+        own: TracebackType | None = None
+        for entry in reversed(entries):
+            entry.tb_next = own
+            own = entry
         show(kind, error.with_traceback(own), own)
 
     sys.excepthook = without_memkit
-
-
-def _script_frames(traceback: TracebackType | None, memkit: tuple[str, ...]) -> TracebackType | None:
-    """The traceback below this module's first frame, without frames of the files of `memkit`."""
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    files = [entry.tb_frame.f_code.co_filename for entry in entries]
-    begin = files.index(__file__) if __file__ in files else 0
-    script_entries = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
-    for entry, after in itertools.pairwise([*script_entries, None]):
-        if entry is not None:
-            entry.tb_next = after
-    return script_entries[0] if script_entries else None

@@ -71,21 +71,18 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             self._group = distributed.new_group(backend="gloo")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if self._any_rank():
+        received = self._received
+        if self._group is not None:  # the same answer on each rank
+            import torch
+            import torch.distributed as distributed
+
+            ranks = torch.tensor([int(received)])
+            distributed.all_reduce(ranks, distributed.ReduceOp.MAX, group=self._group)
+            received = bool(ranks.item())
+        if received:
             self.requested = True
             self._on_stop()
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"  # off where the disk has no room for a checkpoint
             control.should_evaluate = False
         return control
-
-    def _any_rank(self) -> bool:
-        """Whether any rank has received a signal; the same answer on each."""
-        if self._group is None:
-            return self._received
-        import torch
-        import torch.distributed as distributed
-
-        received = torch.tensor([int(self._received)])
-        distributed.all_reduce(received, distributed.ReduceOp.MAX, group=self._group)
-        return bool(received.item())

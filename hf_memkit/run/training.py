@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 import yaml
 
@@ -25,25 +25,13 @@ from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed import ops
-from hf_memkit.run.folder import (
-    ARGUMENTS_FILE,
-    RecipeRun,
-    clear,
-    last_checkpoint,
-    read_run,
-    start_again,
-    write_run,
-)
+from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, last_checkpoint, read_run, start_again, write_run
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
 from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.run.result import result_of
 from hf_memkit.setup import build
 from hf_memkit.setup.process_group import leave_process_group
 from hf_memkit.setup.setup import Setup
-
-if TYPE_CHECKING:
-    from hf_memkit.measuring.callback.oom_note import OomNote
-
 
 Say = Callable[[str], None]
 
@@ -131,8 +119,12 @@ def run(
         except BaseException:
             if not ranks.launched:  # with other ranks, this could wait for one that has ended
                 leave_process_group()
-            if not training.has_begun:
-                _restore_run_file(folder, None if write is not None else previous, ranks)
+            if not training.has_begun and write is None and ranks.is_first:
+                write_run(folder, previous)
+            elif not training.has_begun and write is not None and ranks.leads_machine:
+                clear(folder)
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
             raise
         ranks.wait_for_all("trained")
         if ranks.is_first:
@@ -147,16 +139,6 @@ def run(
         write_run(folder, content)
     ranks.leave_together()
     return content
-
-
-def _restore_run_file(folder: Path, content: dict[str, Any] | None, ranks: Ranks) -> None:
-    """Restore the run file after a failure before the first step; without previous `content` remove the run."""
-    if content is None and ranks.leads_machine:
-        clear(folder)
-        with suppress(OSError):  # not empty
-            folder.rmdir()
-    elif content is not None and ranks.is_first:
-        write_run(folder, content)
 
 
 class _Stopped(BaseException):
@@ -205,6 +187,8 @@ class _Training:
             Trainer.train = plain
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
+        from tqdm import tqdm  # type: ignore[import-untyped]
+
         from hf_memkit.measuring.callback.callback import attach
         from hf_memkit.measuring.callback.oom_note import advice_from_text
         from hf_memkit.measuring.callback.oom_watch import oom_advice
@@ -217,10 +201,8 @@ class _Training:
         if job.target_prediction is not None:
             facts["target_prediction"] = dict(job.target_prediction)
         report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
-        started_by_memkit = FOLDER_VARIABLE in os.environ
-        stop = StopOnSignal(
-            say, report.mark_interrupted, ranks=ranks.world_size, started_by_memkit=started_by_memkit
-        )  # fmt: skip
+        by_memkit = FOLDER_VARIABLE in os.environ
+        stop = StopOnSignal(say, report.mark_interrupted, ranks=ranks.world_size, started_by_memkit=by_memkit)
         trainer.add_callback(stop)
         checkpoint = self._checkpoint(trainer)
         if ranks.is_first:
@@ -234,8 +216,14 @@ class _Training:
             advice = report.advice or advice_from_text(error)  # the latter before the first step
             if advice is None:
                 raise
-            _end_progress_bars()
-            raise _out_of_memory(advice, job) from error
+            for bar in list(getattr(tqdm, "_instances", ())):  # so that the error starts on a new line
+                bar.close()
+            instead = "Use a GPU with more memory, or a smaller --model"
+            if job.needs_less:
+                instead = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+            failed = RunError(f"{advice.happened} {instead}")
+            failed.add_note(advice.details())
+            raise failed from error
         finally:
             for callback in trainer.callback_handler.callbacks:
                 if hasattr(callback, "leave"):  # components/fp32_products.py
@@ -330,7 +318,7 @@ def checksum(rows: Any) -> str:
     import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
 
     digest = hashlib.sha256()
-    for table in rows.with_format("arrow").iter(batch_size=_ROWS):
+    for table in rows.with_format("arrow").iter(batch_size=1000):
         for name in sorted(table.column_names):
             digest.update(name.encode())
             column = table.column(name)
@@ -341,24 +329,3 @@ def checksum(rows: Any) -> str:
             is_number = kind.startswith(("int", "uint", "float", "double", "bool"))
             digest.update(column.to_numpy().tobytes() if is_number else repr(column.to_pylist()).encode())
     return digest.hexdigest()
-
-
-_ROWS: Final = 1000
-
-
-def _out_of_memory(advice: OomNote, job: RecipeRun) -> RunError:
-    """The error in one line; a note to it has the changes that would help."""
-    instead = "Use a GPU with more memory, or a smaller --model"
-    if job.needs_less:
-        instead = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
-    error = RunError(f"{advice.happened} {instead}")
-    error.add_note(advice.details())
-    return error
-
-
-def _end_progress_bars() -> None:
-    """Close progress bars, so that the error starts on a new line."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
-
-    for bar in list(getattr(tqdm, "_instances", ())):
-        bar.close()

@@ -12,13 +12,9 @@ if TYPE_CHECKING:
 
 
 def emulated_bf16(
-    gpu: Gpu | None,
-    arguments: Mapping[str, Any],
-    *,
-    dtypes: Collection[str] = (),
-    trained: Collection[str] = (),
-    config: Mapping[str, Any] | None = None,
-) -> str:
+    gpu: Gpu | None, arguments: Mapping[str, Any], *, dtypes: Collection[str], trained: Collection[str],
+    config: Mapping[str, Any] | None,
+) -> str:  # fmt: skip
     """Warning that bf16 is emulated, with the fix and without its full stop; empty if it is not (torch 2.13.0:
     cuda/__init__.py, `is_bf16_supported(including_emulation=True)`).
 

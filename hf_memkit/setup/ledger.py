@@ -56,27 +56,17 @@ class Ledger:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Ledger:
         """The ledger from `to_json`'s result."""
-        return cls(
-            tuple(
-                Row(place, row["category"], row["term"], round(row["gib"] * GIB), row["source"], row["phase"])
-                for place in PLACES
-                for row in content.get(place, ())
-            )
-        )
+        rows = []
+        for place in PLACES:
+            for row in content.get(place, ()):
+                size_bytes = round(row["gib"] * GIB)
+                rows.append(Row(place, row["category"], row["term"], size_bytes, row["source"], row["phase"]))
+        return cls(tuple(rows))
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """`{"device": [{"category", "term", "gib", "phase", "source"}, …], "host": …, "pinned": …, "disk": …}`."""
-        return {
-            place: [
-                {
-                    "category": row.category,
-                    "term": row.term,
-                    "gib": row.size_bytes / GIB,
-                    "phase": row.phase,
-                    "source": row.source,
-                }
-                for row in self.rows
-                if row.place == place
-            ]
-            for place in PLACES
-        }
+        content: dict[str, list[dict[str, Any]]] = {place: [] for place in PLACES}
+        for row in self.rows:
+            figures = {"category": row.category, "term": row.term, "gib": row.size_bytes / GIB}
+            content[row.place].append({**figures, "phase": row.phase, "source": row.source})
+        return content

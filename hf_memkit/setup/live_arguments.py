@@ -69,14 +69,6 @@ class CreationRecord:
     given: dict[str, Any]
     after_init: dict[str, Any] = field(default_factory=dict)
 
-    def later_changes(self, arguments: Any) -> dict[str, Any]:
-        """Attributes set since creation, each with its value: by the script or a library."""
-        return {
-            name: value
-            for name, value in vars(arguments).items()
-            if name not in self.after_init or not _same(value, self.after_init[name])
-        }
-
 
 Hook = Callable[[Any, CreationRecord], None]
 
@@ -204,11 +196,8 @@ class FieldReads:
         """
         current, remade = dict(vars(arguments)), _rebuild(arguments, fields).attributes
         _name_config_of(current, remade)
-        return frozenset(
-            name
-            for name in self._names - set(_OF_THE_DEVICE)
-            if (name in current or name in remade) and not _same_content(current.get(name), remade.get(name))
-        )
+        names = self._names - set(_OF_THE_DEVICE) & {*current, *remade}
+        return frozenset(name for name in names if not _same_content(current.get(name), remade.get(name)))
 
 
 def watch_reads() -> FieldReads:
@@ -298,21 +287,21 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
     from hf_memkit.catalog import library_versions
 
     kind: Any = type(arguments)
-    wanted = library_versions.to_installed_arguments(
-        {library_versions.current_name(name): value for name, value in fields.items()}
-    )
+    current_names = {library_versions.current_name(name): value for name, value in fields.items()}
+    wanted = library_versions.to_installed_arguments(current_names)
     known = {field.name for field in dataclasses.fields(kind) if field.init}
-    unknown_fields = [
-        f"{name}: {kind.__name__} has no such field{did_you_mean(name, known)}" for name in wanted.keys() - known
-    ]
-    if unknown_fields:
-        raise InputError("\n".join(sorted(unknown_fields)))
+    if unknown := sorted(wanted.keys() - known):
+        lines = (f"{name}: {kind.__name__} has no such field{did_you_mean(name, known)}" for name in unknown)
+        raise InputError("\n".join(lines))
     record, current = creation_record(arguments), dict(vars(arguments))
     given = dict(record.given) if record is not None else _as_given(arguments, known, wanted)
     new = kind.__new__(kind)
     start = _copied({**given, **wanted})
     vars(new).update(start)
-    if not (wanted.keys() & _DECIDE_THE_DEVICE) or _keeps_device(wanted, current):
+    # The device stays although a field is given that can decide it: with DeepSpeed in both, or in none.
+    others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
+    same_engine = bool({**current, **wanted}.get("deepspeed")) == bool(current.get("deepspeed"))
+    if same_engine and all(_same(wanted[name], current.get(name)) for name in others):
         vars(new).update({name: current[name] for name in _OF_THE_DEVICE if name in current})
     try:
         with _creation(new), warnings.catch_warnings():
@@ -323,20 +312,13 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
         values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         raise InputError(f"{values}: {kind.__name__} cannot be built: {error}") from error
     after_init = _copied(vars(new))
-    if record is not None:
-        kept = record.later_changes(arguments)
+    if record is not None:  # what the script or a library has set since creation
+        before = record.after_init
+        kept = {name: value for name, value in current.items() if name not in before or not _same(value, before[name])}
     else:
         kept = {name: value for name, value in current.items() if name not in after_init and name not in _DERIVED}
     attributes = {**vars(new), **{name: value for name, value in kept.items() if name not in wanted}}
     return _Rebuilt(start, after_init, attributes)
-
-
-def _keeps_device(wanted: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether the device stays although a field is given that can decide it: DeepSpeed in both, or in none."""
-    others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
-    return bool({**current, **wanted}.get("deepspeed")) == bool(current.get("deepspeed")) and all(
-        _same(wanted[name], current.get(name)) for name in others
-    )
 
 
 def _name_config_of(attributes: Mapping[str, Any], before: Mapping[str, Any]) -> None:

@@ -30,11 +30,9 @@ _REFUSED: Final = ("arguments.use_liger_kernel", _ATTENTION)
 """Omitted settings that are a whole technique: a rule refuses them together with `use_cpu`."""
 
 _SLOW: Final = (
-    "arguments.torch_compile",
-    "arguments.torch_compile_backend",
-    "arguments.torch_compile_mode",
+    "arguments.torch_compile", "arguments.torch_compile_backend", "arguments.torch_compile_mode",
     "trainer_parts.recompilation_guard",
-)
+)  # fmt: skip
 """Omitted settings that a CPU can use, but too slowly for a rehearsal."""
 
 

@@ -120,10 +120,9 @@ def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
     except SettingError as error:
         for line in str(error).splitlines():
             name = line.removeprefix("--set ").partition(":")[0]
-            unknown = kinds and "no field of TrainingArguments" in line
-            problems.append(
-                f"{line}{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}" if unknown else line
-            )
+            if kinds and "no field of TrainingArguments" in line:
+                line += f"{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}"
+            problems.append(line)
     if problems:
         raise SettingError("\n".join(problems))
     return values, parsed
@@ -192,11 +191,8 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
         return {}  # without importing transformers, which takes seconds
     known = library_versions.argument_types()
     arguments, problems = check_values(given)
-    problems += [
-        f"{name}: no field of TrainingArguments{_instead(str(name), arguments[name], known)}"
-        for name in arguments
-        if name not in known and name not in also
-    ]
+    for name in [name for name in arguments if name not in known and name not in also]:
+        problems.append(f"{name}: no field of TrainingArguments{_instead(str(name), arguments[name], known)}")
     problems += wrong_counts(arguments)
     if problems:
         raise SettingError("\n".join(f"{place}: {problem}" for problem in problems))
@@ -244,22 +240,14 @@ def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
             raise InputError(
                 f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"
             ) from None
-    notes = []
-    known = {field.name for field in dataclasses.fields(kind)}
-    further = [
-        field.name
-        for field in dataclasses.fields(args)
-        if field.name not in known and getattr(args, field.name, None) != _default(field)
-    ]
-    if further:
-        notes.append(f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(further)}")
-    return fields, notes
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+    known, further = {field.name for field in dataclasses.fields(kind)}, []
+    for field in [field for field in dataclasses.fields(args) if field.name not in known]:
+        default = field.default if field.default is not dataclasses.MISSING else None
+        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else default
+        if getattr(args, field.name, None) != default:
+            further.append(field.name)
+    note = f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(further)}"
+    return fields, [note] if further else []
 
 
 def _plain(value: Any) -> Any:

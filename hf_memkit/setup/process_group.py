@@ -23,7 +23,6 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from transformers import TrainingArguments
 
 
@@ -56,13 +55,9 @@ def leave_process_group() -> None:
         return
     groups = list(distributed.distributed_c10d._world.pg_map)
     distributed.destroy_process_group()
-    _remove_references(groups)
-
-
-def _remove_references(groups: list[ProcessGroup]) -> None:
-    """Remove `groups` from every dictionary, list, object and default argument, including this list. With the last
-    reference gone a group's destructor joins its threads, without the lock that they may need (torch 2.13:
-    csrc/distributed/c10d/ProcessGroupGloo.cpp)."""
+    # Remove the groups from every dictionary, list, object and default argument, including this list. With the last
+    # reference gone a group's destructor joins its threads, without the lock that they may need (torch 2.13:
+    # csrc/distributed/c10d/ProcessGroupGloo.cpp).
     gone = {id(group) for group in groups}
     for holder in gc.get_objects():
         if type(holder) is FunctionType and any(id(value) in gone for value in holder.__defaults__ or ()):

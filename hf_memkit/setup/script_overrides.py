@@ -130,10 +130,6 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     return Overrides(fields, options, {name: str(value) for name, value in environment.items()}), about
 
 
-def _ignore(line: str) -> None:
-    pass
-
-
 class OverrideReport:
     """Values of a script that overrides replaced, and overrides that failed; grows while the script runs.
 
@@ -146,7 +142,9 @@ class OverrideReport:
         refused: the error that `install` has raised in the script.
     """
 
-    def __init__(self, on_overridden: Callable[[str], None], on_difference: Callable[[str], None]) -> None:
+    def __init__(
+        self, on_overridden: Callable[[str], None] | None, on_difference: Callable[[str], None] | None
+    ) -> None:
         self.overridden: list[str] = []
         self.differences: list[str] = []
         self.script: Mapping[str, Any] = {}
@@ -157,20 +155,20 @@ class OverrideReport:
     def add_overridden(self, line: str) -> None:
         if line not in self.overridden:
             self.overridden.append(line)
-            self._on_overridden(line)
+            if self._on_overridden is not None:
+                self._on_overridden(line)
 
     def add_difference(self, line: str) -> None:
         if line not in self.differences:
             self.differences.append(line)
-            self._on_difference(line)
+            if self._on_difference is not None:
+                self._on_difference(line)
 
 
 def install(
-    overrides: Overrides,
-    *,
-    on_overridden: Callable[[str], None] = _ignore,
-    on_difference: Callable[[str], None] = _ignore,
-) -> OverrideReport:
+    overrides: Overrides, *, on_overridden: Callable[[str], None] | None = None,
+    on_difference: Callable[[str], None] | None = None,
+) -> OverrideReport:  # fmt: skip
     """Set the variables now, and make the script's TrainingArguments and models use the overrides.
 
     - Fields are set before any `__post_init__` of the object runs, so that derived fields follow as from the script's
@@ -186,22 +184,6 @@ def install(
         InputError: neither its class nor any class of transformers and TRL has such a field.
     """
     report = OverrideReport(on_overridden, on_difference)
-    _set_environment(overrides, report)
-    if overrides.arguments:
-        on_creation(
-            begins=functools.partial(_set_fields, overrides, report),
-            ends=functools.partial(_check_created, overrides, report),
-        )
-    else:
-        on_creation(begins=lambda arguments, record: _remember(report, arguments, record))
-    models = _Models(overrides.model, report)
-    if overrides.model:
-        when_imported("transformers.modeling_utils", models.change)
-    when_imported("transformers.trainer", functools.partial(_watch_trainers, overrides, report, models))
-    return report
-
-
-def _set_environment(overrides: Overrides, report: OverrideReport) -> None:
     for name, value in overrides.environment.items():
         before = os.environ.get(name)
         if before != value:
@@ -209,20 +191,24 @@ def _set_environment(overrides: Overrides, report: OverrideReport) -> None:
             if before is not None:
                 report.add_overridden(f"{name}: {before} → {value}")
             if "torch" in sys.modules and name.startswith(("PYTORCH_", "TORCH_", "CUDA_", "OMP_")):
-                report.add_difference(
-                    f"{name}={value}: set too late, after torch was imported. Set it before Python starts"
-                )
-
-
-def _remember(report: OverrideReport, arguments: Any, record: CreationRecord) -> None:
-    if report.arguments is None:
-        report.arguments, report.script = arguments, record.script
+                late = "set too late, after torch was imported. Set it before Python starts"
+                report.add_difference(f"{name}={value}: {late}")
+    on_creation(
+        begins=functools.partial(_set_fields, overrides, report),
+        ends=functools.partial(_check_created, overrides, report),
+    )
+    models = _Models(overrides.model, report)
+    if overrides.model:
+        when_imported("transformers.modeling_utils", models.change)
+    when_imported("transformers.trainer", functools.partial(_watch_trainers, overrides, report, models))
+    return report
 
 
 def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, record: CreationRecord) -> None:
     from hf_memkit.catalog import library_versions
 
-    _remember(report, arguments, record)
+    if report.arguments is None:
+        report.arguments, report.script = arguments, record.script
     kind = type(arguments)
     fields = kind.__dataclass_fields__
     unknown_fields = []
@@ -237,9 +223,8 @@ def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, re
                 report.add_overridden(f"{name}: {_shown(current)} → {_shown(value)}")
             setattr(arguments, name, copy.deepcopy(value))
         elif name in library_versions.fields():
-            report.add_difference(
-                f"{name}: the plan's {_shown(value)} has no effect, because {kind.__name__} has no such field"
-            )
+            lacks = f"because {kind.__name__} has no such field"
+            report.add_difference(f"{name}: the plan's {_shown(value)} has no effect, {lacks}")
         else:
             unknown_fields.append(f"arguments: {name}: {kind.__name__} has no such field{did_you_mean(name, fields)}")
     if unknown_fields:
@@ -251,9 +236,8 @@ def _check_created(overrides: Overrides, report: OverrideReport, arguments: Any,
     for name, value in _fields_of(overrides, arguments):
         current = record.after_init.get(name)
         if not _is_same_value(current, value):
-            report.add_difference(
-                f"{name}: {type(arguments).__name__} changes the plan's {_shown(value)} to {_shown(current)}"
-            )
+            change = f"changes the plan's {_shown(value)} to {_shown(current)}"
+            report.add_difference(f"{name}: {type(arguments).__name__} {change}")
 
 
 def _fields_of(overrides: Overrides, arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -351,14 +335,11 @@ def _check_optimizer(overrides: Overrides, report: OverrideReport, trainer: Any)
     given = trainer.optimizer
     if wanted is not None and (given is not None or getattr(trainer, "optimizer_cls_and_kwargs", None)):
         name = type(given).__name__ if given is not None else trainer.optimizer_cls_and_kwargs[0].__name__
-        report.add_difference(
-            f"optim: the optimizer that the script gives Trainer ({name}) overrides the plan's {wanted}. Remove it"
-        )
+        script = f"the optimizer that the script gives Trainer ({name})"
+        report.add_difference(f"optim: {script} overrides the plan's {wanted}. Remove it")
     elif wanted is not None and overrides_optimizer(trainer):
-        report.add_difference(
-            f"optim: {type(trainer).__name__}.create_optimizer may override the plan's {wanted}. Make it use "
-            "arguments.optim"
-        )
+        method = f"{type(trainer).__name__}.create_optimizer"
+        report.add_difference(f"optim: {method} may override the plan's {wanted}. Make it use arguments.optim")
 
 
 def _check_trainer(overrides: Overrides, report: OverrideReport, models: _Models, trainer: Any) -> None:
@@ -367,10 +348,8 @@ def _check_trainer(overrides: Overrides, report: OverrideReport, models: _Models
             report.add_difference(line)
         for name, value in overrides.environment.items():
             if os.environ.get(name) != value:
-                current = os.environ.get(name)
-                report.add_difference(
-                    f"{name}: the script sets {current}, which overrides the plan's {value}. Remove that line"
-                )
+                sets = f"the script sets {os.environ.get(name)}, which overrides the plan's {value}"
+                report.add_difference(f"{name}: {sets}. Remove that line")
     except Exception as error:  # a check never ends a training
         report.add_difference(f"cannot compare the plan with this Trainer: {type(error).__name__}: {error}")
 
@@ -421,7 +400,11 @@ def _in_force(model: Any) -> dict[str, str]:
     options = {}
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if isinstance(attention, str):
-        options["attn_implementation"] = _package_of(attention)
+        # The package that a kernel of the hub replaces where it is not installed.
+        utils = sys.modules.get("transformers.modeling_flash_attention_utils")
+        kernels = getattr(utils, "FLASH_ATTN_KERNEL_FALLBACK", {})
+        package = next((name for name, kernel in kernels.items() if kernel == attention), attention)
+        options["attn_implementation"] = package
     if getattr(model, "hf_quantizer", None) is None:
         sizes: dict[str, int] = {}
         for parameter in model.parameters():
@@ -431,10 +414,3 @@ def _in_force(model: Any) -> dict[str, str]:
         if sizes:
             options["dtype"] = max(sizes, key=lambda dtype: sizes[dtype])
     return options
-
-
-def _package_of(attention: str) -> str:
-    """The package that a kernel of the hub replaces where it is not installed."""
-    utils = sys.modules.get("transformers.modeling_flash_attention_utils")
-    kernels = getattr(utils, "FLASH_ATTN_KERNEL_FALLBACK", {})
-    return next((name for name, kernel in kernels.items() if kernel == attention), attention)

@@ -39,17 +39,9 @@ from hf_memkit.setup.ledger import Ledger, Row
 from hf_memkit.setup.request import Request
 
 SECTIONS: Final = (
-    "model",
-    "adapter",
-    "data",
-    "arguments",
-    "optimizer",
-    "deepspeed",
-    "environment",
-    "trainer",
-    "model_parts",
+    "model", "adapter", "data", "arguments", "optimizer", "deepspeed", "environment", "trainer", "model_parts",
     "trainer_parts",
-)
+)  # fmt: skip
 
 _ORIGINS: Final[Mapping[Origin, str]] = {
     "local": "a local folder",
@@ -213,12 +205,8 @@ class Setup:
     @property
     def sized_job(self) -> Job:
         """The job with the batch and the sequence length of the settings."""
-        return replace(
-            self.resolved_for,
-            micro_batch_size=self.micro_batch_size,
-            accumulation=self.accumulation,
-            sequence_length=self.sequence_length,
-        )
+        sized = replace(self.resolved_for, sequence_length=self.sequence_length)
+        return replace(sized, micro_batch_size=self.micro_batch_size, accumulation=self.accumulation)
 
     @property
     def micro_batch_size(self) -> int:
@@ -234,11 +222,9 @@ class Setup:
     @property
     def sequence_length(self) -> int:
         """Tokens in a sequence. Raises KeyError if neither a setting nor the job has it."""
-        return int(
-            self["data.sequence_length"]
-            if self.job is None
-            else self.get("data.sequence_length", self.job.sequence_length)
-        )
+        if self.job is None:
+            return int(self["data.sequence_length"])
+        return int(self.get("data.sequence_length", self.job.sequence_length))
 
     @property
     def zero(self) -> dict[str, Any]:

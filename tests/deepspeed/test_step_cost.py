@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fsdp import UNIT, fsdp_traffic, unit_passes
 from hf_memkit.catalog.gpu_rates import Figure, GpuRates
 from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.deepspeed.presets import load
-from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
+from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, last_bucket, zero_traffic
 from hf_memkit.deepspeed.transfer_time import CostRow, Seconds, StepCost, TracedSeconds, engine_hooks, step_cost
 
 N = 1_557_611_200
@@ -193,12 +194,9 @@ def test_each_pass_of_an_fsdp_unit_costs_its_hooks(model: ModelFacts) -> None:
     all-gathers took a fifth of a published step on two GPUs."""
     units = model.layers + 1
     for accumulation, reentrant, passes in ((1, False, 2), (1, True, 3), (4, True, 12)):
-        of_layers = fsdp_traffic(model, gpus=2, accumulation=accumulation, element_bytes=2, reentrant=reentrant)
-        assert of_layers.unit_passes == passes * units
-    more = fsdp_traffic(model, gpus=2, accumulation=1, element_bytes=2, units=units + 96)
-    cost = of(step_cost(more, TRACED, GPU, HOST), "hooks of FSDP's units")
-    assert cost.exposed.middle == pytest.approx(2 * (units + 96) * 0.25e-3)
-    assert "hooks of FSDP's units" not in {row.name for row in step_cost(StepTraffic(), TRACED, GPU, HOST).rows}
+        assert unit_passes(units, accumulation=accumulation, reentrant=reentrant) == passes * units
+    more = unit_passes(units + 96, accumulation=1, reentrant=False)
+    assert UNIT.times(more).middle == pytest.approx(2 * (units + 96) * 0.25e-3)
 
 
 def test_stage_3_on_several_gpus_waits_for_its_hooks() -> None:

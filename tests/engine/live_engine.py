@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_memkit.common.terms import Place
-from hf_memkit.deepspeed.engine_tensors import engine_bytes
+from hf_memkit.deepspeed.engine_tensors import engine_tensors
 
 
 class LiveEngine(TrainerCallback):  # type: ignore[misc]
@@ -33,5 +33,11 @@ class LiveEngine(TrainerCallback):  # type: ignore[misc]
         self._look()
 
     def _look(self) -> None:
-        for term, size in engine_bytes(self._trainer.deepspeed).items():
-            self.held[term] = max(self.held.get(term, 0), size)
+        engine = self._trainer.deepspeed
+        seen: set[int] = set()  # memory that two terms share counts with the first one
+        for term, tensors in engine_tensors(engine.optimizer, engine.module).items():
+            storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+            size = sum(nbytes for place, nbytes in storages.items() if place not in seen)
+            seen |= storages.keys()
+            if size:
+                self.held[term] = max(self.held.get(term, 0), size)

@@ -72,7 +72,7 @@ def chooses(recipe: Recipe, tmp_path: Path) -> Recipe:
 
 def with_gpu_of(machine: Machine, usable_bytes: int) -> Machine:
     gpu = gpu_of_size("16GB")
-    return replace(machine, gpu=gpu.with_capacity(usable_bytes + gpu.context_bytes))
+    return replace(machine, gpu=replace(gpu, capacity_bytes=usable_bytes + gpu.context_bytes))
 
 
 def gpu_of(resolved: Setup) -> Gpu:

@@ -48,11 +48,8 @@ def _no_gpu(build: str, cuda: str | None) -> list[Check]:
         finding = f"{build} is a CPU build and cannot use this machine's GPU"
         return [Check(_GROUP, "GPU", "missing", finding, "pip install --force-reinstall torch", core=True)]
     finding = f"{build} needs CUDA {cuda}, and the driver {_driver_version()} cannot start it: too old, or broken"
-    return [
-        Check(
-            _GROUP, "GPU", "missing", finding, "nvidia-smi (then update the driver, or install an older torch)", True
-        )
-    ]
+    fix = "nvidia-smi (then update the driver, or install an older torch)"
+    return [Check(_GROUP, "GPU", "missing", finding, fix, core=True)]
 
 
 def _gpu(torch: Any, index: int) -> list[Check]:

@@ -17,7 +17,7 @@ from hf_memkit.checks.doctor.check import Check
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import MIB, format_gib
 from hf_memkit.common.user_files import user_path
-from hf_memkit.deepspeed.nvme import Preflight, file_system, preflight
+from hf_memkit.deepspeed.nvme import file_system, preflight
 
 _RAM: Final = "RAM"
 _DISK: Final = "Disk for NVMe offload"
@@ -39,12 +39,10 @@ def checks(nvme_path: str | None) -> list[Check]:
 def _bf16() -> Check:
     """Measured. Slow bf16 needs no fix: rehearsals then multiply in fp32."""
     slowdown = bf16_slowdown()
-    if slowdown < SLOW_BF16:
-        return Check("CPU", "bf16", "ok", f"matrix products take {slowdown:.1f} times as long as in fp32")
-    finding = (
-        f"matrix products take {slowdown:.0f} times as long as in fp32: rehearsals store bf16 and multiply in fp32"
-    )
-    return Check("CPU", "bf16", "ok", finding)
+    slow = slowdown >= SLOW_BF16
+    times = f"{slowdown:.0f}" if slow else f"{slowdown:.1f}"
+    then = ": rehearsals store bf16 and multiply in fp32" if slow else ""
+    return Check("CPU", "bf16", "ok", f"matrix products take {times} times as long as in fp32{then}")
 
 
 def _ram() -> Check:
@@ -80,7 +78,10 @@ def _shared() -> Check:
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
     result = preflight(nvme_path or folder, needed_bytes=0)
-    results = _problems(result)
+    results = []
+    for problem in (*result.unusable, *result.shortages, *result.missing):
+        finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")  # the fix follows the last semicolon
+        results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
     if not results:
         free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         kind = file_system(folder) or "unknown file system"
@@ -90,15 +91,6 @@ def _disk(nvme_path: str | None) -> list[Check]:
     if nvme_path is None:
         return [*results, Check(_DISK, "speed", "ok", "not measured; to measure it: memkit doctor --nvme-path DIR")]
     return results if result.unusable else [*results, _speed(nvme_path)]
-
-
-def _problems(result: Preflight) -> list[Check]:
-    """Problems with their fixes, which follow the last semicolon."""
-    results = []
-    for problem in (*result.unusable, *result.shortages, *result.missing):
-        finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
-        results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
-    return results
 
 
 def _speed(nvme_path: str) -> Check:

@@ -35,11 +35,21 @@ def checks() -> list[Check]:
     folder = ops.extensions_folder(cpu=cpu)
     names = [name for name in _USED_FOR if cpu or name != "deepspeed_shm_comm"]
     built = [name for name in names if (folder / name / f"{name}.so").exists()]
-    return [
-        _tools_check(cpu=cpu, needed=len(built) < len(names)),
-        *(_operator_check(name, folder, name in built, cpu=cpu) for name in names),
-        *map(_stale_lock_check, ops.stale_locks(ops.extension_roots())),
-    ]
+    results = [_tools_check(cpu=cpu, needed=len(built) < len(names))]
+    for name in names:
+        use = _USED_FOR[name]
+        finding = f"not built yet: the first run that needs it builds it in {folder}; for {use}"
+        if name in built:
+            results.append(Check(_GROUP, name, "ok", f"built; for {use}"))
+        elif packages := ops.missing_tools((name,), cpu=cpu):
+            fix = f"sudo apt-get install {' '.join(packages)}"
+            results.append(Check(_GROUP, name, "missing", f"cannot be built; for {use}", fix))
+        else:
+            results.append(Check(_GROUP, name, "ok", finding))
+    for lock in ops.stale_locks(ops.extension_roots()):
+        finding = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
+        results.append(Check(_GROUP, "stale build lock", "warning", finding, f"rm {lock}"))
+    return results
 
 
 def _tools_check(*, cpu: bool, needed: bool) -> Check:
@@ -59,19 +69,3 @@ def _tools_check(*, cpu: bool, needed: bool) -> Check:
         return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
     finding = f"not installed: {absent}; all operators are already built"
     return Check(_GROUP, "to build them", "warning", finding, "; ".join(fixes))
-
-
-def _operator_check(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
-    use = _USED_FOR[name]
-    if built:
-        return Check(_GROUP, name, "ok", f"built; for {use}")
-    packages = ops.missing_tools((name,), cpu=cpu)
-    if packages:
-        fix = f"sudo apt-get install {' '.join(packages)}"
-        return Check(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
-    return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it builds it in {folder}; for {use}")
-
-
-def _stale_lock_check(lock: Path) -> Check:
-    finding = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
-    return Check(_GROUP, "stale build lock", "warning", finding, f"rm {lock}")

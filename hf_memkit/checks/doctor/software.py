@@ -46,34 +46,22 @@ def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirem
         requirements = [Requirement(text) for text in distribution.requires or ()]
         python = distribution.metadata["Requires-Python"]
         # A requirement of an extra has a marker that is false without that extra.
-        own = [
-            requirement
-            for requirement in requirements
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        ]
-        trains = [
-            requirement
-            for requirement in requirements
-            if requirement.marker is not None and requirement.marker.evaluate({"extra": "train"})
-        ]
+        own = [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+        trains = [one for one in requirements if one.marker is not None and one.marker.evaluate({"extra": "train"})]
     else:
         project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
         trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
-    return (
-        SpecifierSet(python),
-        {requirement.name: requirement for requirement in trains},
-        [] if boot.places() else own,
-    )
+    by_name = {requirement.name: requirement for requirement in trains}
+    return SpecifierSet(python), by_name, [] if boot.places() else own
 
 
 def _python(supported: SpecifierSet) -> Check:
     here = platform.python_version()
     if supported.contains(here):
         return Check(_GROUP, "Python", "ok", f"{here} ({sys.executable})")
-    return Check(
-        _GROUP, "Python", "missing", f"{here}; memkit supports {supported}", "uv python install 3.12", core=True
-    )
+    finding = f"{here}; memkit supports {supported}"
+    return Check(_GROUP, "Python", "missing", finding, "uv python install 3.12", core=True)
 
 
 def _package(requirement: Requirement, needed_by: str = "") -> Check:

@@ -9,12 +9,7 @@ from hf_memkit.catalog.adapter_layers import adapted_layers
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
-from hf_memkit.setup.techniques.setup_ledger import (
-    EMBEDDINGS,
-    copied_parameters,
-    quantised_bytes,
-    quantised_layers,
-)
+from hf_memkit.setup.techniques.setup_ledger import EMBEDDINGS, copied_parameters, quantised_bytes, quantised_layers
 
 _LORA: Final = ("lora", "qlora")
 _QUANTIZATION: Final = "model.quantization"

@@ -14,7 +14,7 @@ from hf_memkit.checks.subject import Subject
 _PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
 
 _OF_TRAINER: Final[Mapping[str, str]] = {
-    "tokenizer": "Trainer's argument tokenizer is now processing_class: Trainer(processing_class=…) in the script",
+    "tokenizer": "Trainer's argument tokenizer is now processing_class: Trainer(processing_class=…) in the script"
 }
 """Names that were never fields, and that Trainer itself took (transformers 5.23.0: trainer.py 380-395)."""
 

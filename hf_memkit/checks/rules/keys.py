@@ -31,11 +31,7 @@ _DEPRECATED: Final[dict[str, tuple[Severity, str, str]]] = {
         "deprecated: DeepSpeed maps it to the new name, with a warning",
         '"stage3_gather_16bit_weights_on_model_save"',
     ),
-    "bfloat16": (
-        "warning",
-        'DeepSpeed reads it, but Trainer fills in and compares only "bf16"',
-        'a section "bf16"',
-    ),
+    "bfloat16": ("warning", 'DeepSpeed reads it, but Trainer fills in and compares only "bf16"', 'a section "bf16"'),
 }
 
 

@@ -90,9 +90,7 @@ def accelerate_json_missing(subject: Subject) -> Iterator[Found]:
 def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
     known, section = accelerate_options_for_deepspeed(), _engine_section(subject)
     for key, value in section.items() if known else ():
-        if key in known:
-            continue
-        if not key.endswith("_nvme_path"):
+        if key not in known and not key.endswith("_nvme_path"):
             proposal = did_you_mean(str(key), known)
             fix = "" if not proposal else f"delete the key{proposal}"
             yield Found(f"{SECTION}.{key}", value, fix=fix, launcher=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.checks.rule import Found, deepspeed
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.subject import ABSENT, Subject
 
 _ZERO = "zero_optimization"
 
@@ -24,11 +24,6 @@ _WITHOUT_EFFECT = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "
                   "ignore_unused_parameters": True}  # fmt: skip
 
 
-def _has_effect(name: str, value: object) -> bool:
-    """Whether a value has an effect: switches that are off have none, and defaults."""
-    return value not in (False, None, "auto") and value != _WITHOUT_EFFECT.get(name, ...)
-
-
 @deepspeed.warning(
     why="no effect at this ZeRO stage",
     fix="delete the key, or change the stage",
@@ -39,7 +34,9 @@ def wrong_stage(subject: Subject) -> Iterator[Found]:
     names = {1: _STAGE_3_ONLY, 2: _STAGE_3_ONLY, 3: _STAGE_1_2_ONLY}.get(stage, (*_STAGE_3_ONLY, *_STAGE_1_2_ONLY))
     for name in names:
         path = f"{_ZERO}.{name}"
-        if subject.has(path) and _has_effect(name, subject.at(path)):
+        value = subject.at(path)
+        # Switches that are off have no effect, nor have defaults.
+        if value not in (ABSENT, False, None, "auto") and value != _WITHOUT_EFFECT.get(name, ...):
             where = "stage 3 reads" if name in _STAGE_3_ONLY else "stages 1 and 2 read"
             yield Found(path, why=f"no effect at stage {stage}: only {where} it")
 

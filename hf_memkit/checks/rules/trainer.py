@@ -240,11 +240,7 @@ def scheduler_params_missing(subject: Subject) -> Iterator[Found]:
             yield Found(f"scheduler.params.{name}", fix=fix)
 
 
-_SCHEDULES = {
-    "WarmupLR": ("constant_with_warmup",),
-    "WarmupDecayLR": ("linear",),
-    "WarmupCosineLR": ("cosine",),
-}
+_SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
 
 
 @deepspeed.warning(

@@ -43,10 +43,8 @@ _OWN_AUTO = frozenset(
 """Keys for which "auto" is one of DeepSpeed's own values."""
 
 
-def _overwritten(path: str) -> bool:
-    """Whether nothing uses the value under Trainer, so that any is right: accelerate overwrites steps_per_print with
-    infinity (1.15.0: utils/dataclasses.py 1326)."""
-    return path == "steps_per_print"
+_OVERWRITTEN: Final = "steps_per_print"
+"""accelerate overwrites it with infinity, so that any value is right (1.15.0: utils/dataclasses.py 1326)."""
 
 
 def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
@@ -56,7 +54,7 @@ def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
     nothing uses it (0.19.8: runtime/activation_checkpointing/config.py 72-98).
     """
     for path, value in walk(subject.config or {}):
-        unused = _overwritten(path) or path.startswith("activation_checkpointing.")
+        unused = path == _OVERWRITTEN or path.startswith("activation_checkpointing.")
         if value != "auto" and not unused and (key := key_at(subject, path)) is not None:
             yield path, value, key
 
@@ -68,7 +66,7 @@ def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
 )
 def auto_not_filled(subject: Subject) -> Iterator[Found]:
     for path, value in walk(subject.config or {}):
-        if value != "auto" or path in FILLED or path in _OWN_AUTO or _overwritten(path):
+        if value != "auto" or path in FILLED or path in _OWN_AUTO or path == _OVERWRITTEN:
             continue
         if path.endswith(".stage3_gather_16bit_weights_on_model_save") and subject.zero.stage == 3:
             continue  # no-weights-saved says what follows from it

@@ -200,11 +200,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             )
 
     def _record_event(
-        self,
-        event: str,
-        method: Callable[Concatenate[RunRecorder, P], object],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, event: str, method: Callable[Concatenate[RunRecorder, P], object], *args: P.args, **kwargs: P.kwargs
     ) -> None:
         """Call the recorder, unless the training has ended or another callback records it."""
         training = self._training

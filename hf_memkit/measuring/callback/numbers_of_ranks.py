@@ -52,10 +52,7 @@ class RankNumbers:
         self.rank = rank
         self._shared = _Shared()
         self._thread = threading.Thread(
-            target=_exchange,
-            args=([store], rank, world_size, name, self._shared),
-            name="memkit ranks",
-            daemon=True,
+            target=_exchange, args=([store], rank, world_size, name, self._shared), name="memkit ranks", daemon=True
         )
         self._thread.start()
         # Also without `close`: a thread inside the store at interpreter shutdown could abort it.

@@ -84,11 +84,7 @@ def versions() -> dict[str, str]:
 def process_facts(args: Any) -> RunRecord:
     """`rank`, `world_size` and `host`, with which a report checks whether the process is alive."""
     process = psutil.Process()
-    host: HostFacts = {
-        "hostname": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_started": process.create_time(),
-    }
+    host: HostFacts = {"hostname": socket.gethostname(), "pid": os.getpid(), "process_started": process.create_time()}
     with contextlib.suppress(OSError):
         host["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     kills = oom_kills()

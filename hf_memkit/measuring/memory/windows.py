@@ -68,10 +68,7 @@ class PeakWindow:
             return {}
         allocated = max(peak for peak, _ in chosen.values())
         reserved = max((peak for _, peak in chosen.values() if peak is not None), default=None)
-        return {
-            **_gib(allocated, reserved),
-            "phases": {phase: _gib(*peaks) for phase, peaks in chosen.items()},
-        }
+        return {**_gib(allocated, reserved), "phases": {phase: _gib(*peaks) for phase, peaks in chosen.items()}}
 
 
 def _gib(allocated: int, reserved: int | None) -> dict[str, float]:

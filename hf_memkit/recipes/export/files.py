@@ -58,7 +58,12 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     task = task_of(setup)
     data = _data_section(setup)
     script = f"{task.script}.py"
-    files = _copies([f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
+    modules = [f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules]
+    if "offload_param" in setup.zero or nvme_path(setup) is not None:
+        modules.append(_WIRING)
+    if job.processes > 1 or "deepspeed.config" in setup:
+        modules.append(_PROCESS_GROUP)
+    files = _copies(modules)
     rehearsal = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
     heading = [
         f"Trains {rehearsal}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by "
@@ -127,16 +132,6 @@ def _parts(setup: Setup) -> list[str]:
     return [f"{components.__name__}.{name}" for name in names]
 
 
-def _engine(job: RecipeRun) -> list[str]:
-    """Modules for DeepSpeed and several processes."""
-    modules = []
-    if "offload_param" in job.setup.zero or nvme_path(job.setup) is not None:
-        modules.append(_WIRING)
-    if job.processes > 1 or "deepspeed.config" in job.setup:
-        modules.append(_PROCESS_GROUP)
-    return modules
-
-
 def _requirements(setup: Setup, needs: Iterable[str]) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
@@ -159,14 +154,23 @@ _BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_
 def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
     """Text of the file: comment lines `heading`, the section `data`, and the rest of the setup."""
     setup = job.setup
+    arguments = with_installed_names(_with_reasons(setup, "arguments"))
+    arguments["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
+    if "deepspeed.config" in setup:
+        reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
+        arguments["deepspeed"] = (_CONFIG_FILE, reason)
+    optimizer = _with_reasons(setup, "optimizer")
+    if optimizer:
+        path, reason = optimizer["class"]
+        optimizer["class"] = (_local_module(path), reason)
     sections = {
         "environment": _environment(job),
         "data": data,
         "model": _model(setup),
         "adapter": _with_reasons(setup, "adapter"),
         "model_parts": _with_reasons(setup, "model_parts"),
-        "arguments": _arguments(setup),
-        "optimizer": _optimizer(setup),
+        "arguments": arguments,
+        "optimizer": optimizer,
         "trainer_parts": _with_reasons(setup, "trainer_parts"),
     }
     blocks = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
@@ -186,11 +190,8 @@ def _local_or_hub(name: str) -> str:
 
 def _with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
     """The section's values with their reasons; with `names` those, in their order."""
-    values = {
-        setting.key.partition(".")[2]: (setting.value, setting.reason)
-        for setting in setup.settings
-        if setting.key.startswith(f"{section}.")
-    }
+    settings = (setting for setting in setup.settings if setting.key.startswith(f"{section}."))
+    values = {setting.key.partition(".")[2]: (setting.value, setting.reason) for setting in settings}
     return values if names is None else {name: values[name] for name in names if name in values}
 
 
@@ -214,30 +215,10 @@ def _model(setup: Setup) -> Settings:
     if setup["model.origin"] == "architecture" and is_random:
         settings = _with_reasons(setup, "model", _BUILT)
         values = {name: value for name, value in settings["architecture"][0].items() if name != "transformers_version"}
-        return {
-            **settings,
-            "architecture": (values, f"RANDOM weights: {settings['architecture'][1]}"),
-        }
+        return {**settings, "architecture": (values, f"RANDOM weights: {settings['architecture'][1]}")}
     settings = _with_reasons(setup, "model", _LOADED)
     name, reason = settings["name"]
     return {**settings, "name": (_local_or_hub(name), reason)}
-
-
-def _arguments(setup: Setup) -> Settings:
-    settings = with_installed_names(_with_reasons(setup, "arguments"))
-    settings["output_dir"] = (".", "checkpoints and the records of memory, beside this file")
-    if "deepspeed.config" in setup:
-        reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
-        settings["deepspeed"] = (_CONFIG_FILE, reason)
-    return settings
-
-
-def _optimizer(setup: Setup) -> Settings:
-    settings = _with_reasons(setup, "optimizer")
-    if settings:
-        path, reason = settings["class"]
-        settings["class"] = (_local_module(path), reason)
-    return settings
 
 
 _EXAMPLES: Final = "examples.jsonl"
@@ -278,7 +259,12 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
     source = data["source"]
     path = None if source is None else local_path(str(source))
     if source is None and not _has_hub(setup):
-        return _made_up(setup, task)
+        if task.made_up_by:
+            made_up = _section(setup, {"made_up": True})
+            return _ScriptData(made_up.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
+        section = _section(setup, {"files": [_EXAMPLES], "format": "json"}, columns=task.columns)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in task.examples())
+        return _ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
     if path is None:
         name, config, split = data["hub_id"], data["hub_config"], data.get("hub_split", "train")
         if source is not None:
@@ -340,15 +326,6 @@ def _section(
 def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
     settings = {"files": [str(path.resolve()) for path in paths], "format": kind}
     return {**settings, "format_options": options} if options else settings
-
-
-def _made_up(setup: Setup, task: Task) -> _ScriptData:
-    if task.made_up_by:
-        section = _section(setup, {"made_up": True})
-        return _ScriptData(section.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
-    section = _section(setup, {"files": [_EXAMPLES], "format": "json"}, columns=task.columns)
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in task.examples())
-    return _ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
 
 
 def _tokens(setup: Setup, task: Task) -> _ScriptData:

@@ -30,12 +30,9 @@ class _Chat(Task):
     script_reads: ClassVar[tuple[str, ...]] = ()
 
     def arguments(self, data: Data) -> Settings:
+        learns = "the model learns to answer, not to ask: loss on the assistant's turns only"
         return {
-            "assistant_only_loss": (
-                True,
-                "the model learns to answer, not to ask: loss on the assistant's turns only (a prediction counts "
-                "every token)",
-            ),
+            "assistant_only_loss": (True, f"{learns} (a prediction counts every token)"),
             "packing": (data.packing, _PACKED if data.packing else _NOT_PACKED),
         }
 

@@ -29,9 +29,8 @@ def made_up_conversations() -> list[list[dict[str, str]]]:
         system = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
         purpose = _turn(f"What does {name} do?", summary)
         parameters = _turn(f"Which parameters does {name} take?", signature)
-        conversations.append(
-            [*system, *(purpose + parameters if number % 2 else parameters if number % 4 else purpose)]
-        )
+        questions = purpose + parameters if number % 2 else parameters if number % 4 else purpose
+        conversations.append([*system, *questions])
     return conversations
 
 
@@ -49,11 +48,7 @@ def _functions() -> Iterator[tuple[str, str, str]]:
                 summary = (ast.get_docstring(function) or "").partition("\n")[0].strip()
                 given = function.args
                 arguments = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
-                names = [
-                    argument.arg
-                    for argument in arguments
-                    if argument is not None and argument.arg not in ("self", "cls")
-                ]
+                names = [one.arg for one in arguments if one is not None and one.arg not in ("self", "cls")]
                 if names and summary and len(summary) < _LONGEST:
                     yield f"{prefix}.{function.name}", f"It takes {', '.join(names)}.", summary
 

@@ -35,7 +35,10 @@ class _ImageClassification(Task):
 
     def sequence_length(self, requested: int | None, default: int, model: ModelFacts) -> int:
         """Patches and the class token, by the config; another length is refused."""
-        tokens = _patches(model.config) or default
+        whole, tokens = whole_config(model.config), default
+        size, patch = getattr(whole, "image_size", None), getattr(whole, "patch_size", None)
+        if isinstance(size, int) and isinstance(patch, int):  # a vision transformer
+            tokens = int((size // patch) ** 2 + 1)
         if requested is not None and requested != tokens:
             raise InputError(
                 f"--sequence-length {requested}: {model.name} makes {tokens} tokens of each image (its patches and a "
@@ -44,13 +47,11 @@ class _ImageClassification(Task):
         return tokens
 
     def data_settings(self, data: Any) -> Settings:
-        return {
-            "smallest_crop": (
-                _SMALLEST_CROP,
-                "to train on, a random part of at least this share of an image is scaled to the model's size, and "
-                "mirrored half of the time: so a small data set is not memorised",
-            )
-        }
+        why = (
+            "to train on, a random part of at least this share of an image is scaled to the model's size, and "
+            "mirrored half of the time: so a small data set is not memorised"
+        )
+        return {"smallest_crop": (_SMALLEST_CROP, why)}
 
     def arguments(self, data: Any) -> Settings:
         return {
@@ -75,15 +76,6 @@ class _ImageClassification(Task):
         return {"image_size": (dict(processor.size), why)}, ()
 
 
-def _patches(config: Mapping[str, Any]) -> int | None:
-    """Tokens of an image in a vision transformer; None for other models."""
-    whole = whole_config(config)
-    size, patch = getattr(whole, "image_size", None), getattr(whole, "patch_size", None)
-    if not isinstance(size, int) or not isinstance(patch, int):
-        return None
-    return int((size // patch) ** 2 + 1)
-
-
 def _parts(root: Path) -> tuple[Path, ...]:
     """(folder to train on, held-out folder) if the data has such parts; else the whole."""
     names = {folder.name.lower(): folder for folder in root.iterdir() if folder.is_dir() and folder.name[0] != "."}
@@ -102,9 +94,8 @@ def _image_processor(setup: Setup) -> tuple[Any, str]:
 
         if name is not None:
             try:
-                return AutoImageProcessor.from_pretrained(name, local_files_only=not hub_reachable()), (
-                    f"the model's own ({name})"
-                )
+                own = AutoImageProcessor.from_pretrained(name, local_files_only=not hub_reachable())
+                return own, f"the model's own ({name})"
             except Exception as error:  # missing, gated or broken files, an unknown class: no common base class
                 why = f"{name} gave none ({type(error).__name__})" if hub_reachable() else f"{name} cannot be reached"
         size = getattr(whole_config(setup["model.architecture"]), "image_size", 224)

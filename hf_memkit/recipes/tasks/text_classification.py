@@ -27,12 +27,8 @@ class _TextClassification(Task):
     rows: ClassVar[str] = "class_rows"
 
     def arguments(self, data: Any) -> Settings:
-        return {
-            "prediction_loss_only": (
-                False,
-                "accuracy and F1 are measured; of the logits only the likeliest class stays",
-            )
-        }
+        why = "accuracy and F1 are measured; of the logits only the likeliest class stays"
+        return {"prediction_loss_only": (False, why)}
 
     def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids",)

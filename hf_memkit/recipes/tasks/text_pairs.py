@@ -32,9 +32,7 @@ class _TextPairs(Task):
     script_reads: ClassVar[tuple[str, ...]] = ("prefix", "sequence_length")
 
     def data_settings(self, data: Any) -> Settings:
-        settings: dict[str, tuple[Any, str]] = {
-            "prefix": (data.prefix, "tells the model what to do; before each source")
-        }
+        settings = {"prefix": (data.prefix, "tells the model what to do; before each source")}
         if data.target_length is not None:
             settings["target_length"] = (data.target_length, "the recipe's maximum tokens of a target")
         return settings
@@ -51,9 +49,8 @@ class _TextPairs(Task):
         target_length = min(length, int(setup.get("data.target_length", length)))
         if setup.get("data.target_length", target_length) != target_length:
             setup = setup.put("data.target_length", target_length, "at most the maximum length of a source")
-        return setup.put(
-            "arguments.generation_max_length", target_length + 1, "the maximum length of a target, and its first token"
-        )
+        why = "the maximum length of a target, and its first token"
+        return setup.put("arguments.generation_max_length", target_length + 1, why)
 
     def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         return ("input_ids", "labels")

@@ -15,18 +15,7 @@ from hf_memkit.setup.build.trainer import (
 )
 
 __all__ = [
-    "add_adapters",
-    "after_making",
-    "build_arguments",
-    "build_model",
-    "install_model_parts",
-    "missing_package",
-    "needed_packages",
-    "optimizer_class_and_options",
-    "prepared_rows",
-    "refuse_random_weights",
-    "require_packages",
-    "trainer_class",
-    "trainer_options",
-    "why_not_loaded",
-]
+    "add_adapters", "after_making", "build_arguments", "build_model", "install_model_parts", "missing_package",
+    "needed_packages", "optimizer_class_and_options", "prepared_rows", "refuse_random_weights", "require_packages",
+    "trainer_class", "trainer_options", "why_not_loaded",
+]  # fmt: skip

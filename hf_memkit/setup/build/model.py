@@ -48,13 +48,19 @@ def build_model(
         RunError: its weights cannot be loaded.
     """
     import torch
+    from transformers import BitsAndBytesConfig
 
     torch.manual_seed(int(setup.get("arguments.seed", 42)))  # random weights are the same in every run
     with quiet_transformers():
         if random_weights is None:
             random_weights = setup["model.origin"] == "architecture"
             refuse_random_weights(setup)
-        options = {**_live_options(setup), **(values or {})}
+        options = model_options(setup)
+        if "dtype" in options:
+            options["dtype"] = getattr(torch, options["dtype"])
+        if "quantization_config" in options:
+            options["quantization_config"] = BitsAndBytesConfig(**options["quantization_config"])
+        options |= values or {}
         model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options)
         multiple = setup.get("model.pad_vocabulary_to_multiple_of")
         if multiple:
@@ -63,20 +69,6 @@ def build_model(
         if setup.section("adapter"):
             model = add_adapters(model, setup.section("adapter"))
     return model
-
-
-def _live_options(setup: Setup) -> dict[str, Any]:
-    """`model_options` with a torch dtype and a BitsAndBytesConfig instead of plain data."""
-    import torch
-
-    options = model_options(setup)
-    if "dtype" in options:
-        options["dtype"] = getattr(torch, options["dtype"])
-    if "quantization_config" in options:
-        from transformers import BitsAndBytesConfig
-
-        options["quantization_config"] = BitsAndBytesConfig(**options["quantization_config"])
-    return options
 
 
 def model_class(setup: Setup) -> Any:

@@ -28,18 +28,10 @@ def needed_packages(setup: Setup) -> dict[str, str]:
     optimizers = [setup.get("optimizer.class"), setup.get("arguments.optim")]
     stepping = {package for name in optimizers if name for package in find_optimizer(str(name)).packages}
 
-    def used(package: str) -> bool:
-        pattern = _USED_BY.get(package)
-        return package in stepping or (
-            pattern is not None and any(re.match(pattern, setting_text) for setting_text in settings)
-        )
-
-    return {
-        package: name
-        for name in setup.techniques
-        for package in (TECHNIQUES[name].packages if name in TECHNIQUES else ())
-        if used(package)
-    }
+    used = {package for package, pattern in _USED_BY.items() if any(re.match(pattern, text) for text in settings)}
+    techniques = [TECHNIQUES[name] for name in setup.techniques if name in TECHNIQUES]
+    needed = ((package, technique.name) for technique in techniques for package in technique.packages)
+    return {package: name for package, name in needed if package in stepping | used}
 
 
 def require_packages(setup: Setup) -> None:

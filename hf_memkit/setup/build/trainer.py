@@ -63,7 +63,17 @@ def trainer_options(
         SettingError: two components set the same argument.
         RunError: a component fails, or Trainer would wrap the model in nn.DataParallel.
     """
-    _refuse_data_parallel(model, arguments)
+    # Trainer would wrap the model in nn.DataParallel, unless it is spread over the GPUs (transformers 5.23.0:
+    # trainer.py 2666-2672), and multiply the batch (training_args.py, `train_batch_size`); components that replace
+    # methods of one instance, or have state, cannot be copied.
+    places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    count = arguments.n_gpu
+    if count > 1 and len(places) < 2:
+        raise RunError(
+            f"this process sees {count} GPUs: Trainer would copy the model to each of them in every step "
+            f"(nn.DataParallel) and multiply the batch by {count}. Start one process per GPU (torchrun "
+            f"--nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES to one GPU"
+        )
     own = dict(own or {})
     options: dict[str, Any] = {}
     owner: dict[str, str] = {}
@@ -73,9 +83,8 @@ def trainer_options(
         owner["optimizer_cls_and_kwargs"] = setup["optimizer.class"]
     callbacks: list[Any] = []
     for name, values in setup.section("trainer_parts").items():
-        given = _use(
-            name, "trainer_options", model=model, processing_class=processing_class, arguments=arguments, **values
-        )
+        live = {"model": model, "processing_class": processing_class, "arguments": arguments}
+        given = _use(name, "trainer_options", **live, **values)
         callbacks += given.pop("callbacks", ())
         for key, value in given.items():
             if key in options:
@@ -91,20 +100,6 @@ def trainer_options(
     if callbacks:
         options["callbacks"] = callbacks
     return options
-
-
-def _refuse_data_parallel(model: Any, arguments: Any) -> None:
-    """Refuse several GPUs in one process, unless the model is spread over them. Trainer would wrap it in
-    nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch (training_args.py,
-    `train_batch_size`); components that replace methods of one instance, or have state, cannot be copied."""
-    places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
-    count = arguments.n_gpu
-    if count > 1 and len(places) < 2:
-        raise RunError(
-            f"this process sees {count} GPUs: Trainer would copy the model to each of them in every step "
-            f"(nn.DataParallel) and multiply the batch by {count}. Start one process per GPU (torchrun "
-            f"--nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES to one GPU"
-        )
 
 
 def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
@@ -171,9 +166,7 @@ def optimizer_class_and_options(
 
 
 def build_arguments(
-    setup: Setup,
-    own: Mapping[str, Any] | None = None,
-    arguments_class: type[TrainingArguments] | None = None,
+    setup: Setup, own: Mapping[str, Any] | None = None, arguments_class: type[TrainingArguments] | None = None
 ) -> TrainingArguments:
     """The setup's TrainingArguments, for the installed transformers.
 

@@ -23,8 +23,5 @@ def read(source: Source) -> Dataset:
         source.refuse("expected text, found a NUL byte: a binary file. Give a text file", binary)
     if not compute.any(compute.not_equal(compute.utf8_trim_whitespace(texts), "")).as_py():
         source.refuse("no text in it, only white space or nothing. Give a file with text")
-    return (
-        rows.select_columns([column])
-        if column == "text"
-        else rows.select_columns([column]).rename_column(column, "text")
-    )
+    rows = rows.select_columns([column])
+    return rows if column == "text" else rows.rename_column(column, "text")

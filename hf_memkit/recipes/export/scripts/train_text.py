@@ -72,9 +72,7 @@ def main() -> None:
     arguments = job.training_arguments(TrainingArguments)
     model = job.load_model(AutoModelForCausalLM)
     trainer = Trainer(
-        train_dataset=train_dataset,
-        eval_dataset=eval_dataset,
-        **job.trainer_options(model, arguments, tokenizer),
+        train_dataset=train_dataset, eval_dataset=eval_dataset, **job.trainer_options(model, arguments, tokenizer)
     )
     job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
