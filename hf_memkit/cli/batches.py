@@ -28,12 +28,12 @@ def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
     if batches is None:
         return None
 
-    def needs(found: Prediction) -> dict[str, Any]:
-        return {"total_gib": found.total_bytes[1] / GIB, "verdict": found.verdict}
+    def needs(prediction: Prediction) -> dict[str, Any]:
+        return {"total_gib": prediction.total_bytes[1] / GIB, "verdict": prediction.verdict}
 
     return {
         "worst": batches.shapes.worst,
         "usual": {"batch": batches.shapes.typical, **needs(batches.typical)},
         "high": batches.shapes.high,
-        "smaller": {change: needs(found) for change, found in batches.smaller.items()},
+        "smaller": {change: needs(prediction) for change, prediction in batches.smaller.items()},
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.options import Json, MachineOptions, with_options
+from hf_memkit.cli.options import Json, MachineOptions, option, with_options
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 
@@ -53,20 +53,17 @@ class CheckOptions(MachineOptions):
     """What files are checked against, and how problems are printed."""
 
     args: Annotated[
-        str | None, typer.Option(help="Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
+        str | None, option("Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")
-    ] = None
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None
-    nvme_path: Annotated[str | None, typer.Option(help="Folder whose free disk space counts.")] = None
+    model: Annotated[str | None, option("Also check buffers and memory for this model (Hub ID or local folder).")] = (
+        None
+    )
+    gpus: Annotated[int | None, option("GPUs (processes) on each machine.", min=1)] = None
+    nvme_path: Annotated[str | None, option("Folder whose free disk space counts.")] = None
     fail_on: Annotated[
-        str,
-        typer.Option("--fail-on", metavar="error|warning|hint", help="Lowest severity that makes the exit code 1."),
+        str, option("Lowest severity that makes the exit code 1.", "--fail-on", metavar="error|warning|hint")
     ] = "error"
-    output_format: Annotated[
-        str | None, typer.Option("--output-format", metavar="text|json|sarif", help="Output format.")
-    ] = None
+    output_format: Annotated[str | None, option("Output format.", "--output-format", metavar="text|json|sarif")] = None
     as_json: Json = False
 
 
@@ -180,21 +177,21 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
         recipe = read_recipe(file.path)
     except RecipeError as error:
         return [_read_line(file, line) for line in error.problems]
-    found, here = list[Problem](), machine or this_machine()
+    problems, here = list[Problem](), machine or this_machine()
     for variant in recipe.variants:
         try:
             setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
         except InputError as error:
             key, fix = f"variants.{variant}", "list variants and values with `memkit recipe`"
-            found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
+            problems.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
         subject = Subject.of_setup(setup)
         subject = subject if machine else replace(subject, machine=None)
-        found += [
+        problems += [
             replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
             for problem in apply_rules(subject)
         ]
-    return found
+    return problems
 
 
 def _read_line(file: File, line: str) -> Problem:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
+from hf_memkit.cli.options import Json, option
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -19,9 +19,9 @@ _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 def doctor(
     nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk: test it and measure its speed (some seconds).")
+        str | None, option("Folder on a fast disk: test it and measure its speed (some seconds).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Check this machine and print fixes for whatever is missing."""
     import os

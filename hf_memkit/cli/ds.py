@@ -10,7 +10,7 @@ import typer
 
 from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.options import Json, SizingOptions, option, with_options
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.setup.request import Request
 
@@ -95,8 +95,8 @@ def copy(
     ] = None,
     *,
     options: SizingOptions,
-    accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
+    accelerate: Annotated[bool, option("Also write an accelerate launch config.", "--accelerate")] = False,
+    overwrite: Annotated[bool, option("Overwrite existing files.", "--overwrite")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.common.user_files import refuse_existing, user_path, write_text

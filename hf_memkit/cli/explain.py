@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_memkit.cli.options import Json, option
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError
 
@@ -43,10 +44,9 @@ def explain(
         ),
     ] = None,
     args: Annotated[
-        str | None,
-        typer.Option("--args", metavar="FILE", help="The job's arguments (YAML or JSON), which the advice uses."),
+        str | None, option("The job's arguments (YAML or JSON), which the advice uses.", "--args", metavar="FILE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Explains an out-of-memory error and lists the changes that save most."""
     from rich.console import Console
@@ -71,7 +71,7 @@ def explain(
             answer = answer.then(Lines(["Other ranks (--json has the details):"]), Lines(headlines, "command"))
         width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
         show(answer, console=Console(width=width, highlight=False))
-    return 0 if any(explanation.found is not None for explanation in explanations) else 1
+    return 0 if any(explanation.verdict is not None for explanation in explanations) else 1
 
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
@@ -200,7 +200,7 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             found.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
             found.append(explain_oom(str(error)))
-    told = [explanation for explanation in found if explanation.found is not None]
+    told = [explanation for explanation in found if explanation.verdict is not None]
     if told:
         return told, None
     name = text(folder)

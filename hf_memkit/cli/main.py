@@ -103,24 +103,24 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except _UsageError as error:
         # Without a command typer has printed the help already, and its error has no text.
-        if said := error.format_message().rstrip("."):
+        if message := error.format_message().rstrip("."):
             asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            any_other = _INSTEAD.get((asked, "--…"), "") if said.startswith("No such option") else ""
+            any_other = _INSTEAD.get((asked, "--…"), "") if message.startswith("No such option") else ""
             if asked == "memkit predict" and not _names_a_script(arguments):
                 any_other = ""
             instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             if instead:
                 near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
                 instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
-                said = said.partition(" (Possible")[0] + instead
-            print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
+                message = message.partition(" (Possible")[0] + instead
+            print(f"memkit: error: {message} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if not (said := boot.missing(error.name) or missing_here()):
+        if not (message := boot.missing(error.name) or missing_here()):
             raise
-        print(f"memkit: error: {said}", file=sys.stderr)
+        print(f"memkit: error: {message}", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         print("memkit: interrupted", file=sys.stderr)  # a recipe has its own line, with --resume
@@ -141,13 +141,13 @@ def _verb(arguments: list[str] | None) -> str:
         lambda word: not word.startswith("-"), sys.argv[1:] if arguments is None else arguments
     )
     command: Any = typer.main.get_command(app)
-    found = ["memkit"]
+    path = ["memkit"]
     for word in words:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
             break
-        found.append(word)
-    return " ".join(found)
+        path.append(word)
+    return " ".join(path)
 
 
 def main_and_exit() -> NoReturn:

@@ -172,20 +172,20 @@ class _Progress:
         self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
         self._count, self._began = 0, time.monotonic()
 
-    def __call__(self, judged: Judgement) -> None:
+    def __call__(self, judgement: Judgement) -> None:
         from hf_memkit.common.units import format_gib
 
         self._count += 1
-        found = judged.prediction
-        gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
-        step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
-        verdict = found.verdict if found is not None and not judged.is_other else "does not fit"
+        prediction = judgement.prediction
+        gpu = self._gpus.get(prediction.capacity_bytes or 0) if prediction is not None else None
+        step = f", {judgement.seconds:.3g} s a step" if judgement.is_priced and judgement.seconds else ""
+        verdict = prediction.verdict if prediction is not None and not judgement.is_other else "does not fit"
         fits = f"{verdict}{f' {gpu}' if gpu else ''}"
-        said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
-        if judged.lacks_host:
-            said += f": {judged.why.partition('; on the GPU')[0]}"
+        result = f"{format_gib(judgement.needs_bytes)}{step}: {fits}" if prediction is not None else judgement.why
+        if judgement.lacks_host:
+            result += f": {judgement.why.partition('; on the GPU')[0]}"
         since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
-        tell(f"{since}: {judged.candidate.name}: {said}")
+        tell(f"{since}: {judgement.candidate.name}: {result}")
 
 
 def _show(
@@ -200,14 +200,14 @@ def _show(
         from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
 
-        found = plans_json(plans, prices)
+        content = plans_json(plans, prices)
         request = None
         if script is not None:
             request = {
                 "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
             }  # fmt: skip
         if options.gpus_to_compare is not None:
-            print_json({"request": request, "gpus": found, "files": list(files)})
+            print_json({"request": request, "gpus": content, "files": list(files)})
             return
         best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
         to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
@@ -218,7 +218,7 @@ def _show(
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }
-        print_json({"request": request, **found[0], **beside})
+        print_json({"request": request, **content[0], **beside})
         return
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.plan.answer import plan_answer

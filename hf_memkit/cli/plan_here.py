@@ -21,10 +21,10 @@ def verified(
     from hf_memkit.cli.predict_script import ended_by_signals
     from hf_memkit.plan.verify import verify
 
-    found: list[Verified] = []
+    results: list[Verified] = []
 
     def done(each: Verified) -> None:
-        found.append(each)
+        results.append(each)
         if not each.passed:
             tell(f"{each.judgement.candidate.name}: {each.failed}")
 
@@ -33,6 +33,6 @@ def verified(
             plan, _ = verify(plan, script, environment=environment, on_start=tell, on_end=done)
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
-    if plan.proposed is not None and not any(each.passed for each in found):
+    if plan.proposed is not None and not any(each.passed for each in results):
         tell(f"not verified: {plan.proposed.candidate.name}, now the best setup")
-    return plan, tuple(found)
+    return plan, tuple(results)

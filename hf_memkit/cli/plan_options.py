@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
-from hf_memkit.cli.options import MORE, NvmePath, flags_given
+from hf_memkit.cli.options import NvmePath, flags_given, more, option
 from hf_memkit.cli.training_options import SubjectOptions, TrainingOptions
 from hf_memkit.common.errors import InputError, did_you_mean
 from hf_memkit.common.units import MIB
@@ -24,51 +22,43 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(TrainingOptions):
     gpus_to_compare: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs. --limit is for each of them."),
+        str | None, option("Instead of --gpu: rank these GPUs. --limit is for each of them.", metavar="NAME,NAME…")
     ] = None
     price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
+        list[str] | None, option("Price of one such GPU an hour, in any currency.", metavar="NAME=NUMBER,…")
     ] = None
     sequences_per_step: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
+        int | None, option("Sequences an optimizer step on all GPUs. Default: the script's.", metavar="N", min=1)
     ] = None
     host: Annotated[
         list[str] | None,
-        typer.Option(
+        more(
+            "The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
             metavar="NAME=VALUE,…",
-            help="The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
-            rich_help_panel=MORE,
         ),
     ] = None
     nvme_path: NvmePath = None
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.",
+        option(
+            "Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.", metavar="NAME"
         ),
     ] = None
     limit: Annotated[
         float | None,
-        typer.Option(
+        more(
+            "Time to search for each GPU, after the script's start. Default: "
+            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
             metavar="SECONDS",
             min=0,
-            help="Time to search for each GPU, after the script's start. Default: "
-            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
-            rich_help_panel=MORE,
         ),
     ] = None
-    write: Annotated[str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")] = (
-        None
-    )
+    write: Annotated[str | None, option("Write the setup, for memkit run --plan FILE.", metavar="FILE")] = None
     verify: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
             "--verify",
-            help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
         ),
     ] = False
 
@@ -176,7 +166,7 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     has a line for each mistake."""
     from hf_memkit.catalog.hardware import described_gpu
 
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     wrong = []
     for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
         name, equals, number = (part.strip() for part in each.partition("="))
@@ -198,10 +188,10 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
         assert gpu is not None
         if gpu.name not in gpus:
             wrong.append(f"--price {each}: no plan for {gpu.name}; GPUs in this plan: {', '.join(gpus)}")
-        elif gpu.name in found:
+        elif gpu.name in prices:
             wrong.append(f"--price {each}: {gpu.name} has two prices; omit one")
         else:
-            found[gpu.name] = value
+            prices[gpu.name] = value
     if wrong:
         raise InputError("\n".join(wrong))
-    return found
+    return prices

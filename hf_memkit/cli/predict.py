@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,26 +79,25 @@ def _predict_setup(options: PredictOptions) -> int:
         if not fails:
             return None
         if recipe is not None:
-            found = functools.partial(next_variant, recipe, setup, judge=judge)
-            return searched(found, "the next variant that does")
+            return searched(lambda: next_variant(recipe, setup, judge=judge), "the next variant that does")
         if prediction.confidence.level != "trace" or not prediction.lacks_room:
             return None
         from hf_memkit.plan.make_plan import nearest_of_setup
 
-        nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=options.trust_remote_code)
-        return searched(functools.partial(next_setup, nearest))
+        trusted = options.trust_remote_code
+        return searched(lambda: next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trusted)))
 
     known = [*of_batches(prediction, batches)]
     title = title_of(setup)
     if options.as_json:
-        found = instead()
+        nearest = instead()
         asked = {"recipe": recipe.name if recipe is not None else None, **_request_json(setup)}
         if recipe is not None:
             asked["batches"] = batches_json(batches)
-        beside = {"request": asked, "try_next": found.to_json() if found else None}
+        beside = {"request": asked, "try_next": nearest.to_json() if nearest else None}
         print_json({**prediction.to_json(), **beside})
         if options.html is not None:
-            changes = [*known, *advice_for(prediction, setup, found)]
+            changes = [*known, *advice_for(prediction, setup, nearest)]
             write_prediction(options.html, predict_answer(prediction, title, changes, setup.warnings))
     else:
         present(

@@ -74,8 +74,8 @@ def _blocks(
     yield next(each for each in details(here) if each.name == "basis")
 
 
-def _totals(found: Comparison, python: str) -> str:
-    here, there = found.total_bytes
+def _totals(comparison: Comparison, python: str) -> str:
+    here, there = comparison.total_bytes
     more = f"{format_size(abs(there - here))} {'more' if there > here else 'less'} there" if there != here else "equal"
     return f"Needs {format_gib(here)} here and {format_gib(there)} with {python}: {more}."
 

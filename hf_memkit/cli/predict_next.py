@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 class NextSetup:
     """A setup of the same batch that fits, traced."""
 
-    found: Judgement
+    judgement: Judgement
 
     def __str__(self) -> str:
-        candidate = self.found.candidate
-        said = ", ".join(
+        candidate = self.judgement.candidate
+        setup = ", ".join(
             [
                 f"micro-batch {candidate.micro_batch_size} × accumulation {candidate.accumulation}",
                 *(choice.name for choice in candidate.choices),
             ]
         )
         result = f" ({candidate.group}: {candidate.result})" if candidate.result else ""
-        needs = format_gib(self.found.needs_bytes)
-        return f"{said}{result}: {needs}, fits. For the fastest setup that fits: memkit plan"
+        needs = format_gib(self.judgement.needs_bytes)
+        return f"{setup}{result}: {needs}, fits. For the fastest setup that fits: memkit plan"
 
     @property
     def flags(self) -> str:
         """For a script that reads its arguments with HfArgumentParser; for another what it writes into its code."""
         from hf_memkit.plan.pasted import pasted
 
-        text = pasted(self.found.candidate)
+        text = pasted(self.judgement.candidate)
         own = " ".join(text.flags)
-        if self.found.training is not None and not self.found.training.facts.parses_arguments:
+        if self.judgement.training is not None and not self.judgement.training.facts.parses_arguments:
             own = " ".join(text.python[text.python.index("TrainingArguments(") :].split())
         return "".join(f"{command}; then " for command in text.typed_first) + own
 
     def to_json(self) -> dict[str, Any]:
-        candidate = self.found.candidate
+        candidate = self.judgement.candidate
         return {
             "setup": candidate.name,
             "overrides": candidate.overrides.to_json(),
             "group": candidate.group,
             "result": candidate.result,
-            "peak_gib": self.found.needs_bytes / GIB,
+            "peak_gib": self.judgement.needs_bytes / GIB,
             "basis": "trace",
         }
 
@@ -84,7 +84,7 @@ def next_setup(nearest: Callable[[], Judgement | None]) -> NextSetup | None:
     from hf_memkit.common.errors import InputError
 
     try:
-        found = nearest()
+        judgement = nearest()
     except InputError:  # the prediction itself has said what there is to say
         return None
-    return NextSetup(found) if found is not None else None
+    return NextSetup(judgement) if judgement is not None else None

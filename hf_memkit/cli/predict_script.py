@@ -53,7 +53,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
                 )
                 prediction, training = predict_script_training(job)
                 there, why = _compared(job, other) if other is not None else (None, "")
-            tell("nothing was trained or saved, whatever the script printed")
+            tell("nothing was trained or saved, also if the script printed otherwise")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
@@ -79,12 +79,12 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     known += [*of_batches(prediction, training.batches), *_instead(prediction)]
     title = _title(training)
     if options.as_json:
-        found = instead()
-        asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
+        nearest = instead()
+        asked = {"request": _request_json(training), "try_next": nearest.to_json() if nearest else None}
         beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
         print_json({**prediction.to_json(), **asked, **beside})
         if options.html is not None:
-            changes = [*known, *_advice(prediction, training, found)]
+            changes = [*known, *_advice(prediction, training, nearest)]
             write_prediction(options.html, predict_answer(prediction, title, changes))
     elif other is not None and there is not None:
         show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
@@ -101,7 +101,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
 
 
 def _compared(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
-    """With the other environment's libraries, and nothing; or None, and why not."""
+    """(the prediction with the other environment's libraries, why there is none)."""
     from hf_memkit.prediction.from_script import predict_script_training
 
     tell(f"predicting with the libraries of {other.python}, to compare")
@@ -115,14 +115,13 @@ _FIRST_S: Final = 10.0
 
 
 def is_terminal() -> bool:
-    """Whether a person may be looking at standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def _status(name: str) -> Iterator[None]:
-    """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
-    script draws or asks stays as it is."""
+    """Prints the elapsed time to a terminal in whole lines, which leave the script's own output as it is."""
     if not is_terminal():
         yield
         return
@@ -143,8 +142,10 @@ def _status(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
-    """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
-    function that raises that again: Python may lose it while it imports. `interrupted`: said at once on Ctrl-C."""
+    """SIGTERM raises an exception, as Ctrl-C does, so that the script's processes are ended first.
+
+    Yields a function that raises it again, because Python may lose it during an import. `interrupted`: message that is
+    printed at once on Ctrl-C."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None = None) -> None:
@@ -160,8 +161,8 @@ def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield again
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in before:
         signal.signal(number, leave)
     try:
@@ -175,7 +176,7 @@ _T = TypeVar("_T")
 
 
 def searched(find: Callable[[], _T | None], what: str = "the nearest setup of the same batch that does") -> _T | None:
-    """What is found that fits, where a job does not; None also if Ctrl-C ends the search."""
+    """The result of `find`, a search for something that fits; None also if Ctrl-C ends it."""
     tell(f"it does not fit: looking for {what} (Ctrl-C to skip)")
     try:
         with ended_by_signals():
@@ -185,7 +186,7 @@ def searched(find: Callable[[], _T | None], what: str = "the nearest setup of th
 
 
 def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
-    """What to change that is not known yet."""
+    """The changes that need a search."""
     from hf_memkit.cli.predict_answer import advice
 
     if _instead(prediction):
@@ -195,7 +196,7 @@ def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup
 
 
 def _instead(prediction: Prediction) -> list[str]:
-    """What to change where a smaller batch is not what helps."""
+    """What to change if a smaller batch does not help."""
     if prediction.verdict != "does not fit":
         return []
     kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)

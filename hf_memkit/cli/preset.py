@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.options import Json, SizingOptions, option, with_options
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
@@ -46,32 +46,29 @@ class PresetOptions(SizingOptions):
     """What `show` and `copy` take beside a preset's name."""
 
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sequences an optimizer step, all GPUs together (the global batch).")
+        int | None, option("Sequences an optimizer step, all GPUs together (the global batch).", min=1)
     ] = None
-    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")] = None
+    sequence_length: Annotated[int | None, option("Tokens in a sequence.", min=1)] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
+        option(
+            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
         ),
     ] = None
     args: Annotated[
-        str | None,
-        typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence."),
+        str | None, option("Your own arguments (YAML or JSON). They take precedence.", "--args", metavar="FILE")
     ] = None
     technique: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Use this technique instead of the preset's for the same purpose. Repeatable.",
             "--technique",
             metavar="NAME",
-            help="Use this technique instead of the preset's for the same purpose. Repeatable.",
         ),
     ] = None
-    script: Annotated[
-        str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")
-    ] = "trainer"
+    script: Annotated[str, option("Script that reads them: trainer, run_clm or trl.", "--for", metavar="SCRIPT")] = (
+        "trainer"
+    )
 
     def request(self, name: str) -> Request:
         return Request(
@@ -88,7 +85,7 @@ class PresetOptions(SizingOptions):
 )
 def list_presets(
     techniques: Annotated[
-        bool, typer.Option("--techniques", help="List the techniques instead, with what each saves and costs.")
+        bool, option("List the techniques instead, with what each saves and costs.", "--techniques")
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -145,7 +142,7 @@ def copy(
     ] = None,
     *,
     options: PresetOptions,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    overwrite: Annotated[bool, option("Replace existing files.", "--overwrite")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli import preset_answer
@@ -236,8 +233,8 @@ def _refuse_former(setup: Setup) -> None:
 
     assert setup.request is not None
     given = setup.request
-    if found := former_arguments(given.arguments):
-        lines = [f"{given.args_file}: {name}: {each.fix} ({each.why})" for name, each in found.items()]
+    if former := former_arguments(given.arguments):
+        lines = [f"{given.args_file}: {name}: {each.fix} ({each.why})" for name, each in former.items()]
         raise SettingError("\n".join(lines))
 
 

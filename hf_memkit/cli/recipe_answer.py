@@ -61,10 +61,10 @@ def setup_answer(
 
 
 def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
-    """Those that are not what the verdict says: a prediction judges the GPU, and RAM and disk where it names them."""
-    said = ["on the GPU by formula", "predicted not to fit"]
-    said += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
-    return [problem for problem in problems if not any(each in problem for each in said)]
+    """The problems that the prediction's verdict does not contain."""
+    known = ["on the GPU by formula", "predicted not to fit"]
+    known += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
+    return [problem for problem in problems if not any(each in problem for each in known)]
 
 
 def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> Iterator[str]:
@@ -166,10 +166,10 @@ def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     if loss is None:
         return f"Held-out loss: {start}{after:.3f} after."
     relation = "below" if after < loss else "NOT below"
-    said = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
+    line = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
     if after >= loss and adapted:
-        said += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
-    return said
+        line += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
+    return line
 
 
 def _left_out(job: RecipeRun) -> Iterator[str]:

@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
 
-    def found(ranks: Ranks) -> int:
+    def job(ranks: Ranks) -> int:
         if options.resume:
             _refuse_with_resume(options)
             return run_folder(_unfinished(options) if ranks.is_first else Path(), options, ranks)
         return _resolved(options, ranks)
 
-    return as_one_of_its_ranks(found)
+    return as_one_of_its_ranks(job)
 
 
 def _resolved(options: RecipeOptions, ranks: Ranks) -> int:

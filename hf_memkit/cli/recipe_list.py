@@ -90,7 +90,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 
     endless = 2**60
     machine = Machine(gpu_of_size(recipe.card), endless, endless, ".", 1)
-    found = {option.predicted.variant: option for option in options(recipe, machine)}
+    predicted = {option.predicted.variant: option for option in options(recipe, machine)}
     return {
         "name": recipe.name,
         "summary": recipe.summary,
@@ -100,7 +100,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
         "model": recipe.model.hub_id,
         "variants": list(recipe.variants),
         "variants_predicted": [
-            {"variant": name, **(_predicted(found[name]) if name in found else {"predicted_card_gib": None})}
+            {"variant": name, **(_predicted(predicted[name]) if name in predicted else {"predicted_card_gib": None})}
             for name in recipe.variants
         ],
     }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_memkit.cli.options import MORE, MachineOptions, Short
+from hf_memkit.cli.options import MachineOptions, Short, more, option
 from hf_memkit.cli.run_folder import FolderOptions
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
@@ -25,55 +25,32 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(FolderOptions, MachineOptions):
     name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None
-    variant: Annotated[
-        str,
-        typer.Option(help="Variant of the recipe; auto: the first that fits GPU, RAM and disk.", rich_help_panel=MORE),
-    ] = "auto"
-    model: Annotated[
-        str | None,
-        typer.Option(help="Use this model (hub ID or folder) instead of the recipe's.", rich_help_panel=MORE),
-    ] = None
+    variant: Annotated[str, more("Variant of the recipe; auto: the first that fits GPU, RAM and disk.")] = "auto"
+    model: Annotated[str | None, more("Use this model (hub ID or folder) instead of the recipe's.")] = None
     data: Annotated[
-        str | None,
-        typer.Option(help=f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}"),
+        str | None, option(f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}")
     ] = None
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", rich_help_panel=MORE)
-    ] = None
-    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a sequence.", rich_help_panel=MORE)] = (
-        None
-    )
-    output: Annotated[str, typer.Option(help="Folder for checkpoints, records and the model.")] = ""
-    nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
-    ] = None
+    max_steps: Annotated[int | None, more("Stop after this many optimizer steps.", min=1)] = None
+    sequence_length: Annotated[int | None, more("Tokens in a sequence.", min=2)] = None
+    output: Annotated[str, option("Folder for checkpoints, records and the model.")] = ""
+    nvme_path: Annotated[str | None, more("Folder on a fast disk, for the infinity variant.")] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Override a TrainingArguments field, except those that the variant sets. Repeatable.",
             "--set",
             metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
         ),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
+        bool, option("Show whether it fits and every setting with its reason. Run nothing.", "--dry-run")
     ] = False
     short: Short = False
     random_weights: Annotated[
-        bool,
-        typer.Option(
-            "--random-weights",
-            help="Where the model's weights cannot be reached, train from random ones.",
-            rich_help_panel=MORE,
-        ),
+        bool, more("Where the model's weights cannot be reached, train from random ones.", "--random-weights")
     ] = False
-    export: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Write a plain script that does the same.", rich_help_panel=MORE),
-    ] = None
-    copy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
-    ] = None
+    export: Annotated[str | None, more("Write a plain script that does the same.", metavar="DIR")] = None
+    copy: Annotated[str | None, more("Write the recipe's YAML file, to change.", metavar="FILE")] = None
 
     @property
     def request(self) -> Request:

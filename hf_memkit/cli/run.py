@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
-from hf_memkit.cli.options import RUNS, flags_given, with_options
+from hf_memkit.cli.options import RUNS, flags_given, option, with_options
 from hf_memkit.cli.quiet import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
@@ -123,10 +123,10 @@ def _texts(script: str, *, is_module: bool) -> Iterator[str]:
     """Of the script, and of the Python files around it."""
     folder, files = Path(script).parent, [Path(script)]
     if is_module:
-        found = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if found is None or found.origin is None:
+        target = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if target is None or target.origin is None:
             return
-        folder, files = Path(found.origin).parent, [Path(found.origin)]
+        folder, files = Path(target.origin).parent, [Path(target.origin)]
     for path in itertools.islice(itertools.chain(files, folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES):
         with contextlib.suppress(OSError):
             yield path.read_text(errors="replace")
@@ -183,31 +183,27 @@ class RunOptions(FolderOptions):
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")] = (
         None
     )
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as after `python -m`.")] = False
+    module: Annotated[bool, option("SCRIPT is a module name, as after `python -m`.", "-m")] = False
     records: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder for records and page. Default: the Trainer's output_dir."),
+        str | None, option("Folder for records and page. Default: the Trainer's output_dir.", metavar="DIR")
     ] = None
     log: Annotated[
-        str, typer.Option(metavar="few|all|none", help="Memory figures added to the Trainer's logs and dashboards.")
+        str, option("Memory figures added to the Trainer's logs and dashboards.", metavar="few|all|none")
     ] = "few"
     predict: Annotated[
-        bool,
-        typer.Option("--predict", help="Predict the script first. The report compares predicted and measured."),
+        bool, option("Predict the script first. The report compares predicted and measured.", "--predict")
     ] = False
     plan: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Override the script's settings with a plan's: fields of TrainingArguments, options of "
+        option(
+            "Override the script's settings with a plan's: fields of TrainingArguments, options of "
             "from_pretrained, environment variables. Prints each override; warns where the script's value remains.",
+            metavar="FILE",
         ),
     ] = None
     phases: Annotated[
         bool,
-        typer.Option(
-            " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
-        ),
+        option("Do not reset torch's peak counter, for a script that reads it.", " /--no-phases", show_default=False),
     ] = True
 
 
@@ -245,7 +241,7 @@ def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     ranks = [f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None]
-    found = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
-    prediction = predict_script(found) if options.predict else planned.prediction if planned is not None else None
+    target = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
+    prediction = predict_script(target) if options.predict else planned.prediction if planned is not None else None
     callback = {"output_dir": folder, "log": options.log, "phases": options.phases, "summary": "stderr"}
-    return ScriptRun(found, {**callback, "prediction": prediction}, planned)
+    return ScriptRun(target, {**callback, "prediction": prediction}, planned)

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import RUNS, flags_given
+from hf_memkit.cli.options import flags_given, runs
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -37,25 +35,14 @@ if TYPE_CHECKING:
 class FolderOptions:
     """Options for a run of a recipe's folder; what was not given is None or False."""
 
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)] = (
-        None
-    )
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)] = None
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)
-    ] = None
-    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)] = None
-    master_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
-    ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)
-    ] = False
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)] = False
+    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1)] = None
+    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1)] = None
+    node_rank: Annotated[int | None, runs("Number of this machine, from 0.", min=0)] = None
+    master_addr: Annotated[str | None, runs("Address of machine 0.")] = None
+    master_port: Annotated[int | None, runs("Free port of machine 0. Default: 29500.", min=1, max=65535)] = None
+    resume: Annotated[bool, runs("Continue a run that was stopped.", "--resume")] = False
+    overwrite: Annotated[bool, runs("Replace the run in the folder.", "--overwrite")] = False
+    as_json: Annotated[bool, runs("Print JSON.", "--json")] = False
 
     @property
     def shown_only(self) -> bool:
@@ -203,10 +190,10 @@ def refuse_mistakes(job: RecipeRun) -> None:
     """Raises an InputError for known mistakes in what runs here; hints are printed."""
     from hf_memkit.run.training import mistakes_of_run
 
-    found = mistakes_of_run(job)
-    if mistakes := [str(problem) for problem in found if problem.refuses]:
+    problems = mistakes_of_run(job)
+    if mistakes := [str(problem) for problem in problems if problem.refuses]:
         raise InputError("\n".join(mistakes))
-    for hint in found:
+    for hint in problems:
         printing.say_to_stderr(f"memkit: hint: {hint}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import MORE, Json, MachineOptions, Short, flags_given, tell
+from hf_memkit.cli.options import Json, MachineOptions, Short, flags_given, more, option, tell
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import names
 from hf_memkit.common.user_script import UserScript
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.setup.request import Request
 
-NO_SCRIPT: Final = "Instead of a script: a model or a recipe"
+no_script = functools.partial(option, rich_help_panel="Instead of a script: a model or a recipe")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,51 +36,26 @@ class SubjectOptions:
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    recipe: Annotated[str | None, typer.Option(help="Recipe name or YAML file.", rich_help_panel=NO_SCRIPT)] = None
-    variant: Annotated[
-        str, typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=NO_SCRIPT)
-    ] = "auto"
+    model: Annotated[str | None, no_script("Hub ID or local folder. No weights are loaded.")] = None
+    recipe: Annotated[str | None, no_script("Recipe name or YAML file.")] = None
+    variant: Annotated[str, no_script("With --recipe: variant; auto: the first that fits.")] = "auto"
     preset: Annotated[
-        str | None,
-        typer.Option(
-            help="With --model: preset, or several joined by +. Default: Trainer's defaults.",
-            rich_help_panel=NO_SCRIPT,
-        ),
+        str | None, no_script("With --model: preset, or several joined by +. Default: Trainer's defaults.")
     ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --model: per_device_train_batch_size.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a sequence.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    accumulation: Annotated[
-        int | None, typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=NO_SCRIPT)
-    ] = None
+    batch_size: Annotated[int | None, no_script("With --model: per_device_train_batch_size.", min=1)] = None
+    sequence_length: Annotated[int | None, no_script("Tokens in a sequence.", min=1)] = None
+    accumulation: Annotated[int | None, no_script("With --model: gradient_accumulation_steps.", min=1)] = None
     args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --model: your own arguments (YAML or JSON). They take precedence.",
-            rich_help_panel=NO_SCRIPT,
-        ),
+        str | None, no_script("With --model: your own arguments (YAML or JSON). They take precedence.", metavar="FILE")
     ] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
-            rich_help_panel=NO_SCRIPT,
+        no_script(
+            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
         ),
     ] = None
     trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="With --model: run code that comes with it.", rich_help_panel=NO_SCRIPT
-        ),
+        bool, no_script("With --model: run code that comes with it.", "--trust-remote-code")
     ] = False
 
 
@@ -88,12 +64,10 @@ class TrainingOptions(MachineOptions, SubjectOptions):
     """A training, the machine for it and how to print the answer."""
 
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of one machine that train together. Default: the command's, or 1.")
+        int | None, option("GPUs of one machine that train together. Default: the command's, or 1.", min=1)
     ] = None
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)
-    ] = False
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page.", rich_help_panel=MORE)] = None
+    module: Annotated[bool, more("SCRIPT is a module, as after `python -m`.", "-m")] = False
+    html: Annotated[str | None, more("Write one HTML page.", metavar="FILE")] = None
     short: Short = False
     as_json: Json = False
 

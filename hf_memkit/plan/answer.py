@@ -162,9 +162,9 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
         yield chart
     columns = ("setup", ">GiB", ">s a step", f">{wording.rate_unit(plan)}", ">run", ">cost")
 
-    def table(heading: str, found: Sequence[Judgement], views: View = View.FULL) -> Iterator[Table]:
-        if found:
-            rows = [wording.row(plan, each, price) for each in found]
+    def table(heading: str, of_group: Sequence[Judgement], views: View = View.FULL) -> Iterator[Table]:
+        if of_group:
+            rows = [wording.row(plan, each, price) for each in of_group]
             yield Table(columns, rows, marked=True, short_rows=_SHORT_ROWS, heading=heading, views=views)
 
     for number, (group, setups) in enumerate(wording.groups(plan).items()):
@@ -178,9 +178,9 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
     yield Lines(list(wording.notes(plan, every=True)), "note", heading="What it rests on", views=View.PAGE)
 
 
-def _other_code(plan: Plan, paste: Pasted, judged: Judgement) -> Iterator[Code]:
+def _other_code(plan: Plan, paste: Pasted, judgement: Judgement) -> Iterator[Code]:
     """What is changed in the script: a diff as `patch` takes it, at the beginning of the line; or lines."""
-    result = judged.candidate.result
+    result = judgement.candidate.result
     of = f"{result[0].upper()}{result[1:]}. " if result else ""
     if paste.diff:
         yield Code(f"{of}Change the script; patch -p0 reads this:", paste.diff.splitlines(), flush=True)

@@ -43,8 +43,8 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
     }
 
 
-def _setup(plan: Plan, judged: Judgement) -> dict[str, Any]:
-    candidate, time = judged.candidate, judged.step_time
+def _setup(plan: Plan, judgement: Judgement) -> dict[str, Any]:
+    candidate, time = judgement.candidate, judgement.step_time
     return {
         "name": candidate.name,
         "group": candidate.group,
@@ -53,13 +53,13 @@ def _setup(plan: Plan, judged: Judgement) -> dict[str, Any]:
         "accumulation": candidate.accumulation,
         "overrides": candidate.overrides.to_json(),
         "code": candidate.code,
-        "fits": judged.fits,
-        "why": judged.why or wording.why(plan, judged),
-        "peak_gib": judged.needs_bytes / GIB if judged.prediction is not None else None,
+        "fits": judgement.fits,
+        "why": judgement.why or wording.why(plan, judgement),
+        "peak_gib": judgement.needs_bytes / GIB if judgement.prediction is not None else None,
         "step_time_s": list(time.seconds) if time is not None else None,
         "time_rests_on": time.rests_on if time is not None else None,
         "time_not_known_of": list(time.unknown) if time is not None else [],
-        "tokens_per_second": judged.tokens_per_second,
-        "run_s": list(judged.run_seconds) if judged.run_seconds else None,
-        "prediction": judged.prediction.to_json() if judged.prediction is not None else None,
+        "tokens_per_second": judgement.tokens_per_second,
+        "run_s": list(judgement.run_seconds) if judgement.run_seconds else None,
+        "prediction": judgement.prediction.to_json() if judgement.prediction is not None else None,
     }

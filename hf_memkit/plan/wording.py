@@ -41,11 +41,11 @@ def subject(plan: Plan) -> str:
     if gpu is not None:
         usable = format_gib(limit_bytes(gpu.capacity_bytes))
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may use {usable} ({_percent(FULL_SHARE)})"
-    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} compared, {len(plan.traced)} of them traced"
+    text = f"{plan.setups} setup{'s' * (plan.setups != 1)} compared, {len(plan.traced)} of them traced"
     if plan.stopped:
-        found += f"; search not finished{longer([plan])}"
+        text += f"; search not finished{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
-    return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {found}"
+    return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {text}"
 
 
 def longer(plans: Sequence[Plan]) -> str:
@@ -76,8 +76,8 @@ def beside(plan: Plan) -> Iterator[str]:
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
     yield from (f"{each}." for each in warnings(plan))
-    if said := other_batch(plan):
-        yield said
+    if parts := other_batch(plan):
+        yield parts
     if best is None and plan.failed:
         return
     if best is None and plan.with_code:
@@ -120,8 +120,8 @@ def beside(plan: Plan) -> Iterator[str]:
         much = ""
         if each.is_priced and best.is_priced and each.seconds and best.seconds:
             much = f", and {_faster(each.seconds, best.seconds)}"
-        said = f": {each.candidate.result}" if each.candidate.result else ""
-        yield f"{each.candidate.group.capitalize()}, with other code{much}: {each.candidate.name}{said}."
+        parts = f": {each.candidate.result}" if each.candidate.result else ""
+        yield f"{each.candidate.group.capitalize()}, with other code{much}: {each.candidate.name}{parts}."
 
 
 def warnings(plan: Plan) -> tuple[str, ...]:
@@ -130,15 +130,15 @@ def warnings(plan: Plan) -> tuple[str, ...]:
     return shown.warnings if shown is not None else ()
 
 
-def _needs(plan: Plan, judged: Judgement) -> str:
+def _needs(plan: Plan, judgement: Judgement) -> str:
     """A setup with what it takes: `"4 × 2, LoRA: up to 9.20 GiB, 1.40 s a step (1.31 to 1.68), 5,851 tokens/s"`."""
-    said = [f"up to {format_gib(judged.needs_bytes)}"]
-    if judged.is_priced and judged.step_time is not None:
-        low, middle, high = map(digits, judged.step_time.seconds)
-        said.append(f"{middle} s a step ({low} to {high})")
-        if (speed := rate(plan, judged)) != NONE:
-            said.append(f"{speed} {rate_unit(plan)}")
-    return f"{judged.candidate.name}: {', '.join(said)}"
+    parts = [f"up to {format_gib(judgement.needs_bytes)}"]
+    if judgement.is_priced and judgement.step_time is not None:
+        low, middle, high = map(digits, judgement.step_time.seconds)
+        parts.append(f"{middle} s a step ({low} to {high})")
+        if (speed := rate(plan, judgement)) != NONE:
+            parts.append(f"{speed} {rate_unit(plan)}")
+    return f"{judgement.candidate.name}: {', '.join(parts)}"
 
 
 def parses(plan: Plan) -> bool:
@@ -263,15 +263,15 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
             first.lacking(),
         )
     spent = run_cost(best, price_of(first, prices), first.gpus)
-    said = [best.candidate.name]
+    parts = [best.candidate.name]
     if (run := run_of(best)) != NONE:
-        said.append(f"{run} in total")
+        parts.append(f"{run} in total")
     if (speed := rate(first, best)) != NONE:
-        said.append(f"{speed} {rate_unit(first)}")
+        parts.append(f"{speed} {rate_unit(first)}")
     if spent is not None:
-        said.append(f"costs {cost(spent)}")
+        parts.append(f"costs {cost(spent)}")
     verdict = "CHEAPEST" if spent is not None else "FASTEST" if best.is_priced else "FITS"
-    return f"{verdict}{so_far}: {gpu_of(first)}", ", ".join(said)
+    return f"{verdict}{so_far}: {gpu_of(first)}", ", ".join(parts)
 
 
 def gpu_cells(plan: Plan, prices: Mapping[str, float]) -> tuple[str, ...]:
@@ -287,9 +287,9 @@ def missing(plan: Plan) -> str:
     """In a few words, of a GPU for which nothing is proposed."""
     least = plan.smallest()
     too_much = least.needs_bytes - least.limit_bytes if least is not None else 0
-    said = {"unfinished": "nothing found yet", "tight": "tight"}.get(plan.verdict, "nothing fits")
-    said += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
-    return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
+    parts = {"unfinished": "nothing found yet", "tight": "tight"}.get(plan.verdict, "nothing fits")
+    parts += f": {format_gib(too_much)} over the limit" if too_much > 0 else ""
+    return f"{parts}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else parts
 
 
 def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
@@ -336,52 +336,52 @@ def time_not_known(plan: Plan) -> str:
     return "no time: a GPU given by size has no known speed; name one (--gpu NAME); ranked by memory"
 
 
-def row(plan: Plan, judged: Judgement, price: float | None) -> tuple[str | Cell, ...]:
+def row(plan: Plan, judgement: Judgement, price: float | None) -> tuple[str | Cell, ...]:
     """A setup in a table: name with the reason, GiB, seconds a step, rate, the run and its cost."""
-    time = judged.step_time if judged.is_priced else None
-    reason = "; ".join(filter(None, (why(plan, judged), _off_the_gpu(judged), judged.candidate.result)))
+    time = judgement.step_time if judgement.is_priced else None
+    reason = "; ".join(filter(None, (why(plan, judgement), _off_the_gpu(judgement), judgement.candidate.result)))
     step = Cell(NONE)
     if time is not None:
         step = Cell(digits(time.seconds[1]), f"{digits(time.seconds[0])}–{digits(time.seconds[2])}")
     return (
-        Cell(judged.candidate.name, reason, judged is plan.proposed),
-        f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
+        Cell(judgement.candidate.name, reason, judgement is plan.proposed),
+        f"{judgement.needs_bytes / GIB:.2f}" if judgement.prediction is not None else NONE,
         step,
-        rate(plan, judged),
-        run_of(judged),
-        cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
+        rate(plan, judgement),
+        run_of(judgement),
+        cost(run_cost(judgement, price, plan.gpus)) if time is not None else NONE,
     )
 
 
-def why(plan: Plan, judged: Judgement) -> str:
+def why(plan: Plan, judgement: Judgement) -> str:
     """Why a setup is not the one that is proposed; empty: it is, or nothing is known."""
     best = plan.proposed
-    if not judged.fits:
-        return f"{'tight: ' * judged.tight}{_why_not(judged)}"
-    if judged is plan.own and plan.other_batch:
+    if not judgement.fits:
+        return f"{'tight: ' * judgement.tight}{_why_not(judgement)}"
+    if judgement is plan.own and plan.other_batch:
         return f"the script's own {plan.own_sequences} sequences an optimizer step"
-    if judged.candidate in plan.failed:
-        return plan.failed[judged.candidate]
-    if judged.step_time is not None and judged.step_time.unknown:
-        return f"no time known for {', '.join(judged.step_time.unknown[:3])}"
-    if best is not None and judged is not best and judged.seconds and best.seconds:
-        return _slower(judged, best)
+    if judgement.candidate in plan.failed:
+        return plan.failed[judgement.candidate]
+    if judgement.step_time is not None and judgement.step_time.unknown:
+        return f"no time known for {', '.join(judgement.step_time.unknown[:3])}"
+    if best is not None and judgement is not best and judgement.seconds and best.seconds:
+        return _slower(judgement, best)
     return ""
 
 
-def _off_the_gpu(judged: Judgement) -> str:
+def _off_the_gpu(judgement: Judgement) -> str:
     """What a setup that swaps needs beside the GPU; empty: it swaps nothing, or does not fit."""
-    found = judged.prediction
-    if found is None or not (judged.fits and judged.swaps):
+    text = judgement.prediction
+    if text is None or not (judgement.fits and judgement.swaps):
         return ""
-    ram = (found.host_rss_bytes or 0) + (found.pinned_bytes or 0)
-    return f"needs {format_gib(ram)} of RAM and {format_gib(found.disk_bytes or 0)} of disk"
+    ram = (text.host_rss_bytes or 0) + (text.pinned_bytes or 0)
+    return f"needs {format_gib(ram)} of RAM and {format_gib(text.disk_bytes or 0)} of disk"
 
 
-def _why_not(judged: Judgement) -> str:
-    too_much = judged.needs_bytes - judged.limit_bytes
-    if judged.prediction is None or too_much <= 0:
-        return judged.why.partition("; ")[0]
+def _why_not(judgement: Judgement) -> str:
+    too_much = judgement.needs_bytes - judgement.limit_bytes
+    if judgement.prediction is None or too_much <= 0:
+        return judgement.why.partition("; ")[0]
     return f"{format_gib(too_much)} over the limit"
 
 
@@ -389,20 +389,20 @@ _SAME: Final = 0.005
 """Of the time of another: a smaller difference rounds to none."""
 
 
-def _slower(judged: Judgement, best: Judgement) -> str:
+def _slower(judgement: Judgement, best: Judgement) -> str:
     """By how much, and what of a step takes longer."""
-    assert judged.seconds and best.seconds and judged.step_time is not None and best.step_time is not None
-    said = _faster(judged.seconds, best.seconds)
-    if judged.seconds <= (1 + _SAME) * best.seconds:
-        return said
+    assert judgement.seconds and best.seconds and judgement.step_time is not None and best.step_time is not None
+    parts = _faster(judgement.seconds, best.seconds)
+    if judgement.seconds <= (1 + _SAME) * best.seconds:
+        return parts
     parts = [
         {**dict(each.by_phase), _BESIDE: each.seconds[1] - sum(each.by_phase.values())}
-        for each in (judged.step_time, best.step_time)
+        for each in (judgement.step_time, best.step_time)
     ]
     longer = {name: parts[0].get(name, 0.0) - parts[1].get(name, 0.0) for name in {**parts[0], **parts[1]}}
     phase = max(longer, key=lambda name: longer[name])
     more = longer[phase]
-    return f"{said}: {phase} {'take' if phase == _BESIDE else 'takes'} {_short_time(more)} more"
+    return f"{parts}: {phase} {'take' if phase == _BESIDE else 'takes'} {_short_time(more)} more"
 
 
 def _faster(one_s: float, other_s: float) -> str:
@@ -423,14 +423,14 @@ def rate_unit(plan: Plan) -> str:
     return "tokens/s" if any(each.tokens for each in plan.traced) else "samples/s"
 
 
-def rate(plan: Plan, judged: Judgement) -> str:
+def rate(plan: Plan, judgement: Judgement) -> str:
     """On all GPUs, with the unit of `rate_unit`."""
-    if not judged.is_priced or not judged.seconds:
+    if not judgement.is_priced or not judgement.seconds:
         return NONE
     if rate_unit(plan) == "samples/s":
-        found = (plan.own_sequences if judged is plan.own else plan.sequences) / judged.seconds
-        return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
-    return f"{judged.tokens_per_second:,.0f}" if judged.tokens_per_second is not None else NONE
+        text = (plan.own_sequences if judgement is plan.own else plan.sequences) / judgement.seconds
+        return f"{text:,.0f}" if text >= 100 else f"{text:.3g}"
+    return f"{judgement.tokens_per_second:,.0f}" if judgement.tokens_per_second is not None else NONE
 
 
 def digits(value: float) -> str:
@@ -442,9 +442,9 @@ def _short_time(value: float) -> str:
     return f"{digits(value)} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
-def run_of(judged: Judgement) -> str:
+def run_of(judgement: Judgement) -> str:
     """The whole training, with its evaluations and saves."""
-    return duration(judged.run_seconds[1]) if judged.is_priced and judged.run_seconds else NONE
+    return duration(judgement.run_seconds[1]) if judgement.is_priced and judgement.run_seconds else NONE
 
 
 def duration(value: float) -> str:

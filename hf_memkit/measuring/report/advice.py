@@ -28,13 +28,12 @@ class Advice:
 
 def advise(run: Run, summary: Summary) -> Advice:
     """Findings of all ranks, and changes if memory ran out or nearly did."""
-    found = [(rank.rank, finding) for rank in run.ranks for finding in diagnose(rank.steps, rank.run, ooms=rank.ooms)]
-    found.sort(key=lambda each: each[1].first_step)
+    findings = [(one.rank, finding) for one in run.ranks for finding in diagnose(one.steps, one.run, ooms=one.ooms)]
+    findings.sort(key=lambda each: each[1].first_step)
     first: dict[str, int] = {}
-    for number_of_rank, finding in found:
-        first.setdefault(finding.kind, number_of_rank)
-    findings = [each for each in found if first[each[1].kind] == each[0]]
-    return Advice(tuple(findings), _changes(run, summary))
+    for rank, finding in findings:
+        first.setdefault(finding.kind, rank)
+    return Advice(tuple(each for each in findings if first[each[1].kind] == each[0]), _changes(run, summary))
 
 
 def finding_sentence(run: Run, rank: int, finding: Finding) -> str:

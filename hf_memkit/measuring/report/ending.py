@@ -150,19 +150,18 @@ def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending
     if status == "finished":
         return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
     error = text(end.get("error_type") or "", 80)
-    said = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
+    message = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
     if status == "interrupted":
         by = " by Ctrl-C (SIGINT)" if error == "KeyboardInterrupt" else ""
-        rest = ": ".join(part for part in ("" if by else error, said) if part)
+        rest = ": ".join(part for part in ("" if by else error, message) if part)
         return Ending("interrupted", f"interrupted{by}{after}" + (f": {rest}" if rest else ""), step=step)
     if attempt.ooms:
         return _out_of_memory(attempt)
-    if "outofmemory" in error.lower() or "out of memory" in said.lower():
-        return Ending(
-            "out of memory", ": ".join(part for part in (f"ran out of memory{after}", error, said) if part), step=step
-        )
-    why = ": ".join(part for part in (f"failed{after}" + (f" with {error}" if error else ""), said) if part)
-    return Ending("failed", why, step=step)
+    if "outofmemory" in error.lower() or "out of memory" in message.lower():
+        why = ": ".join(filter(None, (f"ran out of memory{after}", error, message)))
+        return Ending("out of memory", why, step=step)
+    why = f"failed{after}{f' with {error}' if error else ''}"
+    return Ending("failed", f"{why}: {message}" if message else why, step=step)
 
 
 def _out_of_memory(attempt: Attempt) -> Ending:

@@ -97,14 +97,14 @@ class RunReader:
     def run(self) -> Run | None:
         """What was read so far; None if no record was."""
         here = Here()
-        found = sorted((rank, reader) for rank, reader in self.readers.items() if reader.attempts)
-        if not found:
+        readers = sorted((rank, reader) for rank, reader in self.readers.items() if reader.attempts)
+        if not readers:
             return None
-        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in found)
+        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in readers)
         ranks, left_over = _of_the_newest_start(ranks)
         decides = min(ranks, key=lambda rank: _DECIDING.index(rank.ending.kind))
         unreadable = {rank: reader.unreadable for rank, reader in self.readers.items()}
-        newest = max(reader.newest_schema for _, reader in found)
+        newest = max(reader.newest_schema for _, reader in readers)
         return Run(
             self.folder, ranks, decides.ending, decides.rank, tuple(_notes(ranks, left_over, unreadable, newest))
         )

@@ -50,8 +50,8 @@ def _number(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
-    found = _number(value)
-    return int(found) if found is not None and found.is_integer() else None
+    number = _number(value)
+    return int(number) if number is not None and number.is_integer() else None
 
 
 @functools.cache

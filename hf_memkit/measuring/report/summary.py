@@ -183,18 +183,18 @@ def _peak(rank: RankRun) -> Peak | None:
     kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
         ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
     ]  # fmt: skip
-    found: list[Peak] = []
+    known: list[Peak] = []
     for phase, records in kinds:
         for record in records:
             if "peak_allocated_gib" in record:
                 step = record.get("step") if record is not rank.run else None
-                found.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
+                known.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
         if gib >= 0:
             phase = oom.get("phase")
-            found.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
-    return max(found, key=lambda peak: peak.gib, default=None)
+            known.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
+    return max(known, key=lambda peak: peak.gib, default=None)
 
 
 def _highest_phase(step: Mapping[str, Any]) -> str | None:
@@ -210,8 +210,8 @@ def _phases(rank: RankRun) -> dict[str, float]:
     seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
     for step in rank.steps:
         seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
-    found = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
-    return {phase: max(values) for phase, values in found.items() if values}
+    known = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    return {phase: max(values) for phase, values in known.items() if values}
 
 
 def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
@@ -238,14 +238,14 @@ def _held(rank: RankRun) -> dict[str, dict[str, float]]:
 def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
     available = [record["host_available_gib"] for record in records if "host_available_gib" in record]
     totals = filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib")))
-    found = {
+    known = {
         "rss_gib": _highest(records, "host_rss_gib"),
         "available_gib": min(available, default=None),
         "total_gib": min(totals, default=None),
         "pinned_gib": _highest(records, "pinned_gib"),
         "disk_swap_gib": _highest(records, "disk_swap_gib"),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _others(steps: Iterable[Mapping[str, Any]]) -> float | None:

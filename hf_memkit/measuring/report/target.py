@@ -68,34 +68,34 @@ def target_of(run: Run) -> Target | None:
 
 def read_target(content: Any) -> Target | None:
     """The prediction of this JSON form, which may be anything; None for what is none."""
-    found = mapping(content)
-    peak = number(found, "peak_allocated_gib")
-    ends = found.get("peak_reserved_gib")
+    fields = mapping(content)
+    peak = number(fields, "peak_allocated_gib")
+    ends = fields.get("peak_reserved_gib")
     reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
     low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
     if peak is None or low is None or high is None:
         return None
-    by_phase, by_category = mapping(found.get("phases")), mapping(found.get("categories"))
+    by_phase, by_category = mapping(fields.get("phases")), mapping(fields.get("categories"))
     phases = {phase: number(mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
-    host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
-    phase, confidence = found.get("peak_phase"), mapping(found.get("confidence"))
-    verdict = _verdict(found.get("verdict"))
+    host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(fields, name)) is not None]
+    phase, confidence = fields.get("peak_phase"), mapping(fields.get("confidence"))
+    verdict = _verdict(fields.get("verdict"))
     return Target(
-        gpu=text(found.get("gpu") or "the target's GPU", 60),
-        capacity_gib=number(found, "capacity_gib"),
+        gpu=text(fields.get("gpu") or "the target's GPU", 60),
+        capacity_gib=number(fields, "capacity_gib"),
         verdict=verdict,
-        gpu_verdict=_verdict(found.get("gpu_verdict")) or verdict,
-        why=text(found.get("why") or "", 300),
+        gpu_verdict=_verdict(fields.get("gpu_verdict")) or verdict,
+        why=text(fields.get("why") or "", 300),
         peak_gib=peak,
         peak_phase=phase if phase in PHASES else None,
         reserved_gib=(low, high),
-        outside_gib=number(found, "outside_allocator_gib") or 0.0,
+        outside_gib=number(fields, "outside_allocator_gib") or 0.0,
         categories={name: gib for name, gib in categories.items() if gib is not None},
         phases={name: gib for name, gib in phases.items() if gib is not None},
         host_gib=sum(host) if host else None,
-        ram_gib=number(found, "ram_gib"),
-        disk_gib=number(found, "disk_gib"),
+        ram_gib=number(fields, "ram_gib"),
+        disk_gib=number(fields, "disk_gib"),
         rests_on=text(confidence.get("rests_on") or "", 200),
         is_measured=confidence.get("measured_on") is not None,
     )

@@ -194,7 +194,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
 def module_rows(run: Run) -> list[tuple[str, ...]]:
     """The table by module, as of the first rank, and the sum of all rows below them. A record has the figures of one
     of `repeats` equal modules, a row here those of all of them, so that the rows add up."""
-    found = []
+    rows = []
     totals = [0, 0, 0]
     for module in run.first.modules:
         repeats = max(1, module.get("repeats", 1))
@@ -206,8 +206,8 @@ def module_rows(run: Run) -> list[tuple[str, ...]]:
         places = {text(place, 20): repeats * size for place, size in module.get("places", {}).items()}
         each = places if len(places) < 2 else (f"{place} {format_size(size)}" for place, size in places.items())
         name, kind = text(module.get("name") or "(model)", 120), text(module.get("class", ""), 60)
-        found.append((name, kind, *_counts(*counts), ", ".join(each)))
-    return [*found, ("total", "", *_counts(*totals), "")] if found else []
+        rows.append((name, kind, *_counts(*counts), ", ".join(each)))
+    return [*rows, ("total", "", *_counts(*totals), "")] if rows else []
 
 
 def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
