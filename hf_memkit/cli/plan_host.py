@@ -1,4 +1,4 @@
-"""`memkit plan --host` and `--nvme-path`: what the user says of the machine with the GPU."""
+"""`memkit plan --host` and `--nvme-path`: speeds of the machine with the GPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _CORES: Final = "cores"
 
 
 def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
-    """`["cores=32,nvme-read=6GB/s"]` → what is given of the machine; the InputError has a line for each mistake."""
+    """Reads values such as `"cores=32,nvme-read=6GB/s"`; the InputError has a line for each mistake."""
     cores: int | None = None
     rates: dict[str, float] = {}
     seen: set[str] = set()
     wrong = []
     for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
         name, equals, value = (part.strip() for part in each.partition("="))
-        if name not in (_CORES, *_RATES):
-            names = (_CORES, *_RATES)
+        if name not in (names := (_CORES, *_RATES)):
             near = did_you_mean(name, names) or f"; write one of {', '.join(names)}"
             wrong.append(f"--host {each}: unknown name{near}")
         elif name in seen:

@@ -136,7 +136,7 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     if speeds.rates is None:
         return judgement
     facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps
-    kind = "usual" if any(step.kind == "usual" for step in training.steps) else "worst"
+    kind = training.steps[0].kind  # typical batches come first; without them all are the worst
     span = next(step.calls for step in reversed(training.steps) if step.kind == kind)
     try:
         step = step_time(

@@ -1,7 +1,4 @@
-"""The plot of a plan: GiB against speed.
-
-Colours are names of the page's CSS variables; the page's script puts in what they are in light or dark.
-"""
+"""The plot of a plan: GiB against speed. Colours are CSS variables of the page."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
 _ALTERNATIVES: Final = "ABC"
-"""Labels of other points worth a look."""
+"""Labels of further points."""
 
 
 def frontier(plan: Plan) -> tuple[Judgement, ...]:
@@ -42,7 +39,7 @@ def frontier(plan: Plan) -> tuple[Judgement, ...]:
 
 
 def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
-    """The chart of a plan; None: no time is known. `place`: its id on the page."""
+    """The chart of a plan; None if no time is known. `place`: its id on the page."""
     timed = _timed(plan)
     if not timed:
         return None
@@ -94,8 +91,8 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
 
 
 def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
-    """The best setup, the script's own, and up to three others: what is faster with nearly the same result, the
-    smallest, and the fastest."""
+    """The best setup, the script's own, and up to three of: a faster one with nearly the same result, the smallest,
+    the fastest."""
     own = [("best", plan.proposed), ("yours", plan.own)]
     labels = [(label, each) for label, each in own if each is not None and each in timed]
     others: list[Judgement] = []

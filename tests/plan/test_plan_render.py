@@ -182,7 +182,7 @@ def test_a_stopped_search_never_says_that_nothing_fits() -> None:
 def test_a_caution_stands_below_the_verdict() -> None:
     """Would notice: T5 in fp16 on the first line, and no word of its losses but at the very end."""
     made = plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, training=changed(MADE, fp16_overflow="fp16: too large")))
-    assert "fp16: too large." in list(wording.beside(made)) and "fp16: too large" in of(made, short=True)
+    assert "fp16: too large." in list(wording.headline_details(made)) and "fp16: too large" in of(made, short=True)
 
 
 def test_unfinished_searches_of_several_gpus_are_marked() -> None:
