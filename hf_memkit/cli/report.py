@@ -35,8 +35,7 @@ def report(
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.common.errors import InputError
     from hf_memkit.measuring.report import following
-    from hf_memkit.measuring.report.answer import PAGE, report_answer, write_page
-    from hf_memkit.measuring.report.as_json import report_json
+    from hf_memkit.measuring.report.answer import PAGE, report_answer, report_json, write_page
     from hf_memkit.measuring.report.load import load_run
 
     show_what_can_be_shown()

@@ -13,8 +13,7 @@ import pytest
 
 from hf_memkit.common.answer.page import page
 from hf_memkit.common.errors import InputError
-from hf_memkit.measuring.report.answer import report_answer, text_report
-from hf_memkit.measuring.report.as_json import report_json
+from hf_memkit.measuring.report.answer import report_answer, report_json, text_report
 from hf_memkit.measuring.report.load import RunReader, load_run
 from hf_memkit.measuring.report.rank_reader import RankReader
 from tests.conftest import ROOT

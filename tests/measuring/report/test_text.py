@@ -13,8 +13,7 @@ from rich.console import Console
 from hf_memkit.cli import main
 from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.report.answer import report_answer, text_report
-from hf_memkit.measuring.report.as_json import report_json
+from hf_memkit.measuring.report.answer import report_answer, report_json, text_report
 from hf_memkit.measuring.report.load import load_run
 from tests.measuring.report import synthetic_records as made
 
