@@ -1,4 +1,4 @@
-"""`memkit predict SCRIPT`: a training script as it stands."""
+"""`memkit predict SCRIPT`: predicts an unchanged training script."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.cli.options import tell
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
+    from hf_memkit.cli.predict import PredictOptions
     from hf_memkit.cli.predict_next import NextSetup
-    from hf_memkit.cli.predict_options import PredictOptions
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
@@ -30,9 +29,10 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     """Predicts the script, prints the prediction and returns the exit code. `environment`: as for `started`."""
     launched = options.started("predict", environment, options.nodes)
     script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
-    from hf_memkit.cli.predict_answer import predict_answer, present, write_prediction
+    from hf_memkit.cli.predict_answer import batch_sentences, predict_answer, present, write_prediction
     from hf_memkit.common.answer.terminal import show
 
+    given_ram = options.ram is not None
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment
@@ -48,9 +48,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             name = name_of(script)
             tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
-                job = ScriptJob(
-                    script, machine, gpus, nodes, launched.environment, ram_is_given=options.ram is not None
-                )
+                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=given_ram)
                 prediction, training = predict_script_training(job)
                 there, why = _compared(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, also if the script printed otherwise")
@@ -59,24 +57,23 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         raise
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
-        return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
+        return 130  # a shell's code after Ctrl-C: 1 means that it does not fit
     if why:
         prediction = prediction.with_notes(why)
 
     def instead() -> NextSetup | None:
-        if options.no_search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
+        if options.no_search or prediction.verdict != "does not fit" or other is not None or _remedies(prediction):
             return None
-        if nodes > 1:  # a plan is of one machine
+        if nodes > 1:  # a plan is for one machine
             return None
         from hf_memkit.cli.predict_next import next_setup
         from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=options.ram is not None)
-        # The script runs once more for that.
+        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=given_ram)
         return searched(lambda: next_setup(lambda: nearest_setup(script, machine, wanted)))
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
-    known += [*of_batches(prediction, training.batches), *_instead(prediction)]
+    known += [*batch_sentences(prediction, training.batches), *_remedies(prediction)]
     title = _title(training)
     if options.as_json:
         nearest = instead()
@@ -90,13 +87,9 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
     else:
         present(
-            prediction,
-            title,
-            known,
-            lambda: _advice(prediction, training, instead()),
-            short=options.short,
+            prediction, title, known, lambda: _advice(prediction, training, instead()), short=options.short,
             html=options.html,
-        )
+        )  # fmt: skip
     return 1 if prediction.verdict == "does not fit" else 0
 
 
@@ -189,19 +182,19 @@ def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup
     """The changes that need a search."""
     from hf_memkit.cli.predict_answer import advice
 
-    if _instead(prediction):
+    if _remedies(prediction):
         return []
     change = advice(prediction, instead, "script", training.setup.micro_batch_size)
     return [*change, f"Its arguments: {instead.flags}"] if instead is not None else change
 
 
-def _instead(prediction: Prediction) -> list[str]:
+def _remedies(prediction: Prediction) -> list[str]:
     """What to change if a smaller batch does not help."""
     if prediction.verdict != "does not fit":
         return []
     kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and kept is not None:
-        less = "preprocess_logits_for_metrics" not in kept  # which the script may have
+        less = "preprocess_logits_for_metrics" not in kept  # the script may have it already
         other = ", or keep less of the predictions: preprocess_logits_for_metrics" if less else ""
         return [f"Set eval_accumulation_steps=1{other}."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
@@ -229,6 +222,8 @@ def _title(training: ScriptTraining) -> str:
 
 
 def _request_json(training: ScriptTraining) -> dict[str, Any]:
+    from hf_memkit.cli.predict_answer import batches_json
+
     setup, traced = training.setup, training.traced
     job = setup.resolved_for
     return {

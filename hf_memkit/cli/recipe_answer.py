@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli import predict_answer
-from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
 from hf_memkit.common.answer.answer import Answer, Lines, View, only
@@ -43,7 +42,10 @@ def setup_answer(
     """
     problems = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
     problems += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
-    change = [*of_batches(prediction, batches), *predict_answer.advice_for(prediction, target, instead)]
+    change = [
+        *predict_answer.batch_sentences(prediction, batches),
+        *predict_answer.advice_for(prediction, target, instead),
+    ]
     what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
     first = predict_answer.opening(prediction, f"{what}; {predict_answer.batch_of(target)} per GPU", change)
     rest = "Omit --short to see every setting with its reason, the ledger and notes."

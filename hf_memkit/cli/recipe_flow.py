@@ -138,7 +138,7 @@ def _opened(
 
 def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was, by `judge`."""
-    from hf_memkit.cli.batches import batches_json
+    from hf_memkit.cli.predict_answer import batches_json
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.cli.recipe_answer import setup_answer
     from hf_memkit.common.answer.terminal import show
