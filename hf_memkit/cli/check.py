@@ -80,10 +80,9 @@ def check(
 
 
 def check_files(files: list[str], options: CheckOptions) -> int:
-    """Prints every problem of every file. Returns 1 if one has the severity of `--fail-on` or a worse one, else 0.
+    """Prints the problems of the files. Returns 1 if one has at least the severity of `--fail-on`, else 0.
 
-    Of several files those of a kind that memkit does not check are hints. Where one cannot be read, the others are
-    checked and printed first."""
+    Files of kinds that memkit does not check are hints, unless all are. Unreadable files are reported last."""
     from hf_memkit.catalog.models import refuse_absent
     from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
@@ -109,6 +108,7 @@ def check_files(files: list[str], options: CheckOptions) -> int:
         raise InputError("\n".join([*(f"{path}: {other}" for path, other in others.items()), *unreadable]))
     arguments = None if options.args is None else read(options.args)
     described = any((options.gpu, options.gpu_memory, options.ram))
+    facts = None
     if options.model is not None:
         refuse_absent(options.model)
     machine = options.machine(nvme_path) if described or options.model or nvme_path else None
@@ -116,7 +116,10 @@ def check_files(files: list[str], options: CheckOptions) -> int:
         machine = replace(machine, memlock_bytes=None)  # this machine's limit for locked memory
     if machine is not None and machine.gpu is None and not described and not nvme_path:
         machine = None  # a laptop or a CI runner: the job will run elsewhere
-    facts = _facts(options.model)
+    if options.model is not None:
+        from hf_memkit.catalog.models import describe, hub_reachable
+
+        facts = describe(options.model, use_hub=hub_reachable(), use_built_in=True)
     problems = [
         problem
         for file in read_files
@@ -144,14 +147,9 @@ def _refuse_other(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _problems(
-    file: File,
-    arguments: File | None,
-    model: ModelFacts | None,
-    machine: Machine | None,
-    gpus: int | None,
-    *,
+    file: File, arguments: File | None, model: ModelFacts | None, machine: Machine | None, gpus: int | None, *,
     here: bool,
-) -> list[Problem]:
+) -> list[Problem]:  # fmt: skip
     from hf_memkit.checks import Problem, not_checked, read_subject
     from hf_memkit.checks import check as apply_rules
 
@@ -164,7 +162,7 @@ def _problems(
 
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
-    """All mistakes of a recipe; if its file has none, of each variant's setup for the recipe's GPU on `machine`."""
+    """The problems of a recipe's file; if it has none, those of each variant's setup for the recipe's GPU."""
     from hf_memkit.catalog.hardware import this_machine
     from hf_memkit.checks import Problem, Subject
     from hf_memkit.checks import check as apply_rules
@@ -209,14 +207,6 @@ def _read_line(file: File, line: str) -> Problem:
     elif what.startswith("unknown key"):
         fix = "rename or delete the key"
     return Problem("recipe", "error", str(file.path), key, value, what, fix)
-
-
-def _facts(name: str | None) -> ModelFacts | None:
-    if name is None:
-        return None
-    from hf_memkit.catalog.models import describe, hub_reachable
-
-    return describe(name, use_hub=hub_reachable(), use_built_in=True)
 
 
 def _print(problems: list[Problem], files: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""`memkit doctor`: checks this machine, one line for each check, and prints a fix for whatever is missing."""
+"""`memkit doctor`: checks this machine, one line for each check, and prints fixes for what is missing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Check this machine and print fixes for whatever is missing."""
+    """Check this machine and print fixes for what is missing."""
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")

@@ -1,4 +1,4 @@
-"""Options that several verbs have, each with its help; and what they do to the terminal."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Json = Annotated[bool, option("Print JSON.", "--json")]
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The machine in question, where it is not this one."""
+    """A described machine; by default this one."""
 
     gpu: Annotated[
         str | None, option("GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
@@ -53,7 +53,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SizingOptions(MachineOptions):
-    """The model and the machines that a preset is computed for."""
+    """The model and the machines for which a preset is computed."""
 
     model: Annotated[str | None, option("Hub ID or local folder: compute sizes and bytes for this model.")] = None
     gpus: Annotated[int, option("GPUs on each machine.", min=1)] = 1
@@ -62,7 +62,7 @@ class SizingOptions(MachineOptions):
 
 
 def flags_given(options: Any, *names: str) -> list[str]:
-    """The flags of those of a dataclass's options, or of `names`, that differ from their defaults."""
+    """The flags of options that differ from their defaults. `names`: fields to look at; none means all."""
     return [
         _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
         for field in fields(options)
@@ -108,7 +108,7 @@ def tell(line: str) -> None:
 
 
 def show_what_can_be_shown() -> None:
-    """A terminal that cannot show a bar gets a question mark, not an error."""
+    """Prints `?` for characters that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -43,7 +43,7 @@ Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques j
 
 @dataclass(frozen=True, kw_only=True)
 class PresetOptions(SizingOptions):
-    """What `show` and `copy` take beside a preset's name."""
+    """Options of `show` and `copy`."""
 
     batch_size: Annotated[
         int | None, option("Sequences an optimizer step, all GPUs together (the global batch).", min=1)
@@ -168,7 +168,7 @@ def copy(
 
 
 def _resolved(name: str, options: PresetOptions) -> Setup:
-    """The preset, resolved. All input is checked before anything is written."""
+    """The setup of the preset. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
     from hf_memkit.recipes.resolve import read_own_arguments, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
@@ -193,18 +193,15 @@ def _resolved(name: str, options: PresetOptions) -> Setup:
     job = setup.resolved_for
     if names and job.model is None:
         raise without
-    if job.model is not None and job.machine.gpu is not None and not setup.problems and not _is_traced(setup):
-        asked = f"memkit predict --model {job.model.name} --preset {request.preset}"
-        setup = setup.with_notes(f"whether this batch fits is not predicted: {asked}")
+    # Only if a size was solved for, the ledger has activations on the GPU.
+    solved = any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
+    if job.model is not None and job.machine.gpu is not None and not setup.problems and not solved:
+        predict = f"memkit predict --model {job.model.name} --preset {request.preset}"
+        setup = setup.with_notes(f"whether this batch fits is not predicted: {predict}")
     if job.model is not None and job.machine.gpu is None:
         note = "this machine has no GPU and none is named (--gpu): assuming one with bf16, of any size"
         setup = setup.with_notes(note)
     return setup
-
-
-def _is_traced(setup: Setup) -> bool:
-    """Whether a size was solved for: only then the ledger has activations on the GPU."""
-    return any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
 
 
 def _folder(path: str) -> str:
@@ -219,7 +216,7 @@ def _folder(path: str) -> str:
 
 
 def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
-    """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
+    """The argument file. `deepspeed`: path of the DeepSpeed JSON if the preset has one."""
     from hf_memkit.presets.argument_file import argument_file
 
     assert setup.request is not None
@@ -228,7 +225,7 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
 
 
 def _refuse_former(setup: Setup) -> None:
-    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file."""
+    """Refuses the user's arguments that the installed libraries no longer have: their parsers would fail."""
     from hf_memkit.catalog.former_arguments import former_arguments
 
     assert setup.request is not None
@@ -239,7 +236,7 @@ def _refuse_former(setup: Setup) -> None:
 
 
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
-    """Refuses an empty file, and one with which the script would train in another way than the preset's name says."""
+    """Refuses an empty file, and one with which the script would train differently from the preset."""
     if not file.entries:
         raise InputError(
             f"preset {name!r} sets no argument, so there is no file to write. "
@@ -254,7 +251,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
-    """The file to write, YAML or JSON by its ending; None for standard output."""
+    """The path of the YAML or JSON file to write; None for standard output."""
     if destination == "-":
         return None
     own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""What verbs print that is no answer: single lines, JSON, and the command for the foot of a page."""
+"""Prints single lines and JSON, and knows the command that was typed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def say_to_stderr(line: str) -> None:
 
 
 def silent(line: str) -> None:
-    """What ranks other than the first print."""
+    """Prints nothing: for ranks other than the first."""
 
 
 def print_json(content: Any) -> None:
@@ -31,7 +31,7 @@ def print_json(content: Any) -> None:
 
 
 def typed_command() -> str:
-    """The command that was typed, without passwords and tokens; empty where memkit was called from Python."""
+    """The command that was typed, without passwords and tokens; empty if memkit was called from Python."""
     words = list(command_line)
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")

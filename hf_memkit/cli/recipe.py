@@ -44,7 +44,7 @@ def recipe(*, options: RecipeOptions) -> int:
 
 
 def _refuse_without_name(options: RecipeOptions) -> None:
-    """Without a name the recipes are listed; what asks for more than that has lost its name."""
+    """Refuses options that only a run of a recipe has."""
     of_list = ("--gpu", "--gpu-memory", "--ram", "--json")
     if given := [flag for flag in flags_given(options) if flag not in of_list]:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What `memkit recipe` prints for a person: a setup that would run, the start and the end of a run, an export."""
+"""The answers of `memkit recipe`: a setup, the start and the end of a run, an export."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ def setup_answer(
     instead: NextVariant | None = None,
     batches: BatchNeeds | None = None,
 ) -> Answer:
-    """The verdict, what to change, what stands in the way and the prediction; then the ledger and every setting with
-    its reason.
+    """The verdict, what to change, problems and the prediction; then the ledger and all settings with reasons.
 
     Args:
-        instead: a variant that fits, where this one does not.
-        batches: of real data.
+        instead: a variant that fits, if this one does not.
+        batches: predictions for batches of real data.
     """
     problems = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
     problems += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
@@ -70,7 +69,7 @@ def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
 
 
 def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> Iterator[str]:
-    """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
+    """Lines: what will run and why; with the problems on this machine if `problems`."""
     model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
     assert model is not None and gpu is not None
     yield recipe.summary
@@ -99,7 +98,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
 
 
 def closing(job: RecipeRun, content: dict[str, Any]) -> None:
-    """What came out, and how much of it is proved."""
+    """Prints the result of a run, and what a rehearsal does not show."""
     from hf_memkit.recipes.rehearse import made_smaller
 
     result = content["result"]
@@ -150,14 +149,15 @@ def exported(written: list[Path], as_json: bool, command: str) -> int:
 
 
 def _processes(job: RecipeRun) -> str:
-    """` × 4 processes` of the target, where there are several."""
+    """` × 4 processes` of the target; empty for one."""
     of_target = (int(each.value) for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE")
     processes = next(of_target, job.processes)
     return f" × {processes} processes" if processes > 1 else ""
 
 
 def _losses(result: dict[str, Any], *, adapted: bool) -> str:
-    """`adapted`: adapters of a rehearsal, whose frozen weights are random: they cannot learn much."""
+    """The held-out loss before and after. `adapted`: adapters were trained on random frozen weights, as in a
+    rehearsal."""
     after, before, unigram = result["held_out_loss"], result["held_out_loss_before"], result["unigram_loss"]
     if after is None:
         return "No held-out loss was measured."

@@ -1,6 +1,6 @@
-"""`memkit recipe` without a name: the recipes, and for a GPU those that fit it. And a recipe's file, copied.
+"""`memkit recipe` without a name: lists the recipes, or those that fit a GPU. Also copies a recipe's file.
 
-Predictions come from `recipes/predictions.json`, made beforehand; nothing is traced here.
+Predictions are read from `recipes/predictions.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_recipes(options: RecipeOptions) -> int:
-    """Prints the list: of all recipes, or of what fits the GPU that is described, best first."""
+    """Prints all recipes, or those that fit the described GPU, the best first."""
     from hf_memkit.common import resources
     from hf_memkit.recipes.schema import load_recipe
 
@@ -53,19 +53,15 @@ def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
         for row in rows
     ]
     columns = ("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
+    hints = [
+        "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
+        "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
+    ]
     return Answer(
         title="Recipes",
         verdict=f"{len(rows)} recipes",
         reason="Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.",
-        blocks=(
-            Table(columns, table, whole=True),
-            Lines(
-                [
-                    "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
-                    "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
-                ]
-            ),
-        ),
+        blocks=(Table(columns, table, whole=True), Lines(hints)),
     )
 
 
@@ -182,26 +178,24 @@ def _fitting_answer(
         )
     dtype = "bf16" if gpu.bf16 else "fp16 only"
     size, ram = format_size(gpu.capacity_bytes), format_size(machine.ram_bytes)
+    table = Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True)
     return Answer(
         title="Recipes that fit",
         verdict=f"{gpu.name} ({size}, {dtype}), {ram} of RAM",
         reason="what uses most of the GPU comes first.",
-        blocks=(
-            Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True),
-            Lines(notes),
-        ),
+        blocks=(table, Lines(notes)),
     )
 
 
 def command(option: Option) -> str:
-    """What runs it; without a GPU the same command rehearses it."""
+    """The command that runs the variant, or rehearses it without a GPU."""
     first = next(iter(option.recipe.variants))
     name = option.predicted.variant
     return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
 
 
 def _lacks(some: Sequence[Option]) -> str:
-    """The recipe with its least demanding variant."""
+    """`"NAME (its VARIANT: 12 GiB of the GPU, 8 GiB of RAM)"` of the variant that needs least."""
     least = min(some, key=lambda option: option.gpu_bytes)
     sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
     return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"

@@ -1,4 +1,4 @@
-"""What `memkit recipe` runs, and where: the options and the recipe, checked; this machine; and the setup of both."""
+"""Options of `memkit recipe`, and the setup that follows from them, the recipe and this machine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RecipeOptions(FolderOptions, MachineOptions):
 
     @property
     def request(self) -> Request:
-        """What is asked for, without the user's own arguments, GPUs and nodes."""
+        """The request without the user's own arguments, GPUs and nodes."""
         return Request(
             recipe=self.name, variant=self.variant, model=expand(self.model), data=expand(self.data), gpu=self.gpu,
             gpu_memory=self.gpu_memory, ram=self.ram, max_steps=self.max_steps, sequence_length=self.sequence_length,
@@ -67,13 +67,13 @@ class RecipeOptions(FolderOptions, MachineOptions):
 
 
 def expand(path: str | None) -> str | None:
-    """`~` stands for the home folder also where the shell leaves it alone, as in `--output=~/runs`."""
+    """Replaces `~` by the home folder, which a shell does not in `--output=~/runs`."""
     return str(user_path(path)) if path and path.startswith("~") else path
 
 
 def read_request(options: RecipeOptions, recipe: Recipe, launched: LaunchLayout | None = None) -> Request:
-    """Reads the request with the user's own arguments, and refuses what is wrong on any machine before torch is
-    imported or a process starts. `launched`: ranks and machines that a launcher gives."""
+    """The request with the user's own arguments. Refuses mistakes that do not depend on the machine, before torch is
+    imported or a process starts. `launched`: processes of a launcher."""
     from hf_memkit.recipes.resolve import read_own_arguments
     from hf_memkit.recipes.settings import refuse_wrong
 
@@ -88,7 +88,7 @@ def read_request(options: RecipeOptions, recipe: Recipe, launched: LaunchLayout 
 
 
 def refuse_data(options: RecipeOptions, recipe: Recipe) -> None:
-    """Reads what `--data` names, and refuses what cannot be used; of what is only shown no data set is downloaded."""
+    """Reads and checks `--data`; does not download it if nothing will run."""
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
 
@@ -98,34 +98,33 @@ def refuse_data(options: RecipeOptions, recipe: Recipe) -> None:
 
 
 def machine_here(request: Request) -> Machine:
-    """This machine, with the disks that the request names."""
+    """This machine, with the free space of the request's folders."""
     from hf_memkit.catalog.hardware import this_machine
 
     here = this_machine(request.nvme_path or request.output or ".")
-    if request.nvme_path:  # checkpoints go to another disk than the swapped states
+    if request.nvme_path:  # checkpoints are on another disk than swapped states
         here = replace(here, output_free_bytes=this_machine(request.output or ".").disk_free_bytes)
     return here
 
 
 def rehearses(options: RecipeOptions, here: Machine) -> bool:
-    """Whether what runs is a rehearsal; a GPU that is only described is shown."""
+    """Whether the run is a rehearsal. A setup for a described GPU may be shown without one."""
     described = bool(options.request.gpu or options.request.gpu_memory)
     return here.gpu is None and not (described and options.shown_only)
 
 
-def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
-    """The GPUs that the recipe is for; where there is none to run on, two processes rehearse for them all."""
+def default_processes(recipe: Recipe, *, rehearses: bool) -> int:
+    """The recipe's number of GPUs; a rehearsal has at most two processes."""
     return min(2, recipe.gpus) if rehearses else recipe.gpus
 
 
 def resolved_run(
     options: RecipeOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
-    """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
-    without; the prediction that it was chosen by, None where it could not be predicted). A DoesNotFitError where no
-    variant fits, or the GPU that is described is more than the one that is here.
+    """(the run or rehearsal, the prediction that chose it or None). Raises DoesNotFitError if no variant fits, or the
+    described GPU is larger than this machine's.
 
-    Stored predictions come first, unless the data decides. A rehearsal goes by them alone: it starts at once."""
+    Stored predictions come first, unless the data matters. A rehearsal uses no others, so it starts at once."""
     from hf_memkit.catalog.hardware import described_gpu
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.recipes.rehearse import rehearse
@@ -147,7 +146,7 @@ def resolved_run(
     except DoesNotFitError:
         if not at_once:
             raise
-        # A rehearsal needs next to nothing: what stands in the target's way is told.
+        # A rehearsal needs little memory, and prints the target's problems.
         first = replace(request, variant=next(iter(recipe.variants)))
         setup, prediction = resolve(first, recipe=recipe, here=here, stored=True)
         why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
@@ -164,7 +163,7 @@ def resolved_run(
 
 
 def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
-    """A setup for a GPU that is larger, or computes in bf16, would fail on the one that is here."""
+    """Refuses a described GPU that is larger than this machine's, or has bf16 that this one lacks."""
     from hf_memkit.common.errors import DoesNotFitError
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):

@@ -1,4 +1,4 @@
-"""`memkit report`: the records of a run, finished or running, as text, JSON or one page."""
+"""`memkit report`: shows the records of a run, finished or running, as text, JSON or a page."""
 
 from __future__ import annotations
 

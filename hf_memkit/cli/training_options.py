@@ -1,4 +1,4 @@
-"""What `memkit predict` and `memkit plan` are given: a script, or a model or recipe instead; and the machine."""
+"""Options that `memkit predict` and `memkit plan` share: a script, model or recipe, and the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ no_script = functools.partial(option, rich_help_panel="Instead of a script: a mo
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """A training script, or what describes a training without one."""
+    """A training script, or the description of a training without one."""
 
     script: Annotated[
         str | None,
@@ -82,19 +82,19 @@ class TrainingOptions(MachineOptions, SubjectOptions):
             raise InputError("\n".join(f"{flag}: not with a script. {_BESIDE_A_SCRIPT[flag]}" for flag in given))
 
     def started(self, verb: str, environment: Mapping[str, str] | None, nodes: int = 1) -> Launched:
-        """The script, with what the command that starts it says. `environment`: variables; None: this process's."""
+        """The script and how it is started. `environment`: variables; None: those of this process."""
         assert self.script is not None
         variables = dict(os.environ) if environment is None else environment
         if not self.module and is_command(self.script):
-            return found_command((self.script, *(self.arguments or ())), variables, self.gpus, nodes)
-        script = found_script(self.script, self.arguments or (), is_module=self.module, verb=verb)
+            return _read_launch((self.script, *(self.arguments or ())), variables, self.gpus, nodes)
+        script = _user_script(self.script, self.arguments or (), is_module=self.module, verb=verb)
         return Launched(script, self.gpus or 1, nodes, variables, is_launcher=False)
 
     def read(self, request: Request, techniques: tuple[str, ...] = ()) -> tuple[Recipe | None, Request]:
-        """The recipe if there is one, and the request with its subject and the user's own arguments.
+        """(the recipe if there is one, the request with model or recipe and the user's own arguments).
 
         Args:
-            request: the machine, and a recipe's data.
+            request: contains the machine, and a recipe's data.
             techniques: `--technique`, which replace those of the preset with the same purpose.
         """
         from hf_memkit.recipes.resolve import read_own_arguments
@@ -141,8 +141,8 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         return recipe, read_own_arguments(replace(request, preset=""), self.settings or (), recipe=recipe)
 
 
-def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
-    """The script or module that the command line of this verb names."""
+def _user_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str) -> UserScript:
+    """The script or module; refuses a path without a file."""
     if not is_module and not Path(target).exists():
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
@@ -155,9 +155,9 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
     return UserScript.at(target, arguments, is_module=is_module)
 
 
-def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int = 1) -> Launched:
-    """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
-    Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
+def _read_launch(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int) -> Launched:
+    """The script that a command starts, with its GPUs and variables. Refuses what `read_command` refuses, and
+    `--gpus` or `--nodes` that contradict the command."""
     launched = read_command(words, environment, gpus=gpus or 1)
     variables = {**environment, **launched.environment}
     if not launched.is_launcher and not launched.front_end:
@@ -169,8 +169,8 @@ def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: in
 
 
 def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuses plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
-    `words`: the command up to the script."""
+    """Refuses plain Python with several GPUs or Slurm tasks, for which Trainer starts no processes. `words`: the
+    command up to the script."""
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:
         raise InputError(
