@@ -47,8 +47,8 @@ def show(browser: Browser) -> Iterator[Callable[..., tuple[Page, Watched]]]:
         tab.goto(path.as_uri())
         if script and tab.locator(".chart").count():
             tab.wait_for_selector(".chart .main-svg")
-        assert watched.found[:1] == [f"request {path.as_uri()[:80]}"]
-        watched.found.clear()
+        assert watched.problems[:1] == [f"request {path.as_uri()[:80]}"]
+        watched.problems.clear()
         return tab, watched
 
     yield show

@@ -110,12 +110,7 @@ def list_presets(
     help="Show every setting of a preset with its reason; with --model, its bytes and the batch that fits.",
 )
 @with_options
-def show(
-    name: Name,
-    *,
-    options: PresetOptions,
-    as_json: Json = False,
-) -> int:
+def show(name: Name, *, options: PresetOptions, as_json: Json = False) -> int:
     from hf_memkit.cli.preset_answer import preset_answer
     from hf_memkit.common.answer import terminal
 

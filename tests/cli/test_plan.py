@@ -152,10 +152,7 @@ def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "code", "verdict"),
-    [("0", 3, "unfinished"), ("400", 1, "nothing fits")],
-)
+@pytest.mark.parametrize(("limit", "code", "verdict"), [("0", 3, "unfinished"), ("400", 1, "nothing fits")])
 def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     folder: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int, verdict: str
 ) -> None:

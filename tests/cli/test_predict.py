@@ -87,7 +87,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
 
 
 @pytest.mark.parametrize(
-    ("config", "arguments", "said"),
+    ("config", "arguments", "words"),
     [
         ({"model_type": "memkit-odd", "auto_map": {"AutoConfig": "odd.OddConfig"}}, (), "--trust-remote-code"),
         ({**GPT2, "n_head": 3}, (), "divisible by num_heads"),

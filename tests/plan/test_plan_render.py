@@ -149,7 +149,7 @@ def test_what_is_tight_is_shown_and_not_proposed() -> None:
 
 
 def test_choices_that_change_nothing_are_no_setups_of_their_own() -> None:
-    """A front end may turn checkpointing on whether or not the argument does: "no checkpointing" is the same training then.
+    """A front end may always turn checkpointing on: then "no checkpointing" is the same training.
     Would notice: a setup that is dropped although it takes less, or longer."""
     own, same = setup(8, 1, 12.0, 1.0), setup(8, 1, 12.0, 1.0, CHECKPOINTING)
     less, more = setup(8, 1, 11.0, 1.0, ALLOCATOR), setup(8, 1, 12.0, 1.2, ALLOCATOR)

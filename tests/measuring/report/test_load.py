@@ -158,7 +158,7 @@ def test_the_rank_that_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("result", "message"),
     [
         ("nothing", "no such folder"),
         ("empty", r"no memory-rank\*.jsonl .*Trainer\(callbacks="),
