@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 from hf_memkit._version import __version__
 from hf_memkit.catalog.environments import missing_here
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
-from hf_memkit.cli.quiet import quiet_libraries
+from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.common import boot
 from hf_memkit.common.errors import MemkitError, did_you_mean
 from hf_memkit.run.script import ScriptRun
@@ -107,8 +107,9 @@ def main(arguments: list[str] | None = None) -> int:
             # An error without a subclass is a surplus word.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
             any_other = _INSTEAD.get((asked, "--…"), "") if message.startswith("No such option") else ""
-            if asked == "memkit predict" and not _names_a_script(arguments):
-                any_other = ""
+            words = sys.argv[1:] if arguments is None else arguments
+            if asked == "memkit predict" and not any(word.endswith(".py") or word == "-m" for word in words):
+                any_other = ""  # without a script there are no arguments after --
             instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             if instead:
                 near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
@@ -127,11 +128,6 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(result, ScriptRun):
         result.run()  # outside `try`: its errors are the script's
     return result if isinstance(result, int) else 0
-
-
-def _names_a_script(arguments: list[str] | None) -> bool:
-    words = sys.argv[1:] if arguments is None else arguments
-    return any(word.endswith(".py") or word == "-m" for word in words)
 
 
 def _verb(arguments: list[str] | None) -> str:

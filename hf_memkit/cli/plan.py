@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hf_memkit.common.user_script import UserScript
     from hf_memkit.plan.judgement import Judgement
     from hf_memkit.plan.make_plan import PlanRequest
-    from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
+    from hf_memkit.plan.verify import Verified
     from hf_memkit.setup.setup import Setup
 
 
@@ -210,7 +210,7 @@ def _show(
     options: PlanOptions, ran: Sequence[Verified],
 ) -> None:  # fmt: skip
     if options.as_json:
-        from hf_memkit.plan.as_json import plans_json
+        from hf_memkit.plan.answer import plans_json
         from hf_memkit.plan.pasted import pasted
 
         content = plans_json(plans, prices)

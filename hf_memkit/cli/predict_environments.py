@@ -63,16 +63,24 @@ def _blocks(
     if not versions:
         yield Lines(["All libraries have the same versions."])
     else:
-        rows = [(name, *(each or "none" for each in versions[name])) for name in names]
-        yield Table(("library", "here", "there"), rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
+        libraries = [(name, *(each or "none" for each in versions[name])) for name in names]
+        yield Table(("library", "here", "there"), libraries, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
     modules = {f"{module or 'outside modules'}: {kind}": pair for (module, kind), pair in comparison.modules.items()}
     if not (comparison.phases or comparison.categories or modules):
         yield Lines(["No difference: phases, categories and modules need the same there and here."])
     else:
         yield Lines([_peaks(here, there)])
-    for what, pairs in (("category", comparison.categories), ("phase", comparison.phases), ("module", modules)):
-        if pairs:
-            yield _differences(what, pairs)
+    tables: dict[str, Mapping[Any, tuple[int, int]]] = {
+        "category": comparison.categories, "phase": comparison.phases, "module": modules
+    }  # fmt: skip
+    for what, pairs in tables.items():
+        rows = []
+        for name, (size_here, size_there) in pairs.items():
+            sizes = [format_size(size) if size else "0" for size in (size_here, size_there)]
+            sign = "+" if size_there > size_here else "-"
+            rows.append((str(name), *sizes, sign + format_size(abs(size_there - size_here))))
+        columns = (what, ">here", ">there", ">difference")
+        yield Table(columns, rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
     yield Lines(["Omit --short to see more; --json prints everything."], views=View.SHORT)
     yield next(each for each in details(here) if each.name == "basis")
 
@@ -89,13 +97,3 @@ def _peaks(here: Prediction, there: Prediction) -> str:
 
 def _versions(other: Environment) -> Mapping[str, tuple[str | None, str | None]]:
     return compare_versions(find_environment(sys.executable).libraries, other.libraries)
-
-
-def _differences(what: str, pairs: Mapping[Any, tuple[int, int]]) -> Table:
-    rows = []
-    for name, (here, there) in pairs.items():
-        sign = "+" if there > here else "-"
-        sizes = [format_size(size) if size else "0" for size in (here, there)]
-        rows.append((str(name), *sizes, sign + format_size(abs(there - here))))
-    columns = (what, ">here", ">there", ">difference")
-    return Table(columns, rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)

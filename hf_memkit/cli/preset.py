@@ -140,12 +140,16 @@ def copy(
     overwrite: Annotated[bool, option("Replace existing files.", "--overwrite")] = False,
     as_json: Json = False,
 ) -> int:
+    from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.cli import preset_answer
 
     script = options.script
     target = _target(name, destination, script)
     setup = _resolved(name, options)
-    _refuse_former(setup)
+    assert setup.request is not None
+    if former := former_arguments(setup.request.arguments):  # the parsers of the installed libraries fail on them
+        lines = (f"{setup.request.args_file}: {name}: {each.fix} ({each.why})" for name, each in former.items())
+        raise SettingError("\n".join(lines))
     shown = _file_of(setup, script, "DEEPSPEED.json")
     _refuse_without_use(shown, name, script)
     if target is None:
@@ -217,17 +221,6 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     assert setup.request is not None
     own = setup.request.arguments
     return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
-
-
-def _refuse_former(setup: Setup) -> None:
-    """Refuses the user's arguments that the installed libraries no longer have: their parsers would fail."""
-    from hf_memkit.catalog.former_arguments import former_arguments
-
-    assert setup.request is not None
-    given = setup.request
-    if former := former_arguments(given.arguments):
-        lines = [f"{given.args_file}: {name}: {each.fix} ({each.why})" for name, each in former.items()]
-        raise SettingError("\n".join(lines))
 
 
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:

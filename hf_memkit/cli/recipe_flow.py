@@ -40,10 +40,22 @@ def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
 
     def job(ranks: Ranks) -> int:
-        if options.resume:
-            _refuse_with_resume(options)
-            return run_folder(_unfinished(options) if ranks.is_first else Path(), options, ranks)
-        return _resolved(options, ranks)
+        if not options.resume:
+            return _resolved(options, ranks)
+        from hf_memkit.recipes.schema import load_recipe
+        from hf_memkit.run.folder import unfinished_run
+
+        settings = (
+            "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
+            "overwrite", "dry_run", "export",
+        )  # fmt: skip
+        if others := flags_given(options, *settings):
+            raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
+        if not ranks.is_first:
+            return run_folder(Path(), options, ranks)
+        request = options.request
+        folder = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
+        return run_folder(folder, options, ranks)
 
     return as_one_of_its_ranks(job)
 
@@ -221,21 +233,3 @@ def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
         export_script(job, Path(job.output))
 
     return train(job, ranks, options, write)
-
-
-def _refuse_with_resume(options: RecipeOptions) -> None:
-    others = flags_given(
-        options, "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
-        "overwrite", "dry_run", "export",
-    )  # fmt: skip
-    if others:
-        raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
-
-
-def _unfinished(options: RecipeOptions) -> Path:
-    """The folder of the run that `--resume` continues."""
-    from hf_memkit.recipes.schema import load_recipe
-    from hf_memkit.run.folder import unfinished_run
-
-    request = options.request
-    return unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)

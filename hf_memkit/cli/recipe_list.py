@@ -43,15 +43,12 @@ def list_recipes(options: RecipeOptions) -> int:
 
 
 def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
-    table = [
-        (
-            row["name"],
-            row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}",
-            ", ".join(_peak(variant) for variant in row["variants_predicted"]),
-            row["summary"],
-        )
-        for row in rows
-    ]
+    table = []
+    for row in rows:
+        sizes = {each["variant"]: each["predicted_card_gib"] for each in row["variants_predicted"]}
+        peaks = [f"{name} {'not predicted' if gib is None else f'{gib:.1f}'}" for name, gib in sizes.items()]
+        gpu = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
+        table.append((row["name"], gpu, ", ".join(peaks), row["summary"]))
     columns = ("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
     hints = [
         "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
@@ -119,11 +116,6 @@ def _predicted(option: Option) -> dict[str, Any]:
     }
 
 
-def _peak(variant: dict[str, Any]) -> str:
-    size = variant["predicted_card_gib"]
-    return f"{variant['variant']} {'not predicted' if size is None else f'{size:.1f}'}"
-
-
 def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> int:
     from hf_memkit.recipes.stored_predictions import fitting
 
@@ -169,7 +161,13 @@ def _fitting_answer(
             "one (fp16)."
         )
     if others:
-        notes.append("Does not fit: " + "; ".join(_lacks(some) for some in others) + ".")
+        least = [min(some, key=lambda option: option.gpu_bytes) for some in others]
+        needs = [
+            f"{each.recipe.name} (its {each.predicted.variant}: {format_size(each.gpu_bytes)} of the GPU, "
+            f"{format_size(each.ram_bytes)} of RAM)"
+            for each in least
+        ]
+        notes.append(f"Does not fit: {'; '.join(needs)}.")
     if unknown:
         kind = "" if gpu.bf16 else " in fp16, and most variants need bf16"
         notes.append(
@@ -192,13 +190,6 @@ def command(option: Option) -> str:
     first = next(iter(option.recipe.variants))
     name = option.predicted.variant
     return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
-
-
-def _lacks(some: Sequence[Option]) -> str:
-    """`"NAME (its VARIANT: 12 GiB of the GPU, 8 GiB of RAM)"` of the variant that needs least."""
-    least = min(some, key=lambda option: option.gpu_bytes)
-    sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
-    return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"
 
 
 def _json(option: Option) -> dict[str, Any]:

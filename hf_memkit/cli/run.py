@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
 from hf_memkit.cli.options import RUNS, flags_given, option, with_options
-from hf_memkit.cli.quiet import quiet_libraries
+from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
 from hf_memkit.common.errors import InputError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from hf_memkit.catalog.fit import LIMIT_NAME
+from hf_memkit.catalog.fit import FULL_SHARE, LIMIT_NAME
 from hf_memkit.common.answer.answer import (
     NONE,
     Answer,
@@ -24,11 +24,11 @@ from hf_memkit.common.units import GIB
 from hf_memkit.plan import wording
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.plan.judgement import Judgement
-from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import plot
-from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.plan.prices import Prices, million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.plan.verify import Verified
 from hf_memkit.setup.techniques.registry import Group
 
 _SHORT_ROWS: Final = 4
@@ -63,7 +63,7 @@ _WORDS: Final = (
 
 
 def plan_answer(
-    plans: Sequence[Plan], prices: Mapping[str, float], ran: Sequence[Verified] = (), *, compared: bool = False
+    plans: Sequence[Plan], prices: Prices, ran: Sequence[Verified] = (), *, compared: bool = False
 ) -> Answer:
     """The answer for one plan, or for plans of several GPUs.
 
@@ -81,7 +81,7 @@ def plan_answer(
     return Answer(title=f"Plan: {plan.name}", verdict=verdict, reason=f"{reason}.", state=_state(plan), blocks=blocks)
 
 
-def _compared(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Answer:
+def _compared(ranked: Sequence[Plan], prices: Prices) -> Answer:
     verdict, reason = _best_gpu(ranked, prices)
     blocks: list[AnswerBlock] = [_gpus(ranked, prices)]
     if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
@@ -99,7 +99,7 @@ def _compared(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Answer:
     return Answer(title=f"Plan: {ranked[0].name}", verdict=verdict, reason=f"{reason}.", state=state, blocks=blocks)
 
 
-def _best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, str]:
+def _best_gpu(ranked: Sequence[Plan], prices: Prices) -> tuple[str, str]:
     """The first line for several GPUs: (verdict, reason)."""
     first, best = ranked[0], ranked[0].proposed
     stopped = any(plan.stopped for plan in ranked)
@@ -114,7 +114,7 @@ def _best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str,
     return f"{verdict}{' SO FAR' * stopped}: {wording.gpu_of(first)}", ", ".join(parts)
 
 
-def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Table:
+def _gpus(ranked: Sequence[Plan], prices: Prices) -> Table:
     rows: list[tuple[str | Cell, ...]] = []
     for plan in ranked:
         best, price = plan.proposed, price_of(plan, prices)
@@ -288,3 +288,56 @@ def _other_forms(plan: Plan) -> Iterator[Code]:
         yield Code("As YAML:", paste.yaml.splitlines(), heading=heading, folded="As YAML")
         if _parses_arguments(plan):
             yield Code("In Python:", paste.python.splitlines(), folded="In Python")
+
+
+def plans_json(plans: Sequence[Plan], prices: Prices) -> list[dict[str, Any]]:
+    """The plans as `--json` prints them, with all setups and figures, in the order of `ranked_gpus`."""
+    return [_plan_json(plan, price_of(plan, prices)) for plan in ranked_gpus(plans, prices)]
+
+
+def _plan_json(plan: Plan, price: float | None) -> dict[str, Any]:
+    best, ranked = plan.proposed, plan.ranked
+    not_ranked = (each for each in plan.traced if each not in ranked)
+    return {
+        "name": plan.name,
+        "gpu": plan.machine.gpu.to_json() if plan.machine.gpu else None,
+        "gpus": plan.gpus,
+        "sequences_a_step": plan.sequences,
+        "own_sequences_a_step": plan.own_sequences,
+        "full_share": FULL_SHARE,
+        "verdict": plan.verdict,
+        "best": best.candidate.name if best else None,
+        "launch": plan.launch,
+        "setups": [_setup_json(plan, each) for each in (*ranked, *not_ranked)],
+        "excluded": [{"name": each.name, "group": each.group, "by": by} for each, by in plan.excluded.items()],
+        "left_out": dict(plan.left_out),
+        "setups_judged": plan.setups,
+        "stopped": plan.stopped,
+        "warnings": list(wording.warnings(plan)),
+        "notes": list(plan.notes),
+        "price_an_hour": price,
+        "run_cost": run_cost(best, price, plan.gpus),
+        "million_tokens_cost": million_tokens_cost(best, price, plan.gpus),
+    }
+
+
+def _setup_json(plan: Plan, judgement: Judgement) -> dict[str, Any]:
+    candidate, time = judgement.candidate, judgement.step_time
+    return {
+        "name": candidate.name,
+        "group": candidate.group,
+        "result": candidate.result,
+        "micro_batch_size": candidate.micro_batch_size,
+        "accumulation": candidate.accumulation,
+        "overrides": candidate.overrides.to_json(),
+        "code": candidate.code,
+        "fits": judgement.fits,
+        "why": judgement.why or wording.why(plan, judgement),
+        "peak_gib": judgement.needs_bytes / GIB if judgement.prediction is not None else None,
+        "step_time_s": list(time.seconds) if time is not None else None,
+        "time_rests_on": time.rests_on if time is not None else None,
+        "time_not_known_of": list(time.unknown) if time is not None else [],
+        "tokens_per_second": judgement.tokens_per_second,
+        "run_s": list(judgement.run_seconds) if judgement.run_seconds else None,
+        "prediction": judgement.prediction.to_json() if judgement.prediction is not None else None,
+    }

@@ -14,7 +14,7 @@ from hf_memkit.measuring.memory.records import SCHEMA
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.plan import wording
 from hf_memkit.plan.answer import verified_blocks
-from hf_memkit.plan.measured_steps import Verified, measured
+from hf_memkit.plan.verify import Verified, measured
 from tests.plan.made_plans import CHECKPOINTING, setup, typical_plan
 
 

@@ -14,9 +14,9 @@ from playwright.sync_api import Page
 from hf_memkit.common.answer import page
 from hf_memkit.common.errors import InputError
 from hf_memkit.plan.answer import plan_answer
-from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import frontier, plot
+from hf_memkit.plan.verify import Verified
 from tests.chromium import CONTRAST, Watched
 from tests.plan.made_plans import EIGHT_BITS, plan, setup, typical_plan
 

@@ -12,8 +12,7 @@ from rich.console import Console, RenderableType
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.answer.terminal import rendered
 from hf_memkit.plan import wording
-from hf_memkit.plan.answer import plan_answer
-from hf_memkit.plan.as_json import plans_json
+from hf_memkit.plan.answer import plan_answer, plans_json
 from hf_memkit.plan.make_plan import _gpu_variant_notes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plan_file import plan_text

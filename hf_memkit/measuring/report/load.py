@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -132,42 +133,30 @@ def load_run(run_dir: str | Path) -> Run:
     run = reader.run()
     if run is not None:
         return run
+    follow = f"memkit report {shlex.quote(text(folder))} --follow"
     if reader.readers:
-        raise InputError(
-            f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {_follow(folder)}"
-        )
-    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder)}")
+        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
+    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
 
 
-def _what_to_do(folder: Path) -> str:
+def _what_to_do(folder: Path, follow: str) -> str:
+    """What to type for a folder without records. `follow`: the command that waits for them."""
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
         return f"a folder below has records: memkit report {text(inside[0])}{more}"
-    status = _recipe_status(folder)
+    status = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads((folder / "memkit-run.json").read_bytes())
+        status = text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
     if status in ("finished", "interrupted"):
         return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
     if status == "written":
         return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
     if status is not None:
-        return (
-            f"this recipe run has status {status!r}, and recorded no step. If its process runs: {_follow(folder)}; if "
-            f"not, start it again with --resume or --overwrite"
-        )
+        restart = "if not, start it again with --resume or --overwrite"
+        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {restart}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
-
-
-def _follow(folder: Path) -> str:
-    return f"memkit report {shlex.quote(text(folder))} --follow"
-
-
-def _recipe_status(folder: Path) -> str | None:
-    """`status` of `memkit-run.json`, which a recipe writes."""
-    try:
-        content = json.loads((folder / "memkit-run.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
 
 
 def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:

@@ -180,19 +180,16 @@ def _peak(rank: RankRun) -> Peak | None:
         for record in records:
             if "peak_allocated_gib" in record:
                 step = record.get("step") if record is not rank.run else None
-                known.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
+                gib_of = {name: each.get("peak_allocated_gib") for name, each in record.get("phases", {}).items()}
+                phases = [name for name in PHASES if gib_of.get(name) is not None]
+                highest = phase or max(phases, key=lambda name: gib_of[name], default=None)
+                known.append(Peak(record["peak_allocated_gib"], highest, step, rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
         if gib >= 0:
             phase = oom.get("phase")
             known.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
     return max(known, key=lambda peak: peak.gib, default=None)
-
-
-def _highest_phase(step: Mapping[str, Any]) -> str | None:
-    phases = step.get("phases", {})
-    known = [phase for phase in PHASES if "peak_allocated_gib" in phases.get(phase, {})]
-    return max(known, key=lambda phase: phases[phase]["peak_allocated_gib"], default=None)
 
 
 def _phases(rank: RankRun) -> dict[str, float]:
