@@ -29,7 +29,8 @@ def presets_answer() -> Answer:
     show_one = "Show one: memkit preset show NAME. Write its arguments to a file: memkit preset copy NAME args.yaml."
     return Answer(
         title="Presets",
-        verdict="Presets",
+        verdict=f"{len(PRESETS)} presets",
+        reason="memory settings for your own script.",
         blocks=(
             Table(("preset", "for", "techniques"), rows, whole=True),
             Lines([joined]),
@@ -52,7 +53,8 @@ def techniques_answer() -> Answer:
             values = ", ".join(f"{name} ({kind.__name__})" for name, kind in each.values.items())
             rows = {"saves": each.saves, "costs": each.costs, "not when": each.not_when, "values": values}
             blocks.append(Facts([(f"  {what}", text) for what, text in rows.items() if text], heading=each.name))
-    return Answer(title="Techniques", verdict="Techniques", blocks=blocks)
+    reason = "what each saves and costs, and when not to use it."
+    return Answer(title="Techniques", verdict=f"{len(TECHNIQUES)} techniques", reason=reason, blocks=blocks)
 
 
 def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:

@@ -57,7 +57,7 @@ def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
     return Answer(
         title="Recipes",
         verdict=f"{len(rows)} recipes",
-        reason="Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.",
+        reason="sizes are predicted, not measured, for the recipe's own GPU (bf16), with its CUDA context.",
         blocks=(Table(columns, table, whole=True), Lines(hints)),
     )
 

@@ -27,7 +27,7 @@ def test_every_recipe_stands_with_what_each_variant_needs(capsys: pytest.Capture
         assert any(size is not None and size > 0.5 for size in sizes), row["name"]
     assert main(["recipe"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
+    assert "predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
 
 
 def test_a_gpu_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture[str]) -> None:
