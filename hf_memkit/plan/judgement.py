@@ -1,6 +1,6 @@
-"""What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
+"""The predicted memory, time and verdict of a candidate.
 
-A plan takes what `fits` (catalog/fit.py) only; what is `tight` completes, but may be several times slower.
+A plan proposes only what `fits` (catalog/fit.py). A `tight` candidate completes, but may be several times slower.
 """
 
 from __future__ import annotations
