@@ -184,7 +184,7 @@ def why_not(row: Row) -> str | None:
     if not row["step_seconds"] or row.get("oom"):
         return "no step was measured"
     if not row["vanilla_hf"]:
-        return "kernels of its own"
+        return "custom kernels"
     if row["card"] not in RATES:
         return f"no rates of {row['card']} are known"
     if row["gpus"] > 1 and row["optimizer"].startswith("none"):

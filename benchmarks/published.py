@@ -147,7 +147,7 @@ def why_not(row: Row) -> str | None:
     if "no optimizer" in row["method"] or row["optimizer"].startswith("none"):
         return "no optimizer step and no labels: no training with Trainer"
     if not row["vanilla_hf"] and models.kind_of(row) != "PEFT":
-        return "kernels of its own (FOAK, GPTQ, Liger of that day)"
+        return "custom kernels (FOAK, GPTQ, Liger of that day)"
     return None
 
 

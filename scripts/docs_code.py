@@ -117,7 +117,7 @@ def presets() -> str:
         )
         rows.append([f"`{name}`", preset.audience, ", ".join(links)])
     note = "\\* left out, with a note, where it does not apply to the model."
-    return f"{table(rows, 'preset | for whom | techniques')}\n\n{note}"
+    return f"{table(rows, 'preset | for | techniques')}\n\n{note}"
 
 
 @block("docs/predict.md", "gpus")

@@ -73,9 +73,9 @@ def readme_figures() -> str:
         f"**Does it fit?** {fits['rows']} trainings: {accepted + refused} ran, {fits['out_of_memory']} ran out of "
         f"memory. memkit predicts [*fits*](docs/predict.md#what-fits-means) for {accepted} of the "
         f"{accepted + refused}, and for {len(fits['false_fits']) or 'none'} of the {fits['out_of_memory']}. "
-        f"{full} of the other {refused} need more "
-        f"than {percent(fits['full_share'])} of the GPU, but not more than all of it.\n\n"
-        f"{table(figures, 'what others measured | trainings | median error | worst error')}"
+        f"Of the other {refused} that ran, it predicts more than {percent(fits['full_share'])} of the GPU for {full}, "
+        f"and more than all of it for {refused - full}: there it was wrong.\n\n"
+        f"{table(figures, 'what others measured | predicted, of all | median error | worst error')}"
     )
 
 
@@ -162,9 +162,9 @@ def our_gpus(folder: Path = RESULTS) -> str:
 def our_gpus_in_a_line() -> str:
     trainings = trainings_on_our_gpus()
     return filled(
-        f"**On an {' and an '.join(trainings)} of ours**: {{0.cases}} trainings. Peak of tensors: median error "
-        "{0.median_error:.1%}, worst {0.worst_error:.1%}. Outside of the predicted range of reserved memory: "
-        "{0.worst_reserved_error:.1%} at most ([by GPU](docs/predict.md#on-a-gpu-of-ours)).",
+        f"**On our {' and our '.join(trainings)}**: {{0.cases}} trainings. Peak of tensors: median error "
+        "{0.median_error:.1%}, worst {0.worst_error:.1%}. Reserved memory was at most {0.worst_reserved_error:.1%} "
+        "outside the predicted range ([by GPU](docs/predict.md#on-a-gpu-of-ours)).",
         summary([row for rows in trainings.values() for row in rows]),
     )
 

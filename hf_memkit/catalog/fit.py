@@ -1,8 +1,8 @@
 """Whether a training fits a machine: the one definition, for predictions, plans, recipes, rules and finished runs.
 
-`most` is the most that the process takes of a GPU, and `least` the least in which the training completes: PyTorch's
-allocator frees its cache and tries again before it fails. Both include what lies outside the allocator. `room` is what
-the process may take: the GPU's memory, or less where `per_process_memory_fraction` limits it.
+`most` is the maximum that the process takes of a GPU, and `least` the minimum in which the training completes:
+PyTorch's allocator frees its cache and tries again before it fails. Both include what lies outside the allocator.
+`room` is what the process may take: the GPU's memory, or less where `per_process_memory_fraction` limits it.
 
 | verdict | when | what happens |
 |---|---|---|
@@ -67,7 +67,7 @@ def full_share_text(level: Level = "trace") -> str:
 
 
 def limit_bytes(room: int, level: Level = "trace") -> int:
-    """The most that a training that fits takes."""
+    """The maximum that a training that fits takes."""
     return int(full_share(level) * room)
 
 
@@ -89,7 +89,7 @@ def verdict(most_bytes: int, least_bytes: int, room: int, level: Level = "trace"
 
 
 def too_small(gpu: Gpu, needed_bytes: int) -> bool:
-    """Whether the allocator needs more than the GPU has, whatever activations take beside it."""
+    """Whether weights and states alone need more than the GPU has."""
     return needed_bytes > gpu.usable_bytes
 
 

@@ -441,8 +441,8 @@ def _gpu_of_option(name: str, option: str) -> Gpu:
 def described_machine(
     gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
 ) -> Machine:
-    """This machine with the described GPU, RAM and swap folder `path` instead of its own. Raises InputError if an
-    unknown GPU, or no size; names the `option`, as in `described_gpu`."""
+    """This machine, with its GPU, RAM and swap folder replaced by the described ones. Raises InputError for an unknown
+    GPU or a wrong size; names the `option`, as in `described_gpu`."""
     ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

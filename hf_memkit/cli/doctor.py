@@ -46,7 +46,7 @@ def doctor(
             group = line.group
             console.print(f"[bold]{escape(group)}[/bold]")
         colour = _COLOURS[line.status]
-        console.print(f"  [{colour}]{line.status:<7}[/{colour}]  {escape(line.name):<{width}}  {escape(line.found)}")
+        console.print(f"  [{colour}]{line.status:<7}[/{colour}]  {escape(line.name):<{width}}  {escape(line.finding)}")
         if line.fix:
             console.print(f"  {'':<7}  {'':<{width}}  [bold]→ {escape(line.fix)}[/bold]")
     if needed:

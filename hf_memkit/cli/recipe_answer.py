@@ -39,8 +39,9 @@ def setup_answer(
         instead: a variant that fits, if this one does not.
         batches: predictions for batches of real data.
     """
-    problems = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
-    problems += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
+    problems = [f"PROBLEM: {mistake}" for mistake in mistakes if mistake.refuses]
+    problems += [f"PROBLEM: {line}" for line in _beside_the_verdict(target.problems, prediction.why)]
+    hints = [f"HINT: {mistake}" for mistake in mistakes if not mistake.refuses]
     change = [
         *predict_answer.batch_sentences(prediction, batches),
         *predict_answer.advice_for(prediction, target, instead),
@@ -50,8 +51,11 @@ def setup_answer(
     rest = "Omit --short to see every setting with its reason, the ledger and notes."
     here = ["This is what runs here. For the setup on a GPU: --gpu NAME or --gpu 16GB."] if job.is_rehearsal else []
     *numbers, _ = predict_answer.details(prediction)
+    if problems:  # it would not train, even if it fits
+        blocks = (Lines(problems[1:], "warning"), Lines([first.headline]), *first.blocks)
+        first = Answer(title=first.title, verdict=problems[0], state="bad", blocks=blocks)
     return first.then(
-        Lines([f"{kind}: {line}" for kind, line in problems], "warning"),
+        Lines(hints, "warning"),
         Lines([f"Not {name}: {why}" for name, why in target.rejected], views=View.SHORT),
         Lines(list(opening(recipe, target, job, problems=False)), heading="The run", views=View.TERMINAL),
         numbers[0],

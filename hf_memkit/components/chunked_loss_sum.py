@@ -43,7 +43,7 @@ class ChunkedSum:
         chunk: tokens in a chunk; None: `chunk_tokens_for`.
         smoothing: label smoothing.
         engine: "auto", or one of `ENGINES`.
-        work: function that the next call of the output embedding runs instead of its own forward.
+        work: function that the next call of the output embedding runs instead of its forward.
     """
 
     def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:

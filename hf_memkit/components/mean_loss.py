@@ -1,4 +1,4 @@
-"""Tells Trainer that a model's loss is the mean of its own micro-batch.
+"""Tells Trainer that a model's loss is the mean of its micro-batch.
 
 If a model's `forward` accepts any keyword, Trainer assumes that the model divides the summed loss by the labels of the
 whole step, and does not divide by the number of micro-batches (transformers 5.23.0: trainer.py 518-528 and 2107-2112).

@@ -5,9 +5,9 @@ makes them for a test goes by these classes; what a report takes from a file of 
 (`measuring/report/sanitize.py`) and the tables in docs/measuring.md (`scripts/docs_code.py`) follow from them.
 
 A field's unit is the end of its name: `_gib` (2**30 bytes), `_ms`; `time` and `process_started` are seconds since the
-epoch, `bytes` are bytes, other numbers are counts. What is not known is absent, never null nor zero, so that a reader
-must do without any field (`total=False`). `Absent:` in a field's words says when, if that is not plain from them, and
-`Source:` where a number comes from. Standard library only.
+epoch, `bytes` are bytes, other numbers are counts. What is not known is absent, never null nor zero, so a reader must
+expect any field to be missing (`total=False`). `Absent:` in a field's words says when, if that is not plain from them,
+and `Source:` where a number comes from. Standard library only.
 """
 
 from __future__ import annotations

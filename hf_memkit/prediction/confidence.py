@@ -31,8 +31,8 @@ class Confidence:
 
     @property
     def measured(self) -> str:
-        """`"measured on RTX 4090 (results/gpu.json)"`, or that it is not."""
-        return f"measured on {self.measured_on}" if self.measured_on else "not yet measured on a GPU"
+        """`"checked on RTX 4090 (results/gpu.json)"`, or that it is not."""
+        return f"checked on {self.measured_on}" if self.measured_on else "not yet checked on a GPU"
 
     def __str__(self) -> str:
         return f"{self.level} ({self.rests_on}); {self.measured}"

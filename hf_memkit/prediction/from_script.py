@@ -212,7 +212,7 @@ def predicted_training(
             prediction = prediction.with_verdict(machine)
     batches = None
     if traced.batches is not None:
-        typical = of_part(parts.pop("usual"), [])
+        typical = of_part(parts.pop("typical"), [])
         changes = parts if prediction.verdict == "does not fit" else {}  # each takes as long as the prediction itself
         smaller = {change: of_part(part, []) for change, part in changes.items()}
         less = {change: part for change, part in smaller.items() if part.needs_less_than(prediction)}

@@ -146,7 +146,7 @@ _ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU t
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
 
-MEASURED_ON: Final = f"GPUs of others: {documentation('predict.md')}"
+MEASURED_ON: Final = f"other people's GPUs: {documentation('predict.md')}"
 """Comparison of traces with trainings: benchmarks/results/published.json."""
 
 

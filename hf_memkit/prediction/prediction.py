@@ -139,7 +139,7 @@ class Prediction:
 
     @property
     def limit_bytes(self) -> int:
-        """The most that it takes of the GPU if it fits."""
+        """The maximum that it may take of the GPU to fit."""
         return fit.limit_bytes(self.room_bytes, self.confidence.level)
 
     @property

@@ -78,7 +78,7 @@ class TracedStep:
     """One optimizer step of the trace.
 
     Attributes:
-        kind: `"usual"`, `"worst"`, or the setting that the user would change.
+        kind: `"typical"`, `"worst"`, or the setting that the user would change.
         events, calls: (first, one past the last) in `Trace.events` and in `Work.calls`; calls (0, 0): not recorded.
     """
 
@@ -294,7 +294,7 @@ class PlanFacts:
         schedule: values of the arguments for learning rate and optimizer.
         rows_digest: digest of the sizes of all rows; empty: not all were read.
         tokens: tokens of a micro-batch without padding, by kind of step; None: it has no tokens.
-        mean: tokens of an average batch relative to a "usual" or "worst" one: with padding, and without.
+        mean: tokens of an average batch relative to a "typical" or "worst" one: with padding, and without.
     """
 
     model: ModelTraits
@@ -376,12 +376,12 @@ class TracedTraining:
         events = len(self.trace.events)
         begin, end = self.optional or (events, events)
         requested = self.trace if self.optional is None else self.trace.only((0, begin), (end, events))
-        typical = [step.events[1] for step in self.steps if step.kind == "usual"]
+        typical = [step.events[1] for step in self.steps if step.kind == "typical"]
         if not typical:
             return {"worst": requested}
         head, after = (0, typical[-1]), (self.steps_end, len(requested.events))
-        traces = {"usual": requested.only(head)}
-        for kind in dict.fromkeys(step.kind for step in self.steps if step.kind != "usual"):
+        traces = {"typical": requested.only(head)}
+        for kind in dict.fromkeys(step.kind for step in self.steps if step.kind != "typical"):
             own = [step.events for step in self.steps if step.kind == kind]
             traces[kind] = requested.only(head, *own, *([after] if kind == "worst" else []))
         return traces

@@ -78,7 +78,7 @@ def test_tools_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CXX", raising=False)
     lines = {line.name: line for line in operators.checks()}
     assert lines["to build them"].status == "missing" and "apt-get install g++" in lines["to build them"].fix
-    assert lines["cpu_adam"].status == "missing" and "cannot be built" in lines["cpu_adam"].found
+    assert lines["cpu_adam"].status == "missing" and "cannot be built" in lines["cpu_adam"].finding
     folder = ops.extensions_folder(cpu=True)
     for name in ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io"):
         (folder / name).mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_tools_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_package_that_memkit_cannot_do_without(requirement: str, result: str) -> None:
     line = software._package(Requirement(requirement))
-    assert line.status == "missing" and line.core and result in line.found
+    assert line.status == "missing" and line.core and result in line.finding
     assert line.fix == f'pip install "{requirement}"'
 
 
@@ -110,17 +110,17 @@ def test_an_allocator_setting_of_the_users_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
     lines = {line.name: line for line in gpu.checks()}
-    assert "no effect: torch reads PYTORCH_CUDA_ALLOC_CONF first" in lines["PYTORCH_ALLOC_CONF"].found
+    assert "no effect: torch reads PYTORCH_CUDA_ALLOC_CONF first" in lines["PYTORCH_ALLOC_CONF"].finding
     assert lines["PYTORCH_CUDA_ALLOC_CONF"].fix == "unset PYTORCH_CUDA_ALLOC_CONF"
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
     (line,) = (line for line in gpu.checks() if line.name == "PYTORCH_ALLOC_CONF")
-    assert line.status == "warning" and "garbage_collection_threshold: expandable segments are" in line.found
+    assert line.status == "warning" and "garbage_collection_threshold: expandable segments are" in line.finding
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     (line,) = (line for line in gpu.checks() if line.name == "PYTORCH_ALLOC_CONF")
     assert line.status == "ok"
 
 
 def test_ram_is_what_the_system_says() -> None:
-    shown = {line.name: line.found for line in host.checks(None)}
+    shown = {line.name: line.finding for line in host.checks(None)}
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     assert f"{total:.0f}" in shown["RAM"] or f"{total:.2f}" in shown["RAM"]

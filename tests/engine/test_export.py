@@ -71,7 +71,7 @@ def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: P
     lint = subprocess.run(ruff, cwd=job, capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout
     again = quick_memkit(*asked)
-    assert again.returncode == 2 and "holds train_text.py" in again.stderr
+    assert again.returncode == 2 and "train_text.py" in again.stderr
     text = (job / "args.yaml").read_text()
     assert all(line.startswith("#") for line in text.splitlines()[:4])
     args = yaml.safe_load(text)

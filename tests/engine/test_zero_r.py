@@ -34,7 +34,7 @@ def test_losses_are_those_of_plain_checkpointing(double: Results, folder: Path, 
         ({"contiguous": True}, "only with partition=True"),
         pytest.param(
             {"cpu": True},
-            "on a CPU they are there already",
+            "on a CPU they already are",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is right"),
         ),
     ],

@@ -145,7 +145,7 @@ def test_tokens_of_a_batch_on_average(flat: bool) -> None:
     rows = table([100, 20, 60, 40, 50, 30])
     rows = rows.add_column("labels", rows["input_ids"][:])
     chosen = chosen_batches(DataLoader(rows, 2, collate_fn=collate))  # in order: 120, 100, 80 of 200, 120, 100
-    typical, worst = chosen.mean["usual"], chosen.mean["worst"]
+    typical, worst = chosen.mean["typical"], chosen.mean["worst"]
     assert worst == pytest.approx((100 / 120, 100 / 120) if flat else (140 / 200, 100 / 120))
     assert typical == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
     assert chosen.padding == pytest.approx(1 - 300 / 420)

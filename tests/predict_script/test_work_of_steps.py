@@ -34,12 +34,12 @@ def test_the_usual_and_the_worst_step_are_told_apart(predict: Predict) -> None:
     found = predict(TRAIN, for_plan=True)
     work, steps = found.training.trace.work, found.training.steps
     of_kind = {step.kind: step.calls for step in steps}
-    typical, worst = flops(work, *of_kind["usual"]), flops(work, *of_kind["worst"])
+    typical, worst = flops(work, *of_kind["typical"]), flops(work, *of_kind["worst"])
     assert typical > 0 and worst > 8 * typical  # sixteen times the tokens
     assert all(first.calls[1] == second.calls[0] for first, second in itertools.pairwise(steps))
     price = [
         step_time(work, RATES["T4"], capability=7.5, span=of_kind[kind], micro_batches=8)
-        for kind in ("usual", "worst")
+        for kind in ("typical", "worst")
     ]
     assert price[0].seconds[1] < price[1].seconds[1]
     assert set(price[1].by_phase) >= {"forward", "backward", "optimizer"} and not price[1].unknown

@@ -129,10 +129,10 @@ def test_without_a_gpu_there_is_no_verdict() -> None:
 
 def test_a_confidence_says_what_it_rests_on() -> None:
     assert str(TRACE) == (
-        "trace (two optimizer steps of transformers.Trainer on fake CUDA tensors); not yet measured on a GPU"
+        "trace (two optimizer steps of transformers.Trainer on fake CUDA tensors); not yet checked on a GPU"
     )
     measured = Confidence("trace", "a trace", measured_on="H200 (benchmarks/results/gpu.json)")
-    assert "measured on H200" in str(measured) and "not yet" not in str(measured)
+    assert "checked on H200" in str(measured) and "not yet" not in str(measured)
     assert Confidence.from_json(measured.to_json()) == measured
     for level, rests_on in (("guess", "x"), ("trace", "")):
         with pytest.raises(ValueError, match="confidence"):

@@ -29,8 +29,8 @@ from tests.plan.made_trainings import MADE, changed
 WORK = Work([Operation("aten.mm.default", "matmul", "bfloat16", 8, 6, (1, 2, 2, 1))], [0, 0], [(2, "forward")])
 FULL = replace(
     changed(
-        MADE, arguments__deepspeed={"zero_optimization": {"stage": 2}}, plan__tokens={"usual": None, "worst": 8.0},
-        plan__mean={"usual": (1.0, 0.5)}, plan__model__loaded_at=CallPlace("train.py", 3, 7),
+        MADE, arguments__deepspeed={"zero_optimization": {"stage": 2}}, plan__tokens={"typical": None, "worst": 8.0},
+        plan__mean={"typical": (1.0, 0.5)}, plan__model__loaded_at=CallPlace("train.py", 3, 7),
         plan__made_at=TrainerCall(CallPlace("train.py", 5, 9), 0, True, ("peft_config",)),
     ),
     trace=Trace([1, -1], [512], [0], [0], [0], ["a"], ["b"], [(2, "forward")], WORK),

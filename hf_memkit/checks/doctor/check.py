@@ -17,7 +17,7 @@ class Check:
         group: its heading.
         name: the checked item.
         status: see `Status`.
-        found: the finding and its consequence.
+        finding: what was found and its consequence.
         fix: the command or setting that fixes it; empty if there is nothing to fix.
         core: whether memkit cannot work without it.
     """
@@ -25,9 +25,9 @@ class Check:
     group: str
     name: str
     status: Status
-    found: str
+    finding: str
     fix: str = ""
     core: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "status": self.status, "found": self.found, "fix": self.fix}
+        return {"name": self.name, "status": self.status, "found": self.finding, "fix": self.fix}

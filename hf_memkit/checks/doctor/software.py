@@ -98,7 +98,7 @@ def _others(requirements: list[Requirement]) -> Check:
     if not bad:
         return Check(_GROUP, "memkit's own", "ok", f"all {len(requirements)} in supported versions")
     packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
-    finding = "; ".join(f"{check.name} {check.found}" for check in bad)
+    finding = "; ".join(f"{check.name} {check.finding}" for check in bad)
     return Check(_GROUP, "memkit's own", "missing", finding, f"pip install {packages}", core=True)
 
 

@@ -170,7 +170,7 @@ def checkpointing_part_overruled(subject: Subject) -> Iterator[Found]:
 
 @any_job.error(
     why="a function among the arguments cannot be written as JSON or pickled: the first dashboard or save fails",
-    fix="delete it; for the usual context_fn use the technique selective-checkpointing",
+    fix="delete it; for the common context_fn use the technique selective-checkpointing",
     source="transformers 5.23.0: training_args.py to_json_string; trainer.py save_model, training_args.bin",
     techniques=("selective-checkpointing",),
 )

@@ -67,7 +67,7 @@ class ChosenBatches:
         others: further batches that may need most: they have more tokens than `worst`, or larger images.
         shuffled: whether the sampler can combine any rows.
         digest: of the sizes of all rows; empty: not all were read.
-        mean: the average batch's tokens relative to "usual" and "worst" ones: with padding, and without.
+        mean: the average batch's tokens relative to "typical" and "worst" ones: with padding, and without.
         padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
             with single rows. None, and `mean` empty: sizes are not tokens.
     """
@@ -207,7 +207,7 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     padding = None
     known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
     if data.marks is None and not data.characters and known:
-        named = {"usual": typical, **({} if others else {"worst": numbers})}
+        named = {"typical": typical, **({} if others else {"worst": numbers})}
         mean = {
             name: (_relative_mean(rows, draws, sizes, held), _relative_mean(rows, draws, sizes, _unpadded))
             for name, rows in named.items()

@@ -35,7 +35,7 @@ class Step:
     """One optimizer step to trace: a batch for each micro-batch.
 
     Attributes:
-        kind: `"usual"`, `"worst"`, or the setting that the user would change.
+        kind: `"typical"`, `"worst"`, or the setting that the user would change.
         flash: whether to compute it with flash attention.
         own_answers: whether it trains on the model's own answers, if that is random (`mixes_answers`).
     """
@@ -114,7 +114,7 @@ def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) 
     shapes = shapes_of(chosen)
     if shapes is None:
         return ChosenSteps([*worst_steps, *on_data, *worst_steps * (STEPS - 1)], chosen)
-    steps = [*steps_of("usual", chosen.typical) * STEPS, *on_data, *worst_steps]
+    steps = [*steps_of("typical", chosen.typical) * STEPS, *on_data, *worst_steps]
     arguments = trainer.args
     rows, own = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     if chosen.half is not None and chosen.rows == rows:  # else the argument does not set the batch size
