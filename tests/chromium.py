@@ -25,11 +25,11 @@ class Watched:
     """What a page did that it must not."""
 
     def __init__(self, tab: Page) -> None:
-        self.found: list[str] = []
-        tab.on("dialog", lambda dialog: (self.found.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        tab.on("pageerror", lambda error: self.found.append(f"error {error}"))
-        tab.on("console", lambda message: self.found.append(f"{message.type}: {message.text}"))
-        tab.on("request", lambda request: self.found.append(f"request {request.url[:80]}"))
+        self.problems: list[str] = []
+        tab.on("dialog", lambda dialog: (self.problems.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        tab.on("pageerror", lambda error: self.problems.append(f"error {error}"))
+        tab.on("console", lambda message: self.problems.append(f"{message.type}: {message.text}"))
+        tab.on("request", lambda request: self.problems.append(f"request {request.url[:80]}"))
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def show(browser: Browser) -> Iterator[Callable[..., tuple[Page, Watched]]]:
         tab.goto(path.as_uri())
         if script and tab.locator(".chart").count():
             tab.wait_for_selector(".chart .main-svg")
-        assert watched.found[:1] == [f"request {path.as_uri()[:80]}"]
-        watched.found.clear()
+        assert watched.problems[:1] == [f"request {path.as_uri()[:80]}"]
+        watched.problems.clear()
         return tab, watched
 
     yield show

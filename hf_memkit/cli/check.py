@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.options import Json, MachineOptions, with_options
+from hf_memkit.cli.options import Json, MachineOptions, option, with_options
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 
@@ -53,20 +53,17 @@ class CheckOptions(MachineOptions):
     """What files are checked against, and how problems are printed."""
 
     args: Annotated[
-        str | None, typer.Option(help="Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
+        str | None, option("Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")
-    ] = None
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None
-    nvme_path: Annotated[str | None, typer.Option(help="Folder whose free disk space counts.")] = None
+    model: Annotated[str | None, option("Also check buffers and memory for this model (Hub ID or local folder).")] = (
+        None
+    )
+    gpus: Annotated[int | None, option("GPUs (processes) on each machine.", min=1)] = None
+    nvme_path: Annotated[str | None, option("Folder whose free disk space counts.")] = None
     fail_on: Annotated[
-        str,
-        typer.Option("--fail-on", metavar="error|warning|hint", help="Lowest severity that makes the exit code 1."),
+        str, option("Lowest severity that makes the exit code 1.", "--fail-on", metavar="error|warning|hint")
     ] = "error"
-    output_format: Annotated[
-        str | None, typer.Option("--output-format", metavar="text|json|sarif", help="Output format.")
-    ] = None
+    output_format: Annotated[str | None, option("Output format.", "--output-format", metavar="text|json|sarif")] = None
     as_json: Json = False
 
 
@@ -83,10 +80,9 @@ def check(
 
 
 def check_files(files: list[str], options: CheckOptions) -> int:
-    """Prints every problem of every file. Returns 1 if one has the severity of `--fail-on` or a worse one, else 0.
+    """Prints the problems of the files. Returns 1 if one has at least the severity of `--fail-on`, else 0.
 
-    Of several files those of a kind that memkit does not check are hints. Where one cannot be read, the others are
-    checked and printed first."""
+    Files of kinds that memkit does not check are hints, unless all are. Unreadable files are reported last."""
     from hf_memkit.catalog.models import refuse_absent
     from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
@@ -112,6 +108,7 @@ def check_files(files: list[str], options: CheckOptions) -> int:
         raise InputError("\n".join([*(f"{path}: {other}" for path, other in others.items()), *unreadable]))
     arguments = None if options.args is None else read(options.args)
     described = any((options.gpu, options.gpu_memory, options.ram))
+    facts = None
     if options.model is not None:
         refuse_absent(options.model)
     machine = options.machine(nvme_path) if described or options.model or nvme_path else None
@@ -119,7 +116,10 @@ def check_files(files: list[str], options: CheckOptions) -> int:
         machine = replace(machine, memlock_bytes=None)  # this machine's limit for locked memory
     if machine is not None and machine.gpu is None and not described and not nvme_path:
         machine = None  # a laptop or a CI runner: the job will run elsewhere
-    facts = _facts(options.model)
+    if options.model is not None:
+        from hf_memkit.catalog.models import describe, hub_reachable
+
+        facts = describe(options.model, use_hub=hub_reachable(), use_built_in=True)
     problems = [
         problem
         for file in read_files
@@ -147,14 +147,9 @@ def _refuse_other(option: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _problems(
-    file: File,
-    arguments: File | None,
-    model: ModelFacts | None,
-    machine: Machine | None,
-    gpus: int | None,
-    *,
+    file: File, arguments: File | None, model: ModelFacts | None, machine: Machine | None, gpus: int | None, *,
     here: bool,
-) -> list[Problem]:
+) -> list[Problem]:  # fmt: skip
     from hf_memkit.checks import Problem, not_checked, read_subject
     from hf_memkit.checks import check as apply_rules
 
@@ -167,7 +162,7 @@ def _problems(
 
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
-    """All mistakes of a recipe; if its file has none, of each variant's setup for the recipe's GPU on `machine`."""
+    """The problems of a recipe's file; if it has none, those of each variant's setup for the recipe's GPU."""
     from hf_memkit.catalog.hardware import this_machine
     from hf_memkit.checks import Problem, Subject
     from hf_memkit.checks import check as apply_rules
@@ -180,21 +175,21 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
         recipe = read_recipe(file.path)
     except RecipeError as error:
         return [_read_line(file, line) for line in error.problems]
-    found, here = list[Problem](), machine or this_machine()
+    problems, here = list[Problem](), machine or this_machine()
     for variant in recipe.variants:
         try:
             setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
         except InputError as error:
             key, fix = f"variants.{variant}", "list variants and values with `memkit recipe`"
-            found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
+            problems.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
         subject = Subject.of_setup(setup)
         subject = subject if machine else replace(subject, machine=None)
-        found += [
+        problems += [
             replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
             for problem in apply_rules(subject)
         ]
-    return found
+    return problems
 
 
 def _read_line(file: File, line: str) -> Problem:
@@ -212,14 +207,6 @@ def _read_line(file: File, line: str) -> Problem:
     elif what.startswith("unknown key"):
         fix = "rename or delete the key"
     return Problem("recipe", "error", str(file.path), key, value, what, fix)
-
-
-def _facts(name: str | None) -> ModelFacts | None:
-    if name is None:
-        return None
-    from hf_memkit.catalog.models import describe, hub_reachable
-
-    return describe(name, use_hub=hub_reachable(), use_built_in=True)
 
 
 def _print(problems: list[Problem], files: list[str]) -> None:

@@ -1,11 +1,11 @@
-"""`memkit doctor`: checks this machine, one line for each check, and prints a fix for whatever is missing."""
+"""`memkit doctor`: checks this machine, one line for each check, and prints fixes for what is missing."""
 
 from __future__ import annotations
 
 import json
 from typing import Annotated
 
-import typer
+from hf_memkit.cli.options import Json, option
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -19,11 +19,11 @@ _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 def doctor(
     nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk: test it and measure its speed (some seconds).")
+        str | None, option("Folder on a fast disk: test it and measure its speed (some seconds).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
-    """Check this machine and print fixes for whatever is missing."""
+    """Check this machine and print fixes for what is missing."""
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")

@@ -1,4 +1,4 @@
-"""`memkit ds`: lists the DeepSpeed presets, shows one, copies it sized for a model and a machine, checks any JSON."""
+"""`memkit ds`: lists, shows and copies DeepSpeed presets, sized for a model and a machine, and checks any JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.options import Json, SizingOptions, option, with_options
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.setup.request import Request
 
@@ -55,10 +55,7 @@ def list_presets(as_json: Json = False) -> int:
 )
 @with_options
 def show(
-    name: Annotated[str, typer.Argument(help="A preset's name.")],
-    *,
-    options: SizingOptions,
-    as_json: Json = False,
+    name: Annotated[str, typer.Argument(help="A preset's name.")], *, options: SizingOptions, as_json: Json = False
 ) -> int:
     from hf_memkit.deepspeed.presets import preset_index
     from hf_memkit.recipes.resolve import resolve
@@ -68,17 +65,15 @@ def show(
     if as_json:
         print_json({**info.to_json(), **_to_json(setup)})
         return 0
-    say(f"{info.name}: {info.summary}")
-    say(f"For: {info.audience}")
-    say(f"Saves: {info.saves}")
-    say(f"Costs: {info.costs}")
     needs = [f"{info.gpus} GPUs or more"] if info.gpus > 1 else []
     needs += [f"deepspeed{info.deepspeed}"] if info.deepspeed else []
-    needs += [*info.packages]
-    if needs:
-        say(f"Needs: {', '.join(needs)}")
-    if info.not_on_cpu:
-        say(f"Needs a GPU: {info.not_on_cpu}")
+    rows = {
+        info.name: info.summary, "For": info.audience, "Saves": info.saves, "Costs": info.costs,
+        "Needs": ", ".join([*needs, *info.packages]), "Needs a GPU": info.not_on_cpu,
+    }  # fmt: skip
+    for label, value in rows.items():
+        if value:
+            say(f"{label}: {value}")
     _print_sizes(setup)
     print_json(setup["deepspeed.config"])
     return 0
@@ -95,12 +90,14 @@ def copy(
     ] = None,
     *,
     options: SizingOptions,
-    accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
+    accelerate: Annotated[bool, option("Also write an accelerate launch config.", "--accelerate")] = False,
+    overwrite: Annotated[bool, option("Overwrite existing files.", "--overwrite")] = False,
     as_json: Json = False,
 ) -> int:
+    import yaml
+
     from hf_memkit.common.user_files import refuse_existing, user_path, write_text
-    from hf_memkit.deepspeed.presets import refuse_other_deepspeed
+    from hf_memkit.deepspeed.presets import accelerate_config, refuse_other_deepspeed
     from hf_memkit.recipes.resolve import resolve
 
     setup = resolve(Request(deepspeed=name, **vars(options)))[0]
@@ -113,7 +110,9 @@ def copy(
         refuse_existing(file, overwrite=overwrite)
     write_text(target, json.dumps(setup["deepspeed.config"], indent=2) + "\n", overwrite=overwrite)
     if accelerate:
-        write_text(launch, _launch_config(target, setup), overwrite=overwrite)
+        job, stage = setup.resolved_for, int(setup.zero.get("stage", 0))
+        content = accelerate_config(str(target), stage=stage, gpus=job.gpus, nodes=job.nodes)
+        write_text(launch, yaml.safe_dump(content, sort_keys=False), overwrite=overwrite)
     if as_json:
         print_json({"files": [str(file) for file in files], **_to_json(setup)})
         return 0
@@ -164,13 +163,3 @@ def _print_sizes(setup: Setup) -> None:
         blocks.append(Lines(["Not included: activations, the loss, and the processes themselves."]))
     blocks.append(Lines([f"Note: {note}" for note in setup.notes]))
     show_blocks([*blocks, Lines([f"PROBLEM: {problem}" for problem in setup.problems], "warning")])
-
-
-def _launch_config(target: Path, setup: Setup) -> str:
-    import yaml
-
-    from hf_memkit.deepspeed.presets import accelerate_config
-
-    job, stage = setup.resolved_for, int(setup.zero.get("stage", 0))
-    content = accelerate_config(str(target), stage=stage, gpus=job.gpus, nodes=job.nodes)
-    return yaml.safe_dump(content, sort_keys=False)

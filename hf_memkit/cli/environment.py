@@ -1,4 +1,4 @@
-"""Which Python's libraries memkit goes by: the user's, whether memkit is installed there or not.
+"""Runs memkit with the libraries of the Python that trains, also if memkit is not installed there.
 
 ```
 --python, else the active environment, else memkit's own ──> this process becomes the same command there (boot.py)
@@ -22,17 +22,17 @@ from hf_memkit.common import boot
 from hf_memkit.common.errors import InputError
 
 command_line: list[str] = []
-"""What this process was started with, if it is a command line; set by `main_and_exit`."""
+"""Arguments of this process if it is a command line; set by `main_and_exit`."""
 
 _ACTIVE: Final = ("VIRTUAL_ENV", "CONDA_PREFIX")
 _TRAINS: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('transformers') is None)"
 _LIMIT_S: Final = 60.0
 
 
-def _go_there(context: typer.Context, python: str | None) -> None:
-    """This process becomes the same command in the environment that trains, unless it is there."""
+def _switch_python(context: typer.Context, python: str | None) -> None:
+    """Continues in the environment that trains, unless this process already runs there."""
     if not boot.is_booted and (command_line or python):
-        # `OTHER/bin/python -m hf_memkit` names the Python itself.
+        # `OTHER/bin/python -m hf_memkit` already chooses the Python.
         named = getattr(sys.modules["__main__"], "__spec__", None) is not None
         there = python_of(python) if python is not None else None if named else _active()
         if there is not None and not _is_this(there):
@@ -52,7 +52,7 @@ def _become(there: Path, which: str) -> None:
         raise InputError(f"--python {there}: only on the command line. Call memkit's functions with that Python.")
     print(f"memkit: with the libraries of {there} ({which})", file=sys.stderr, flush=True)
     os.environ[boot.PLACE] = boot.place_of(typer.__file__)
-    # As where it is active: the launchers of commands are found there.
+    # As in an active environment, so that launchers are found.
     os.environ["PATH"] = os.pathsep.join([str(there.parent), os.environ.get("PATH", os.defpath)])
     try:
         os.execv(there, boot.command(*command_line, python=str(there)))
@@ -78,7 +78,7 @@ def _trains(python: Path) -> bool:
     folder = python.parent.parent
     if any(folder.glob("lib/python3*/site-packages/transformers/__init__.py")):
         return True
-    try:  # it may be installed from a checkout, or stand in the environment that this one extends
+    try:  # it may be installed from a checkout, or in an environment that this one extends
         return subprocess.run([python, "-c", _TRAINS], capture_output=True, timeout=_LIMIT_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
@@ -87,29 +87,25 @@ def _trains(python: Path) -> bool:
 _Python = Annotated[
     str | None,
     typer.Option(
-        metavar="PATH", is_eager=True, expose_value=False, callback=_go_there, rich_help_panel=MORE,
+        metavar="PATH", is_eager=True, expose_value=False, callback=_switch_python, rich_help_panel=MORE,
         help="Python of the environment that trains. Default: the active environment's, else memkit's own.",
     ),
 ]  # fmt: skip
 
 
 def _verb(python: _Python = None) -> None:
-    """Whose option each verb gets, as typer makes it."""
-
-
-def _option() -> Any:
-    app = typer.Typer(add_completion=False)
-    app.command()(_verb)
-    command: Any = typer.main.get_command(app)
-    return next(each for each in command.params if each.name == "python")
+    """Has the option `--python`, which `InEnvironment` copies."""
 
 
 class InEnvironment(TyperCommand):
-    """A verb that goes by installed libraries: it has the option `--python`, and runs in that environment."""
+    """A verb that needs installed libraries: it has the option `--python` and runs in that environment."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.params.append(_option())
+        app = typer.Typer(add_completion=False)
+        app.command()(_verb)
+        command: Any = typer.main.get_command(app)
+        self.params.append(next(each for each in command.params if each.name == "python"))
 
 
 class Trains(InEnvironment):

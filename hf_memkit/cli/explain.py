@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hf_memkit.cli.options import Json, option
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError
 
@@ -43,10 +44,9 @@ def explain(
         ),
     ] = None,
     args: Annotated[
-        str | None,
-        typer.Option("--args", metavar="FILE", help="The job's arguments (YAML or JSON), which the advice uses."),
+        str | None, option("The job's arguments (YAML or JSON), which the advice uses.", "--args", metavar="FILE")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Explains an out-of-memory error and lists the changes that save most."""
     from rich.console import Console
@@ -56,13 +56,13 @@ def explain(
     from hf_memkit.measuring.out_of_memory.message import printable
 
     arguments, notes = _arguments(args) if args is not None else (None, [])
-    explanations, instead = _explanations(source, arguments)
+    explanations, empty = _explanations(source, arguments)
     for note in notes:
         print(f"memkit: {printable(note, 400)}", file=sys.stderr)
     if as_json:
         print_json([explanation.to_json() for explanation in explanations])
-    elif instead is not None:
-        print(instead)
+    elif empty is not None:
+        print(empty)
     else:
         first, *others = explanations
         answer = first.answer()
@@ -71,16 +71,12 @@ def explain(
             answer = answer.then(Lines(["Other ranks (--json has the details):"]), Lines(headlines, "command"))
         width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
         show(answer, console=Console(width=width, highlight=False))
-    return 0 if any(explanation.found is not None for explanation in explanations) else 1
+    return 0 if any(explanation.verdict is not None for explanation in explanations) else 1
 
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
-    """What the user's file of arguments holds, with the DeepSpeed config that it names, and a line for each part that
-    is ignored. A file of another tool stops nothing: its log is explained all the same.
-
-    Raises:
-        InputError: there is no such file.
-    """
+    """(the arguments in the user's file, with the DeepSpeed config that it names; a line for each part that is
+    ignored). Another tool's file is no error. Raises InputError if there is no such file."""
     from hf_memkit.catalog.argument_values import check_values, misspelt
     from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.catalog.library_versions import current_name
@@ -106,21 +102,19 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []
-    found, ignored = check_values(file.content)
-    ignored += [f"{name}: did you mean {' or '.join(near)}?" for name in found if (near := misspelt(str(name)))]
+    checked, ignored = check_values(file.content)
+    ignored += [f"{name}: did you mean {' or '.join(near)}?" for name in checked if (near := misspelt(str(name)))]
     ignored += [f"{name}: appears twice, the last is used" for name in file.duplicates]
-    # What has not its field's type may be another tool's: `bf16: auto`.
-    values = {name: value for name, value in file.content.items() if current_name(str(name)) not in found} | found
+    # A value of another type may be another tool's: `bf16: auto`.
+    values = {name: value for name, value in file.content.items() if current_name(str(name)) not in checked} | checked
     try:
         config = deepspeed_of(file)
         values |= {"deepspeed": config.content} if config is not None else {}
     except InputError as error:
         ignored.append(f"deepspeed: {error}")
+    notes = [] if file.refusal else former_lines(str(file.path), file.content)
     if not file.refusal:
-        notes = former_lines(str(file.path), file.content)
         ignored = [line for line in ignored if line.partition(":")[0] not in former_arguments(file.content)]
-    else:
-        notes = []
     if ignored or file.other:
         whose = f"{file.other.kind}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
         notes.append(": ".join([str(file.path), whose, *(["; ".join(ignored[:_LISTED])] if ignored else [])]))
@@ -132,7 +126,7 @@ _LISTED = 5
 
 
 def _with_model(values: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with the sizes of a model that is in a folder here: by them a request is known as its logits."""
+    """The arguments with the sizes of a model in a local folder, by which an allocation is recognised as logits."""
     from hf_memkit.measuring.out_of_memory.other_names import job_of
 
     name = job_of(values).argument("model_name_or_path")
@@ -148,7 +142,7 @@ def _with_model(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tuple[list[Explanation], str | None]:
-    """The explanations; and what to print instead if there is nothing to explain."""
+    """(the explanations, what to print if there is nothing to explain)."""
     if source is None or source == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError(f"no log on standard input. {_HOW}")
@@ -188,21 +182,20 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     from hf_memkit.measuring.report.load import load_run
     from hf_memkit.measuring.report.sanitize import text
 
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     run = load_run(folder)
     for rank in run.ranks:
         error = rank.end.get("error") if rank.end is not None else None
         if rank.ooms:
-            found.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": list(rank.modules)}))
+            explanations.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": list(rank.modules)}))
         elif rank.ending.kind == "killed":
             last = rank.steps[-1] if rank.steps else {}
             in_ram = rank.ending.cause == "host memory"
-            found.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
+            explanations.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
-            found.append(explain_oom(str(error)))
-    told = [explanation for explanation in found if explanation.found is not None]
-    if told:
-        return told, None
+            explanations.append(explain_oom(str(error)))
+    if known := [explanation for explanation in explanations if explanation.verdict is not None]:
+        return known, None
     name = text(folder)
-    instead = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
-    return [Explanation(None)], f"{instead}\nFor its memory use, type: memkit report {shlex.quote(name)}"
+    none = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
+    return [Explanation(None)], f"{none}\nFor its memory use, type: memkit report {shlex.quote(name)}"

@@ -1,8 +1,7 @@
-"""`memkit`: puts the verbs together, and turns errors into one line each and an exit code."""
+"""The `memkit` command: its verbs; errors become one line each and an exit code."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 from types import ModuleType
@@ -14,12 +13,12 @@ from typer.core import TyperCommand
 from hf_memkit._version import __version__
 from hf_memkit.catalog.environments import missing_here
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
-from hf_memkit.cli.quiet import quiet_libraries
+from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.common import boot
 from hf_memkit.common.errors import MemkitError, did_you_mean
 from hf_memkit.run.script import ScriptRun
 
-# click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.
+# click's UsageError through a public name of typer: some versions of typer contain click, others depend on it.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _INSTEAD: Final = {
@@ -31,7 +30,7 @@ _INSTEAD: Final = {
     ("memkit plan", "--…"): "write the script's arguments after --",
     ("memkit run", "--…"): "write the script's arguments after --",
 }
-"""Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
+"""(verb, option that it does not have) → what to write; `--…` is any other option."""
 
 app = typer.Typer(
     name="memkit",
@@ -79,20 +78,20 @@ def _memkit(
     local_rank: int | None = typer.Option(None, "--local_rank", hidden=True),
     local_rank_of_torch: int | None = typer.Option(None, "--local-rank", hidden=True),
 ) -> None:
-    context.obj = dict(os.environ)  # as the user has it, for a script that is predicted
-    # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.
+    context.obj = dict(os.environ)  # the user's own variables, for a script that is predicted
+    # `doctor` shows the libraries' own messages, and in `run` they belong to the script.
     if context.invoked_subcommand not in ("doctor", "run"):
         quiet_libraries()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code; what a script of `memkit run` raises comes through."""
+    """Runs the command line and returns its exit code; raises the errors of a script of `memkit run`."""
     excepthook = sys.excepthook
     try:
         try:
             result = app(args=arguments, prog_name="memkit", standalone_mode=False)
         finally:
-            sys.excepthook = excepthook  # which Typer replaces
+            sys.excepthook = excepthook  # Typer replaces it
         if isinstance(result, ScriptRun):
             result.prepare()
     except MemkitError as error:
@@ -102,52 +101,45 @@ def main(arguments: list[str] | None = None) -> int:
             print(note, file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
-        # Without a command typer has printed the help already, and its error has no text.
-        if said := error.format_message().rstrip("."):
+        # Without a command, typer has printed the help, and its error has no text.
+        if message := error.format_message().rstrip("."):
             asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
-            # What has no class of its own is a word too many.
+            # An error without a subclass is a surplus word.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            any_other = _INSTEAD.get((asked, "--…"), "") if said.startswith("No such option") else ""
-            if asked == "memkit predict" and not _names_a_script(arguments):
-                any_other = ""
+            any_other = _INSTEAD.get((asked, "--…"), "") if message.startswith("No such option") else ""
+            words = sys.argv[1:] if arguments is None else arguments
+            if asked == "memkit predict" and not any(word.endswith(".py") or word == "-m" for word in words):
+                any_other = ""  # without a script there are no arguments after --
             instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             if instead:
                 near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
                 instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
-                said = said.partition(" (Possible")[0] + instead
-            print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
+                message = message.partition(" (Possible")[0] + instead
+            print(f"memkit: error: {message} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if not (said := boot.missing(error.name) or missing_here()):
+        if not (message := boot.missing(error.name) or missing_here()):
             raise
-        print(f"memkit: error: {said}", file=sys.stderr)
+        print(f"memkit: error: {message}", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         print("memkit: interrupted", file=sys.stderr)  # a recipe has its own line, with --resume
         return 1
     if isinstance(result, ScriptRun):
-        result.run()  # not within `try`: its errors are its own
+        result.run()  # outside `try`: its errors are the script's
     return result if isinstance(result, int) else 0
 
 
-def _names_a_script(arguments: list[str] | None) -> bool:
-    words = sys.argv[1:] if arguments is None else arguments
-    return any(word.endswith(".py") or word == "-m" for word in words)
-
-
 def _verb(arguments: list[str] | None) -> str:
-    """`"memkit predict"`: for an error of the parser, which knows no more than the option."""
-    words = itertools.takewhile(
-        lambda word: not word.startswith("-"), sys.argv[1:] if arguments is None else arguments
-    )
+    """The verb of the command line, such as `"memkit predict"`, for an error of the parser without a context."""
     command: Any = typer.main.get_command(app)
-    found = ["memkit"]
-    for word in words:
+    path = ["memkit"]
+    for word in sys.argv[1:] if arguments is None else arguments:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
             break
-        found.append(word)
-    return " ".join(found)
+        path.append(word)
+    return " ".join(path)
 
 
 def main_and_exit() -> NoReturn:

@@ -1,4 +1,4 @@
-"""Options that several verbs have, each with its help; and what they do to the terminal."""
+"""Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
 
 MORE: Final = "More options"
-"""Heading of what few people need, below the others in a verb's help."""
-
-Nodes = Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)]
-NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for ZeRO-Infinity.", rich_help_panel=MORE)]
-Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+"""Heading of rarely needed options, the last in a verb's help."""
 
 RUNS: Final = "Runs of a recipe"
-"""Heading of what `memkit recipe` has, and `memkit run` of a recipe's folder."""
+"""Heading of the options of `memkit recipe`, and of `memkit run` for a recipe's folder."""
+
+
+def option(text: str, *flags: str, **details: Any) -> Any:
+    """`typer.Option` with this help text."""
+    return typer.Option(*flags, help=text, **details)
+
+
+more = functools.partial(option, rich_help_panel=MORE)
+runs = functools.partial(option, rich_help_panel=RUNS)
+
+Nodes = Annotated[int, more("Machines.", min=1)]
+NvmePath = Annotated[str | None, more("Folder on a fast disk, for ZeRO-Infinity.")]
+Short = Annotated[bool, option("One screen: the verdict and what to change.", "--short")]
+Json = Annotated[bool, option("Print JSON.", "--json")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The machine in question, where it is not this one."""
+    """A described machine; by default this one."""
 
     gpu: Annotated[
-        str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
+        str | None, option("GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
     ] = None
-    gpu_memory: Annotated[
-        str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
-    ] = None
-    ram: Annotated[
-        str | None,
-        typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE),
-    ] = None
+    gpu_memory: Annotated[str | None, more("Any GPU of this size with bf16, such as 16GB.")] = None
+    ram: Annotated[str | None, more("RAM of the machine, such as 64GB. Default: this machine's.")] = None
 
     def machine(self, nvme_path: str | None = None) -> Machine:
         from hf_memkit.catalog.hardware import described_machine
@@ -49,18 +53,16 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SizingOptions(MachineOptions):
-    """The model and the machines that a preset is computed for."""
+    """The model and the machines for which a preset is computed."""
 
-    model: Annotated[
-        str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")
-    ] = None
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs on each machine.")] = 1
+    model: Annotated[str | None, option("Hub ID or local folder: compute sizes and bytes for this model.")] = None
+    gpus: Annotated[int, option("GPUs on each machine.", min=1)] = 1
     nodes: Nodes = 1
     nvme_path: NvmePath = None
 
 
 def flags_given(options: Any, *names: str) -> list[str]:
-    """The flags of those of a dataclass's options, or of `names`, that differ from their defaults."""
+    """The flags of options that differ from their defaults. `names`: fields to look at; none means all."""
     return [
         _FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
         for field in fields(options)
@@ -106,7 +108,7 @@ def tell(line: str) -> None:
 
 
 def show_what_can_be_shown() -> None:
-    """A terminal that cannot show a bar gets a question mark, not an error."""
+    """Prints `?` for characters that the terminal cannot show."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`memkit plan`: the fastest setup of a training that fits a GPU, and what each GPU would make of it."""
+"""`memkit plan`: the fastest setup of a training that fits a GPU, or the best GPU for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from hf_memkit.cli.options import show_what_can_be_shown, tell, with_options
-from hf_memkit.cli.plan_options import PlanOptions, read_prices
+from hf_memkit.cli.plan_options import PlanOptions, read_host, read_prices
 from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hf_memkit.common.user_script import UserScript
     from hf_memkit.plan.judgement import Judgement
     from hf_memkit.plan.make_plan import PlanRequest
-    from hf_memkit.plan.measured_steps import Verified
     from hf_memkit.plan.plan import Plan
+    from hf_memkit.plan.verify import Verified
     from hf_memkit.setup.setup import Setup
 
 
@@ -49,13 +49,12 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 NOT_FINISHED: Final = 3
-"""Exit code: the search was stopped before it found a setup. 1 would say that none fits."""
+"""Exit code: the search was stopped before it found a setup. 1 means that none fits."""
 
 
 @with_options
 def plan(context: typer.Context, *, options: PlanOptions) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
-    from hf_memkit.cli.plan_host import read_host
     from hf_memkit.common.answer.document import check_file
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
@@ -92,16 +91,14 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     script = launched.script if launched is not None else None
     plans = _planned(script, setups, machines, request, trust_remote_code=options.trust_remote_code)
     if plans is None:
-        return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
+        return 130  # a shell's code after Ctrl-C: 1 means that nothing fits
     if launched is not None:
         starts = launched if launched.is_launcher else None
         typed = {"front_end": launched.front_end, "typed": launched.typed}
         plans = tuple(replace(each, launched=starts, **typed) for each in plans)  # type: ignore[arg-type]
     ran: tuple[Verified, ...] = ()
     if options.verify and launched is not None:
-        from hf_memkit.cli.plan_here import verified
-
-        only, ran = verified(plans[0], launched.script, launched.environment)
+        only, ran = _verified(plans[0], launched.script, launched.environment)
         plans = (only,)
     verdicts = {each.verdict for each in plans}
     fits = "fits" in verdicts
@@ -127,14 +124,10 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
 
 
 def _planned(
-    script: UserScript | None,
-    setups: Sequence[Setup],
-    machines: Sequence[Machine],
-    request: PlanRequest,
-    *,
+    script: UserScript | None, setups: Sequence[Setup], machines: Sequence[Machine], request: PlanRequest, *,
     trust_remote_code: bool,
-) -> tuple[Plan, ...] | None:
-    """A plan for each machine; None: Ctrl-C came before anything was judged."""
+) -> tuple[Plan, ...] | None:  # fmt: skip
+    """A plan for each machine; None if Ctrl-C came before any setup was traced."""
     from hf_memkit.cli.predict_script import ended_by_signals
     from hf_memkit.plan.make_plan import plan_gpus, plan_setup
     from hf_memkit.prediction.running_scripts import name_of
@@ -165,49 +158,69 @@ def _planned(
 
 
 class _Progress:
-    """Tells of each setup that is judged, on standard error, a line each: what the script draws or asks stays."""
+    """Prints a line to standard error for each judged setup, which leaves the script's own output as it is."""
 
     def __init__(self, machines: Sequence[Machine]) -> None:
         several = len(machines) > 1
         self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
         self._count, self._began = 0, time.monotonic()
 
-    def __call__(self, judged: Judgement) -> None:
+    def __call__(self, judgement: Judgement) -> None:
         from hf_memkit.common.units import format_gib
 
         self._count += 1
-        found = judged.prediction
-        gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
-        step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
-        verdict = found.verdict if found is not None and not judged.is_other else "does not fit"
+        prediction = judgement.prediction
+        gpu = self._gpus.get(prediction.capacity_bytes or 0) if prediction is not None else None
+        step = f", {judgement.seconds:.3g} s a step" if judgement.is_priced and judgement.seconds else ""
+        verdict = prediction.verdict if prediction is not None and not judgement.is_other else "does not fit"
         fits = f"{verdict}{f' {gpu}' if gpu else ''}"
-        said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
-        if judged.lacks_host:
-            said += f": {judged.why.partition('; on the GPU')[0]}"
+        result = f"{format_gib(judgement.needs_bytes)}{step}: {fits}" if prediction is not None else judgement.why
+        if judgement.lacks_host:
+            result += f": {judgement.why.partition('; on the GPU')[0]}"
         since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
-        tell(f"{since}: {judged.candidate.name}: {said}")
+        tell(f"{since}: {judgement.candidate.name}: {result}")
+
+
+def _verified(
+    plan: Plan, script: UserScript, environment: Mapping[str, str] | None
+) -> tuple[Plan, tuple[Verified, ...]]:
+    """Runs the proposed setups (`verify`) and prints failures; Ctrl-C ends the run and keeps the results so far."""
+    from hf_memkit.cli.predict_script import ended_by_signals
+    from hf_memkit.plan.verify import verify
+
+    results: list[Verified] = []
+
+    def done(each: Verified) -> None:
+        results.append(each)
+        if not each.passed:
+            tell(f"{each.judgement.candidate.name}: {each.failed}")
+
+    try:
+        with ended_by_signals():
+            plan, _ = verify(plan, script, environment=environment, on_start=tell, on_end=done)
+    except KeyboardInterrupt:
+        tell("stopped; no process of the script is left")
+    if plan.proposed is not None and not any(each.passed for each in results):
+        tell(f"not verified: {plan.proposed.candidate.name}, now the best setup")
+    return plan, tuple(results)
 
 
 def _show(
-    plans: Sequence[Plan],
-    prices: Mapping[str, float],
-    script: UserScript | None,
-    files: Sequence[str],
-    options: PlanOptions,
-    ran: Sequence[Verified],
-) -> None:
+    plans: Sequence[Plan], prices: Mapping[str, float], script: UserScript | None, files: Sequence[str],
+    options: PlanOptions, ran: Sequence[Verified],
+) -> None:  # fmt: skip
     if options.as_json:
-        from hf_memkit.plan.as_json import plans_json
+        from hf_memkit.plan.answer import plans_json
         from hf_memkit.plan.pasted import pasted
 
-        found = plans_json(plans, prices)
+        content = plans_json(plans, prices)
         request = None
         if script is not None:
             request = {
                 "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
             }  # fmt: skip
         if options.gpus_to_compare is not None:
-            print_json({"request": request, "gpus": found, "files": list(files)})
+            print_json({"request": request, "gpus": content, "files": list(files)})
             return
         best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
         to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
@@ -218,7 +231,7 @@ def _show(
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }
-        print_json({"request": request, **found[0], **beside})
+        print_json({"request": request, **content[0], **beside})
         return
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.plan.answer import plan_answer

@@ -1,19 +1,19 @@
-"""Options of `memkit plan`: what they mean together, and those that are read here."""
+"""Options of `memkit plan`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Final
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
-from hf_memkit.cli.options import MORE, NvmePath, flags_given
+from hf_memkit.catalog.host_rates import GivenHost
+from hf_memkit.cli.options import NvmePath, flags_given, more, option
 from hf_memkit.cli.training_options import SubjectOptions, TrainingOptions
 from hf_memkit.common.errors import InputError, did_you_mean
-from hf_memkit.common.units import MIB
+from hf_memkit.common.units import GB, MIB, parse_rate
+from hf_memkit.common.user_files import user_path
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES
 
 if TYPE_CHECKING:
@@ -24,56 +24,48 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(TrainingOptions):
     gpus_to_compare: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs. --limit is for each of them."),
+        str | None, option("Instead of --gpu: rank these GPUs. --limit is for each of them.", metavar="NAME,NAME…")
     ] = None
     price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
+        list[str] | None, option("Price of one such GPU an hour, in any currency.", metavar="NAME=NUMBER,…")
     ] = None
     sequences_per_step: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
+        int | None, option("Sequences an optimizer step on all GPUs. Default: the script's.", metavar="N", min=1)
     ] = None
     host: Annotated[
         list[str] | None,
-        typer.Option(
+        more(
+            "The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
             metavar="NAME=VALUE,…",
-            help="The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
-            rich_help_panel=MORE,
         ),
     ] = None
     nvme_path: NvmePath = None
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.",
+        option(
+            "Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.", metavar="NAME"
         ),
     ] = None
     limit: Annotated[
         float | None,
-        typer.Option(
+        more(
+            "Time to search for each GPU, after the script's start. Default: "
+            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
             metavar="SECONDS",
             min=0,
-            help="Time to search for each GPU, after the script's start. Default: "
-            f"{LIMIT_S:.0f}, or up to {MOST_TIMES * LIMIT_S:.0f} while nothing fits or improvements are large.",
-            rich_help_panel=MORE,
         ),
     ] = None
-    write: Annotated[str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")] = (
-        None
-    )
+    write: Annotated[str | None, option("Write the setup, for memkit run --plan FILE.", metavar="FILE")] = None
     verify: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
             "--verify",
-            help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
         ),
     ] = False
 
     def refuse_other_subjects(self) -> None:
-        """Refuses no training at all, two of them, and options that contradict the training."""
+        """Refuses a missing training, two trainings, and options that contradict the training."""
         if self.script is not None and self.script.startswith("-"):
             raise InputError(
                 f"{self.script}: no script before --. Write memkit plan train.py -- {self.script}; with --model, "
@@ -94,7 +86,7 @@ class PlanOptions(TrainingOptions):
             raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
     def refuse_contradictions(self, gpus: int) -> None:
-        """Refuses options that contradict one another, or mean nothing, with a line each."""
+        """Refuses options that contradict one another or have no effect, with a line each."""
         from hf_memkit.catalog.optimizers import OPTIMIZERS
         from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
 
@@ -123,7 +115,7 @@ class PlanOptions(TrainingOptions):
             raise InputError("\n".join(wrong))
 
     def machines(self) -> tuple[Machine, ...]:
-        """The machine in question, or several: one with each GPU."""
+        """The machine that trains; with `--gpus-to-compare` a machine with each of these GPUs."""
         if self.gpus_to_compare is None:
             machine = self.machine()
             if machine.gpu is None:
@@ -147,11 +139,11 @@ class PlanOptions(TrainingOptions):
                 wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
             machines[machine.gpu.name] = machine
         if wrong:
-            raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram is of each of them
+            raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram repeats for each GPU
         return tuple(machines.values())
 
     def setups(self, machines: Sequence[Machine], gpus: int) -> list[Setup]:
-        """What a model with a batch, or a recipe, comes to on each machine."""
+        """The setup of a model or a recipe for each machine."""
         from hf_memkit.recipes.resolve import resolve
         from hf_memkit.setup.request import Request
 
@@ -172,11 +164,11 @@ class PlanOptions(TrainingOptions):
 
 
 def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
-    """`["L4=0.71,T4=0.35"]` → price of one GPU an hour, by the GPU's name; `gpus`: those in question. The InputError
-    has a line for each mistake."""
+    """Reads values such as `"L4=0.71,T4=0.35"`: GPU → price per hour. The InputError has a line for each mistake.
+    `gpus`: those that are planned."""
     from hf_memkit.catalog.hardware import described_gpu
 
-    found: dict[str, float] = {}
+    prices: dict[str, float] = {}
     wrong = []
     for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
         name, equals, number = (part.strip() for part in each.partition("="))
@@ -198,10 +190,53 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
         assert gpu is not None
         if gpu.name not in gpus:
             wrong.append(f"--price {each}: no plan for {gpu.name}; GPUs in this plan: {', '.join(gpus)}")
-        elif gpu.name in found:
+        elif gpu.name in prices:
             wrong.append(f"--price {each}: {gpu.name} has two prices; omit one")
         else:
-            found[gpu.name] = value
+            prices[gpu.name] = value
     if wrong:
         raise InputError("\n".join(wrong))
-    return found
+    return prices
+
+
+_RATES: Final = {
+    "ram-bandwidth": "ram_gb_per_s",
+    "nvme-read": "nvme_read_gb_per_s",
+    "nvme-write": "nvme_write_gb_per_s",
+    "pcie": "pcie_gb_per_s",
+}
+_CORES: Final = "cores"
+
+
+def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
+    """Reads values such as `"cores=32,nvme-read=6GB/s"`; the InputError has a line for each mistake."""
+    cores: int | None = None
+    rates: dict[str, float] = {}
+    seen: set[str] = set()
+    wrong = []
+    for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
+        name, equals, value = (part.strip() for part in each.partition("="))
+        if name not in (names := (_CORES, *_RATES)):
+            near = did_you_mean(name, names) or f"; write one of {', '.join(names)}"
+            wrong.append(f"--host {each}: unknown name{near}")
+        elif name in seen:
+            wrong.append(f"--host {each}: {name} given twice; omit one")
+        elif name == _CORES and not (value.isascii() and value.isdigit() and int(value)):
+            wrong.append(f"--host {each}: write a whole number of cores: cores=32")
+        elif name == _CORES:
+            cores = int(value)
+        elif not equals or not value:
+            wrong.append(f"--host {each}: write NAME=RATE, such as {name}=6GB/s")
+        else:
+            try:
+                rates[_RATES[name]] = parse_rate(value) / GB
+            except InputError as error:
+                wrong.append(f"--host {name}: {error}")
+        seen.add(name)
+    if nvme_path is not None and not nvme_path.strip():
+        wrong.append("--nvme-path: empty; give a folder on a fast disk")
+    elif nvme_path is not None and user_path(nvme_path).exists() and not user_path(nvme_path).is_dir():
+        wrong.append(f"--nvme-path {nvme_path}: a file; give a folder")
+    if wrong:
+        raise InputError("\n".join(wrong))
+    return GivenHost(cores, nvme_path=nvme_path, **rates)

@@ -1,16 +1,16 @@
-"""`memkit predict`: what a training will need, by phase and category, and whether it fits a GPU."""
+"""`memkit predict`: the memory of a training by phase and category, and whether it fits a GPU."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.options import show_what_can_be_shown, with_options
-from hf_memkit.cli.predict_options import PredictOptions
+from hf_memkit.cli.options import Nodes, more, option, show_what_can_be_shown, with_options
 from hf_memkit.cli.printing import print_json
+from hf_memkit.cli.training_options import TrainingOptions, no_script
+from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -40,6 +40,47 @@ EXAMPLES = """[bold]Examples[/bold]
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictOptions(TrainingOptions):
+    data: Annotated[str | None, no_script("With --recipe: your data; its worst batch is predicted.")] = None
+    technique: Annotated[
+        list[str] | None,
+        no_script(
+            "With --model: use this technique instead of the preset's for the same purpose. Repeatable.",
+            metavar="NAME",
+        ),
+    ] = None
+    gpus: Annotated[int | None, option("GPUs on each machine. Default: the command's or recipe's, or 1.", min=1)] = (
+        None
+    )
+    nodes: Nodes = 1
+    compare_with: Annotated[
+        str | None,
+        more(
+            "With SCRIPT: Python of another environment. Compares the memory that its libraries need.", metavar="PATH"
+        ),
+    ] = None
+    no_search: Annotated[
+        bool, option("With SCRIPT: if it does not fit, search for no setup that does.", "--no-search")
+    ] = False
+
+    def refuse_contradictions(self) -> None:
+        if self.html is not None and self.compare_with is not None:
+            raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
+        self.refuse_wrong_subject("predict")
+        for flag, value in (("--compare-with PATH", self.compare_with), ("--no-search", self.no_search)):
+            if value and self.script is None:
+                raise InputError(
+                    f"{flag.split()[0]}: needs a training script: memkit predict train.py {flag} -- ARGUMENTS"
+                )
+
+    def request(self) -> tuple[Recipe | None, Request]:
+        """(the recipe if there is one, the request for a training without a script)."""
+        names = ("data", "gpu", "gpu_memory", "ram", "gpus", "nodes")
+        request = Request(**{name: getattr(self, name) for name in names})
+        return self.read(request, tuple(self.technique or ()))
+
+
 @with_options
 def predict(context: typer.Context, *, options: PredictOptions) -> int:
     """Predict a training's peak memory, and whether it fits. Needs no GPU."""
@@ -57,9 +98,16 @@ def predict(context: typer.Context, *, options: PredictOptions) -> int:
 
 
 def _predict_setup(options: PredictOptions) -> int:
-    """Predicts a model or a recipe, prints the prediction and returns the exit code."""
-    from hf_memkit.cli.batches import batches_json, of_batches
-    from hf_memkit.cli.predict_answer import advice_for, predict_answer, present, title_of, write_prediction
+    """Predicts a model or a recipe, prints the answer and returns the exit code."""
+    from hf_memkit.cli.predict_answer import (
+        advice_for,
+        batch_sentences,
+        batches_json,
+        predict_answer,
+        present,
+        title_of,
+        write_prediction,
+    )
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
     from hf_memkit.cli.predict_script import searched
     from hf_memkit.recipes.by_data import batches_of, judge_of
@@ -80,26 +128,25 @@ def _predict_setup(options: PredictOptions) -> int:
         if not fails:
             return None
         if recipe is not None:
-            found = functools.partial(next_variant, recipe, setup, judge=judge)
-            return searched(found, "the next variant that does")
+            return searched(lambda: next_variant(recipe, setup, judge=judge), "the next variant that does")
         if prediction.confidence.level != "trace" or not prediction.lacks_room:
             return None
         from hf_memkit.plan.make_plan import nearest_of_setup
 
-        nearest = functools.partial(nearest_of_setup, setup, trust_remote_code=options.trust_remote_code)
-        return searched(functools.partial(next_setup, nearest))
+        trusted = options.trust_remote_code
+        return searched(lambda: next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trusted)))
 
-    known = [*of_batches(prediction, batches)]
+    known = [*batch_sentences(prediction, batches)]
     title = title_of(setup)
     if options.as_json:
-        found = instead()
+        nearest = instead()
         asked = {"recipe": recipe.name if recipe is not None else None, **_request_json(setup)}
         if recipe is not None:
             asked["batches"] = batches_json(batches)
-        beside = {"request": asked, "try_next": found.to_json() if found else None}
+        beside = {"request": asked, "try_next": nearest.to_json() if nearest else None}
         print_json({**prediction.to_json(), **beside})
         if options.html is not None:
-            changes = [*known, *advice_for(prediction, setup, found)]
+            changes = [*known, *advice_for(prediction, setup, nearest)]
             write_prediction(options.html, predict_answer(prediction, title, changes, setup.warnings))
     else:
         present(
@@ -110,7 +157,7 @@ def _predict_setup(options: PredictOptions) -> int:
 
 
 def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Setup, Prediction | None]:
-    """The setup, whose notes say what was assumed; and its prediction, if it was chosen by one that was made now."""
+    """(the setup with notes about assumptions, the prediction that chose it if that was made now)."""
     from hf_memkit.recipes.resolve import resolve
     from hf_memkit.recipes.stored_predictions import is_stored
     from hf_memkit.recipes.variant_search import stored_or
@@ -119,7 +166,7 @@ def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Se
     setup, prediction = resolve(request, choosing, recipe=recipe)
     if recipe is None:
         return setup, prediction
-    if prediction is not None and is_stored(prediction):  # which chose it; what is shown is traced here
+    if prediction is not None and is_stored(prediction):  # the answer shows one that is traced now
         prediction = None
     warnings = (
         f"variant {setup.preset} {problem}"

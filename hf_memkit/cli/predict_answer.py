@@ -1,9 +1,10 @@
-"""What `memkit predict` answers: the verdict, what to change, then the numbers."""
+"""The answer of `memkit predict`: the verdict, what to change, then the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
@@ -32,13 +33,14 @@ from hf_memkit.prediction.prediction import size_text
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
+    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup.setup import Setup
 
 
 _STATES: Final[dict[str | None, State]] = {"fits": "good", "tight": "near", "does not fit": "bad"}
 _LONGEST_NOTE: Final = 300
-"""Characters of a note, which may hold a library's whole message; `--json` has all of it."""
+"""Characters of a note, which may contain a library's whole message; `--json` has all of it."""
 
 _SMALLER: Final = {
     "variant": ("a smaller --sequence-length", "a smaller --sequence-length"),
@@ -46,7 +48,7 @@ _SMALLER: Final = {
     "script": ("a smaller per_device_train_batch_size or shorter rows", "shorter rows"),
 }
 _SMALLER_BY_OPTIONS: Final = ("a smaller --batch-size or --sequence-length", "a smaller --sequence-length")
-"""What makes a micro-batch smaller, and what makes one of a single row smaller."""
+"""What makes a micro-batch of several rows smaller, and one of a single row."""
 
 _WORDS: Final = (
     *(each for each in GLOSSARY if each[0] not in ("headroom", "held")),
@@ -68,9 +70,9 @@ def present(
     """Prints the verdict at once, and the rest when `search` returns; then writes the page `html`.
 
     Args:
-        known: what to change that needs no search, a sentence each.
-        search: finds what else to change.
-        warnings: what the verdict does not know.
+        known: sentences: changes that need no search.
+        search: returns further changes.
+        warnings: facts that the verdict does not contain.
     """
     first = opening(prediction, title, known, warnings)
     show(first, short=short, console=console)
@@ -80,9 +82,9 @@ def present(
         print(f"Wrote {write_prediction(html, first.then(*rest))}")
 
 
-def write_prediction(path: str, answer: Answer) -> str:
+def write_prediction(path: str, answer: Answer) -> Path:
     """Writes the page and returns its path."""
-    return str(write_page(path, answer, guide="predict.md", command=typed_command()))
+    return write_page(path, answer, guide="predict.md", command=typed_command())
 
 
 def predict_answer(prediction: Prediction, title: str, changes: Sequence[str], warnings: Sequence[str] = ()) -> Answer:
@@ -91,7 +93,7 @@ def predict_answer(prediction: Prediction, title: str, changes: Sequence[str], w
 
 
 def opening(prediction: Prediction, title: str, changes: Sequence[str], warnings: Sequence[str] = ()) -> Answer:
-    """The verdict, what was predicted, warnings, and what to change."""
+    """The verdict, the title, warnings, and what to change."""
     lines = [f"Warning: {each}." for each in (*warnings, *prediction.warnings)]
     return Answer(
         title=f"Prediction: {title.partition(';')[0]}",
@@ -123,7 +125,7 @@ def _tiles(prediction: Prediction) -> Iterator[tuple[str, str]]:
 
 
 def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[AnswerBlock]:
-    """The numbers, and what they rest on, without the notes `leave_out`."""
+    """The figures and their basis, without the notes `leave_out`."""
     peak = prediction.peak_allocated_bytes
     categories = [
         Bar(name, size / GIB, (size_text(size), f"{100 * size / peak:.0f} %" if size else ""), name)
@@ -157,13 +159,16 @@ def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Answe
 
 def advice_for(prediction: Prediction, setup: Setup, instead: NextSetup | NextVariant | None) -> list[str]:
     """`advice` for a preset or a recipe's variant."""
-    of_recipe = setup.request is not None and setup.request.recipe is not None
-    what = of_variant(setup) if of_recipe else "preset" if setup.resolved_for.model is not None else ""
+    what = "preset" if setup.resolved_for.model is not None else ""
+    if setup.request is not None and setup.request.recipe is not None:
+        from hf_memkit.recipes.tasks import task_of
+
+        what = "variant" if task_of(setup).takes_length else "variant of images"
     return advice(prediction, instead, what, setup.micro_batch_size)
 
 
 def title_of(setup: Setup) -> str:
-    """What is predicted, in one line."""
+    """Model, parameters, preset, GPUs and batch in one line."""
     facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
     job = f"{setup['model.name']}{parameters}; {setup.preset}; {gpus_of(setup)}"
@@ -171,7 +176,7 @@ def title_of(setup: Setup) -> str:
 
 
 def batch_of(setup: Setup) -> str:
-    """`"8 × 1024 tokens"`; of a recipe that pads rows of different lengths `"8 × up to 1024 tokens"`."""
+    """`"8 × 1024 tokens"`; for a recipe that pads rows, `"8 × up to 1024 tokens"`."""
     from hf_memkit.recipes.by_data import padded_columns
 
     longest = "up to " if "data.task" in setup and padded_columns(setup) else ""
@@ -187,12 +192,12 @@ def gpus_of(setup: Setup) -> str:
 
 
 def accumulated(setup: Setup) -> str:
-    """`", 4 micro-batches a step"`, or nothing."""
+    """`", 4 micro-batches a step"`; empty for one."""
     return f", {setup.accumulation} micro-batches a step" if setup.accumulation > 1 else ""
 
 
 def sizes(prediction: Prediction) -> dict[str, str]:
-    """What the allocator takes, the least that it needs, and what the machine holds."""
+    """Rows: reserved memory, the smallest cap, the limit of the GPU, RAM and disk."""
     low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
     outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
@@ -208,20 +213,13 @@ def sizes(prediction: Prediction) -> dict[str, str]:
     }
 
 
-def of_variant(setup: Setup) -> str:
-    """What `advice` takes for a recipe's setup."""
-    from hf_memkit.recipes.tasks import task_of
-
-    return "variant" if task_of(setup).takes_length else "variant of images"
-
-
 def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str, micro_batch: int) -> list[str]:
-    """What to change where a job does not fit, or is tight: what the peak is mostly made of, and what to try next.
+    """Sentences for a job that does not fit, or is tight: the largest part of the peak, and what to try next.
 
     Args:
-        instead: what is known to fit in its place.
-        what: `"preset"` or what `of_variant` gives, whichever that is; `"script"`: the user's own; `""`: none was
-            looked for.
+        instead: a setup that fits.
+        what: kind of the job: `"preset"`, `"variant"`, `"variant of images"` or `"script"`; `""` for a setup without
+            a model.
     """
     if prediction.verdict not in ("tight", "does not fit"):
         return []
@@ -247,7 +245,7 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
 
 
 def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
-    """What makes the micro-batch smaller; empty where that does not free enough, or nothing does."""
+    """What makes the micro-batch smaller; empty if nothing does, or not enough."""
     too_much = prediction.least_bytes - prediction.room_bytes
     if prediction.verdict == "tight":
         too_much = prediction.total_bytes[1] - prediction.limit_bytes
@@ -258,7 +256,7 @@ def _smaller(prediction: Prediction, what: str, micro_batch: int) -> str:
 
 
 def _leaner(prediction: Prediction, what: str) -> str:
-    """What makes smaller what does not grow with the micro-batch."""
+    """What saves memory that does not grow with the micro-batch."""
     if what.startswith("variant") or prediction.largest_category not in ("weights", "gradients", "optimizer"):
         return "a larger GPU"
     states = "an optimizer with smaller states (adamw_bnb_8bit), " * (prediction.largest_category == "optimizer")
@@ -267,3 +265,30 @@ def _leaner(prediction: Prediction, what: str) -> str:
 
 def _range(low: int, high: int) -> str:
     return size_text(low) if size_text(low) == size_text(high) else f"{size_text(low)} to {size_text(high)}"
+
+
+def batch_sentences(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[str]:
+    """Sentences: what the worst batch needs compared with a typical one, and what makes it smaller."""
+    if batches is None:
+        return
+    yield f"{batches.sentence(prediction)}."
+    if prediction.verdict == "does not fit":
+        for change, needs in batches.smaller.items():
+            yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
+        if batches.shapes.grouping:
+            yield "Grouping by length would not help: the longest rows would still meet in one batch."
+
+
+def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
+    if batches is None:
+        return None
+
+    def needs(prediction: Prediction) -> dict[str, Any]:
+        return {"total_gib": prediction.total_bytes[1] / GIB, "verdict": prediction.verdict}
+
+    return {
+        "worst": batches.shapes.worst,
+        "usual": {"batch": batches.shapes.typical, **needs(batches.typical)},
+        "high": batches.shapes.high,
+        "smaller": {change: needs(prediction) for change, prediction in batches.smaller.items()},
+    }

@@ -1,4 +1,4 @@
-"""What `memkit predict SCRIPT --compare-with OTHER` answers: what the job needs here and there, and what differs."""
+"""The answer of `memkit predict SCRIPT --compare-with OTHER`: memory in both environments, and what differs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 12
 _SHORT_ROWS: Final = 3
-"""Of a table; `--json` has all."""
+"""Rows of a table; `--json` has all."""
 
 _FIRST: Final = ("torch", "transformers", "accelerate", "trl", "peft", "bitsandbytes", "liger-kernel", "deepspeed")
-"""Libraries that decide most; they stand first."""
+"""Libraries with most influence on memory; they come first."""
 
 
 def as_json(here: Prediction, there: Prediction | None, other: Environment) -> dict[str, Any]:
-    """What stands beside the prediction; `there`: with the libraries of `other`, None if it could not be made."""
+    """The keys of the comparison. `there`: the prediction with the libraries of `other`; None if it failed."""
     libraries = {name: {"here": pair[0], "there": pair[1]} for name, pair in _versions(other).items()}
     differences = compare(here, there).to_json() if there is not None else {}
     return {
@@ -41,9 +41,12 @@ def as_json(here: Prediction, there: Prediction | None, other: Environment) -> d
 def comparison_answer(here: Prediction, there: Prediction, other: Environment, title: str) -> Answer:
     """Both totals and verdicts, versions that differ, then categories, phases and modules that differ."""
     comparison = compare(here, there)
+    total_here, total_there = comparison.total_bytes
+    more = f"{format_size(abs(total_there - total_here))} {'more' if total_there > total_here else 'less'} there"
+    verdict = f"Needs {format_gib(total_here)} here and {format_gib(total_there)} with {other.python}"
     return Answer(
         title=f"Comparison: {title.partition(';')[0]}",
-        verdict=_totals(comparison, other.python),
+        verdict=f"{verdict}: {more if total_there != total_here else 'equal'}.",
         blocks=tuple(_blocks(here, there, other, comparison, title)),
     )
 
@@ -60,24 +63,26 @@ def _blocks(
     if not versions:
         yield Lines(["All libraries have the same versions."])
     else:
-        rows = [(name, *(each or "none" for each in versions[name])) for name in names]
-        yield Table(("library", "here", "there"), rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
+        libraries = [(name, *(each or "none" for each in versions[name])) for name in names]
+        yield Table(("library", "here", "there"), libraries, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
     modules = {f"{module or 'outside modules'}: {kind}": pair for (module, kind), pair in comparison.modules.items()}
     if not (comparison.phases or comparison.categories or modules):
         yield Lines(["No difference: phases, categories and modules need the same there and here."])
     else:
         yield Lines([_peaks(here, there)])
-    for what, pairs in (("category", comparison.categories), ("phase", comparison.phases), ("module", modules)):
-        if pairs:
-            yield _differences(what, pairs)
+    tables: dict[str, Mapping[Any, tuple[int, int]]] = {
+        "category": comparison.categories, "phase": comparison.phases, "module": modules
+    }  # fmt: skip
+    for what, pairs in tables.items():
+        rows = []
+        for name, (size_here, size_there) in pairs.items():
+            sizes = [format_size(size) if size else "0" for size in (size_here, size_there)]
+            sign = "+" if size_there > size_here else "-"
+            rows.append((str(name), *sizes, sign + format_size(abs(size_there - size_here))))
+        columns = (what, ">here", ">there", ">difference")
+        yield Table(columns, rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
     yield Lines(["Omit --short to see more; --json prints everything."], views=View.SHORT)
     yield next(each for each in details(here) if each.name == "basis")
-
-
-def _totals(found: Comparison, python: str) -> str:
-    here, there = found.total_bytes
-    more = f"{format_size(abs(there - here))} {'more' if there > here else 'less'} there" if there != here else "equal"
-    return f"Needs {format_gib(here)} here and {format_gib(there)} with {python}: {more}."
 
 
 def _peaks(here: Prediction, there: Prediction) -> str:
@@ -92,13 +97,3 @@ def _peaks(here: Prediction, there: Prediction) -> str:
 
 def _versions(other: Environment) -> Mapping[str, tuple[str | None, str | None]]:
     return compare_versions(find_environment(sys.executable).libraries, other.libraries)
-
-
-def _differences(what: str, pairs: Mapping[Any, tuple[int, int]]) -> Table:
-    rows = []
-    for name, (here, there) in pairs.items():
-        sign = "+" if there > here else "-"
-        sizes = [format_size(size) if size else "0" for size in (here, there)]
-        rows.append((str(name), *sizes, sign + format_size(abs(there - here))))
-    columns = (what, ">here", ">there", ">difference")
-    return Table(columns, rows, rows_shown=_ROWS, short_rows=_SHORT_ROWS)

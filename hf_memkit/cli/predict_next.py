@@ -1,5 +1,4 @@
-"""What to try where a job is predicted not to fit: the nearest setup of the same batch that fits, or of a recipe the
-next variant."""
+"""What to try if a job does not fit: the nearest setup with the same batch that fits, or a recipe's next variant."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import GIB, format_gib
 
 if TYPE_CHECKING:
@@ -18,41 +18,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NextSetup:
-    """A setup of the same batch that fits, traced."""
+    """A traced setup with the same batch that fits."""
 
-    found: Judgement
+    judgement: Judgement
 
     def __str__(self) -> str:
-        candidate = self.found.candidate
-        said = ", ".join(
-            [
-                f"micro-batch {candidate.micro_batch_size} × accumulation {candidate.accumulation}",
-                *(choice.name for choice in candidate.choices),
-            ]
-        )
+        candidate = self.judgement.candidate
+        batch = f"micro-batch {candidate.micro_batch_size} × accumulation {candidate.accumulation}"
+        setup = ", ".join([batch, *(choice.name for choice in candidate.choices)])
         result = f" ({candidate.group}: {candidate.result})" if candidate.result else ""
-        needs = format_gib(self.found.needs_bytes)
-        return f"{said}{result}: {needs}, fits. For the fastest setup that fits: memkit plan"
+        needs = format_gib(self.judgement.needs_bytes)
+        return f"{setup}{result}: {needs}, fits. For the fastest setup that fits: memkit plan"
 
     @property
     def flags(self) -> str:
-        """For a script that reads its arguments with HfArgumentParser; for another what it writes into its code."""
+        """The setup's command-line flags; keywords of TrainingArguments if the script reads no flags."""
         from hf_memkit.plan.pasted import pasted
 
-        text = pasted(self.found.candidate)
+        text = pasted(self.judgement.candidate)
         own = " ".join(text.flags)
-        if self.found.training is not None and not self.found.training.facts.parses_arguments:
+        if self.judgement.training is not None and not self.judgement.training.facts.parses_arguments:
             own = " ".join(text.python[text.python.index("TrainingArguments(") :].split())
         return "".join(f"{command}; then " for command in text.typed_first) + own
 
     def to_json(self) -> dict[str, Any]:
-        candidate = self.found.candidate
+        candidate = self.judgement.candidate
         return {
             "setup": candidate.name,
             "overrides": candidate.overrides.to_json(),
             "group": candidate.group,
             "result": candidate.result,
-            "peak_gib": self.found.needs_bytes / GIB,
+            "peak_gib": self.judgement.needs_bytes / GIB,
             "basis": "trace",
         }
 
@@ -71,7 +67,7 @@ class NextVariant:
 
 
 def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant | None:
-    """The next variant of the recipe that `judge` predicts to fit; None where there is none."""
+    """The next variant of the recipe that `judge` predicts to fit; None if there is none."""
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.recipes.variant_search import nearest_that_fits
 
@@ -80,11 +76,9 @@ def next_variant(recipe: Recipe, setup: Setup, *, judge: Judge) -> NextVariant |
 
 
 def next_setup(nearest: Callable[[], Judgement | None]) -> NextSetup | None:
-    """What `nearest` finds; None where it finds nothing, or where nothing can be traced."""
-    from hf_memkit.common.errors import InputError
-
+    """The setup that `nearest` returns; None if there is none, or if no setup can be traced."""
     try:
-        found = nearest()
-    except InputError:  # the prediction itself has said what there is to say
+        judgement = nearest()
+    except InputError:  # the prediction has the reason
         return None
-    return NextSetup(found) if found is not None else None
+    return NextSetup(judgement) if judgement is not None else None

@@ -1,4 +1,4 @@
-"""`memkit predict SCRIPT`: a training script as it stands."""
+"""`memkit predict SCRIPT`: predicts an unchanged training script."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.cli.options import tell
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
+    from hf_memkit.cli.predict import PredictOptions
     from hf_memkit.cli.predict_next import NextSetup
-    from hf_memkit.cli.predict_options import PredictOptions
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
@@ -30,9 +29,10 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     """Predicts the script, prints the prediction and returns the exit code. `environment`: as for `started`."""
     launched = options.started("predict", environment, options.nodes)
     script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
-    from hf_memkit.cli.predict_answer import predict_answer, present, write_prediction
+    from hf_memkit.cli.predict_answer import batch_sentences, predict_answer, present, write_prediction
     from hf_memkit.common.answer.terminal import show
 
+    given_ram = options.ram is not None
     try:
         with ended_by_signals() as ended:
             from hf_memkit.catalog.environments import find_environment
@@ -48,60 +48,53 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             name = name_of(script)
             tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
-                job = ScriptJob(
-                    script, machine, gpus, nodes, launched.environment, ram_is_given=options.ram is not None
-                )
+                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=given_ram)
                 prediction, training = predict_script_training(job)
                 there, why = _compared(job, other) if other is not None else (None, "")
-            tell("nothing was trained or saved, whatever the script printed")
+            tell("nothing was trained or saved, also if the script printed otherwise")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
-        return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
+        return 130  # a shell's code after Ctrl-C: 1 means that it does not fit
     if why:
         prediction = prediction.with_notes(why)
 
     def instead() -> NextSetup | None:
-        if options.no_search or prediction.verdict != "does not fit" or other is not None or _instead(prediction):
+        if options.no_search or prediction.verdict != "does not fit" or other is not None or _remedies(prediction):
             return None
-        if nodes > 1:  # a plan is of one machine
+        if nodes > 1:  # a plan is for one machine
             return None
         from hf_memkit.cli.predict_next import next_setup
         from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=options.ram is not None)
-        # The script runs once more for that.
+        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=given_ram)
         return searched(lambda: next_setup(lambda: nearest_setup(script, machine, wanted)))
 
     known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
-    known += [*of_batches(prediction, training.batches), *_instead(prediction)]
+    known += [*batch_sentences(prediction, training.batches), *_remedies(prediction)]
     title = _title(training)
     if options.as_json:
-        found = instead()
-        asked = {"request": _request_json(training), "try_next": found.to_json() if found else None}
+        nearest = instead()
+        asked = {"request": _request_json(training), "try_next": nearest.to_json() if nearest else None}
         beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
         print_json({**prediction.to_json(), **asked, **beside})
         if options.html is not None:
-            changes = [*known, *_advice(prediction, training, found)]
+            changes = [*known, *_advice(prediction, training, nearest)]
             write_prediction(options.html, predict_answer(prediction, title, changes))
     elif other is not None and there is not None:
         show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
     else:
         present(
-            prediction,
-            title,
-            known,
-            lambda: _advice(prediction, training, instead()),
-            short=options.short,
+            prediction, title, known, lambda: _advice(prediction, training, instead()), short=options.short,
             html=options.html,
-        )
+        )  # fmt: skip
     return 1 if prediction.verdict == "does not fit" else 0
 
 
 def _compared(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
-    """With the other environment's libraries, and nothing; or None, and why not."""
+    """(the prediction with the other environment's libraries, why there is none)."""
     from hf_memkit.prediction.from_script import predict_script_training
 
     tell(f"predicting with the libraries of {other.python}, to compare")
@@ -115,14 +108,13 @@ _FIRST_S: Final = 10.0
 
 
 def is_terminal() -> bool:
-    """Whether a person may be looking at standard error."""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 @contextlib.contextmanager
 def _status(name: str) -> Iterator[None]:
-    """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
-    script draws or asks stays as it is."""
+    """Prints the elapsed time to a terminal in whole lines, which leave the script's own output as it is."""
     if not is_terminal():
         yield
         return
@@ -143,8 +135,10 @@ def _status(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
-    """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
-    function that raises that again: Python may lose it while it imports. `interrupted`: said at once on Ctrl-C."""
+    """SIGTERM raises an exception, as Ctrl-C does, so that the script's processes are ended first.
+
+    Yields a function that raises it again, because Python may lose it during an import. `interrupted`: message that is
+    printed at once on Ctrl-C."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None = None) -> None:
@@ -160,8 +154,8 @@ def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
     if threading.current_thread() is not threading.main_thread():
         yield again
         return
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in before:
         signal.signal(number, leave)
     try:
@@ -175,7 +169,7 @@ _T = TypeVar("_T")
 
 
 def searched(find: Callable[[], _T | None], what: str = "the nearest setup of the same batch that does") -> _T | None:
-    """What is found that fits, where a job does not; None also if Ctrl-C ends the search."""
+    """The result of `find`, a search for something that fits; None also if Ctrl-C ends it."""
     tell(f"it does not fit: looking for {what} (Ctrl-C to skip)")
     try:
         with ended_by_signals():
@@ -185,22 +179,22 @@ def searched(find: Callable[[], _T | None], what: str = "the nearest setup of th
 
 
 def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
-    """What to change that is not known yet."""
+    """The changes that need a search."""
     from hf_memkit.cli.predict_answer import advice
 
-    if _instead(prediction):
+    if _remedies(prediction):
         return []
     change = advice(prediction, instead, "script", training.setup.micro_batch_size)
     return [*change, f"Its arguments: {instead.flags}"] if instead is not None else change
 
 
-def _instead(prediction: Prediction) -> list[str]:
-    """What to change where a smaller batch is not what helps."""
+def _remedies(prediction: Prediction) -> list[str]:
+    """What to change if a smaller batch does not help."""
     if prediction.verdict != "does not fit":
         return []
     kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and kept is not None:
-        less = "preprocess_logits_for_metrics" not in kept  # which the script may have
+        less = "preprocess_logits_for_metrics" not in kept  # the script may have it already
         other = ", or keep less of the predictions: preprocess_logits_for_metrics" if less else ""
         return [f"Set eval_accumulation_steps=1{other}."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
@@ -228,6 +222,8 @@ def _title(training: ScriptTraining) -> str:
 
 
 def _request_json(training: ScriptTraining) -> dict[str, Any]:
+    from hf_memkit.cli.predict_answer import batches_json
+
     setup, traced = training.setup, training.traced
     job = setup.resolved_for
     return {

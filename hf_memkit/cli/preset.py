@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Json, SizingOptions, with_options
+from hf_memkit.cli.options import Json, SizingOptions, option, with_options
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
@@ -43,35 +43,32 @@ Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques j
 
 @dataclass(frozen=True, kw_only=True)
 class PresetOptions(SizingOptions):
-    """What `show` and `copy` take beside a preset's name."""
+    """Options of `show` and `copy`."""
 
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sequences an optimizer step, all GPUs together (the global batch).")
+        int | None, option("Sequences an optimizer step, all GPUs together (the global batch).", min=1)
     ] = None
-    sequence_length: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")] = None
+    sequence_length: Annotated[int | None, option("Tokens in a sequence.", min=1)] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
+        option(
+            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
         ),
     ] = None
     args: Annotated[
-        str | None,
-        typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence."),
+        str | None, option("Your own arguments (YAML or JSON). They take precedence.", "--args", metavar="FILE")
     ] = None
     technique: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Use this technique instead of the preset's for the same purpose. Repeatable.",
             "--technique",
             metavar="NAME",
-            help="Use this technique instead of the preset's for the same purpose. Repeatable.",
         ),
     ] = None
-    script: Annotated[
-        str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")
-    ] = "trainer"
+    script: Annotated[str, option("Script that reads them: trainer, run_clm or trl.", "--for", metavar="SCRIPT")] = (
+        "trainer"
+    )
 
     def request(self, name: str) -> Request:
         return Request(
@@ -88,7 +85,7 @@ class PresetOptions(SizingOptions):
 )
 def list_presets(
     techniques: Annotated[
-        bool, typer.Option("--techniques", help="List the techniques instead, with what each saves and costs.")
+        bool, option("List the techniques instead, with what each saves and costs.", "--techniques")
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -113,12 +110,7 @@ def list_presets(
     help="Show every setting of a preset with its reason; with --model, its bytes and the batch that fits.",
 )
 @with_options
-def show(
-    name: Name,
-    *,
-    options: PresetOptions,
-    as_json: Json = False,
-) -> int:
+def show(name: Name, *, options: PresetOptions, as_json: Json = False) -> int:
     from hf_memkit.cli.preset_answer import preset_answer
     from hf_memkit.common.answer import terminal
 
@@ -145,15 +137,19 @@ def copy(
     ] = None,
     *,
     options: PresetOptions,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
+    overwrite: Annotated[bool, option("Replace existing files.", "--overwrite")] = False,
     as_json: Json = False,
 ) -> int:
+    from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.cli import preset_answer
 
     script = options.script
     target = _target(name, destination, script)
     setup = _resolved(name, options)
-    _refuse_former(setup)
+    assert setup.request is not None
+    if former := former_arguments(setup.request.arguments):  # the parsers of the installed libraries fail on them
+        lines = (f"{setup.request.args_file}: {name}: {each.fix} ({each.why})" for name, each in former.items())
+        raise SettingError("\n".join(lines))
     shown = _file_of(setup, script, "DEEPSPEED.json")
     _refuse_without_use(shown, name, script)
     if target is None:
@@ -171,7 +167,7 @@ def copy(
 
 
 def _resolved(name: str, options: PresetOptions) -> Setup:
-    """The preset, resolved. All input is checked before anything is written."""
+    """The setup of the preset. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
     from hf_memkit.recipes.resolve import read_own_arguments, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
@@ -196,18 +192,15 @@ def _resolved(name: str, options: PresetOptions) -> Setup:
     job = setup.resolved_for
     if names and job.model is None:
         raise without
-    if job.model is not None and job.machine.gpu is not None and not setup.problems and not _is_traced(setup):
-        asked = f"memkit predict --model {job.model.name} --preset {request.preset}"
-        setup = setup.with_notes(f"whether this batch fits is not predicted: {asked}")
+    # Only if a size was solved for, the ledger has activations on the GPU.
+    solved = any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
+    if job.model is not None and job.machine.gpu is not None and not setup.problems and not solved:
+        predict = f"memkit predict --model {job.model.name} --preset {request.preset}"
+        setup = setup.with_notes(f"whether this batch fits is not predicted: {predict}")
     if job.model is not None and job.machine.gpu is None:
         note = "this machine has no GPU and none is named (--gpu): assuming one with bf16, of any size"
         setup = setup.with_notes(note)
     return setup
-
-
-def _is_traced(setup: Setup) -> bool:
-    """Whether a size was solved for: only then the ledger has activations on the GPU."""
-    return any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
 
 
 def _folder(path: str) -> str:
@@ -222,7 +215,7 @@ def _folder(path: str) -> str:
 
 
 def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
-    """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
+    """The argument file. `deepspeed`: path of the DeepSpeed JSON if the preset has one."""
     from hf_memkit.presets.argument_file import argument_file
 
     assert setup.request is not None
@@ -230,19 +223,8 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
 
 
-def _refuse_former(setup: Setup) -> None:
-    """Refuses a copy of arguments that the installed libraries no longer have: their parsers fail on the file."""
-    from hf_memkit.catalog.former_arguments import former_arguments
-
-    assert setup.request is not None
-    given = setup.request
-    if found := former_arguments(given.arguments):
-        lines = [f"{given.args_file}: {name}: {each.fix} ({each.why})" for name, each in found.items()]
-        raise SettingError("\n".join(lines))
-
-
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
-    """Refuses an empty file, and one with which the script would train in another way than the preset's name says."""
+    """Refuses an empty file, and one with which the script would train differently from the preset."""
     if not file.entries:
         raise InputError(
             f"preset {name!r} sets no argument, so there is no file to write. "
@@ -257,7 +239,7 @@ def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
-    """The file to write, YAML or JSON by its ending; None for standard output."""
+    """The path of the YAML or JSON file to write; None for standard output."""
     if destination == "-":
         return None
     own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"

@@ -1,4 +1,4 @@
-"""What `memkit preset` prints for a person."""
+"""The answers of `memkit preset`."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def presets_answer() -> Answer:
     show_one = "Show one: memkit preset show NAME. Write its arguments to a file: memkit preset copy NAME args.yaml."
     return Answer(
         title="Presets",
-        verdict="Presets",
+        verdict=f"{len(PRESETS)} presets",
+        reason="memory settings for your own script.",
         blocks=(
-            Table(("preset", "for whom", "techniques"), rows, whole=True),
+            Table(("preset", "for", "techniques"), rows, whole=True),
             Lines([joined]),
             Facts([(f"  {family.replace('_', ' ')}", names) for family, names in by_family.items() if names]),
             Lines([show_one]),
@@ -40,7 +41,7 @@ def presets_answer() -> Answer:
 
 
 def techniques_answer() -> Answer:
-    """Every technique with what it saves and costs, and when not to use it."""
+    """All techniques with savings, costs, and when not to use them."""
     from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES
 
     blocks: list[AnswerBlock] = []
@@ -52,12 +53,13 @@ def techniques_answer() -> Answer:
             values = ", ".join(f"{name} ({kind.__name__})" for name, kind in each.values.items())
             rows = {"saves": each.saves, "costs": each.costs, "not when": each.not_when, "values": values}
             blocks.append(Facts([(f"  {what}", text) for what, text in rows.items() if text], heading=each.name))
-    return Answer(title="Techniques", verdict="Techniques", blocks=blocks)
+    reason = "what each saves and costs, and when not to use it."
+    return Answer(title="Techniques", verdict=f"{len(TECHNIQUES)} techniques", reason=reason, blocks=blocks)
 
 
 def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
-    """A preset: for whom it is, what the machine lacks for it, its techniques, every setting with its reason, the
-    ledger, and what a file cannot hold."""
+    """A preset: its problems on this machine, audience, techniques, settings with reasons, ledger, and settings that
+    a file cannot contain."""
     from hf_memkit.presets import PRESETS
     from hf_memkit.setup.techniques.registry import TECHNIQUES
 
@@ -82,8 +84,7 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
 
 
 def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
-    """Prints, after the files were written, what they are and how they are used; on standard error what they cannot
-    hold."""
+    """Prints the written files and how to use them; to standard error the settings that they cannot contain."""
     target = files[0]
     if missing := [each.setting for each in shown.outside if each.essential]:
         say_to_stderr(
@@ -100,7 +101,7 @@ def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *
 
 
 def _print_use(target: Path, script: str) -> None:
-    """How the file is used."""
+    """Prints how to use the file."""
     is_json = target.suffix.lower() == ".json"
     if script == "trl":
         say(f"Use it: trl sft --config {target}")
@@ -115,7 +116,7 @@ def _print_use(target: Path, script: str) -> None:
 
 
 def printed(setup: Setup, file: ArgumentFile) -> None:
-    """Prints to standard error what the file on standard output cannot hold."""
+    """Prints to standard error that the printed file lacks settings, and the setup's problems."""
     outside = len(file.outside)
     if outside:
         things = "1 thing" if outside == 1 else f"{outside} things"
@@ -125,12 +126,12 @@ def printed(setup: Setup, file: ArgumentFile) -> None:
 
 
 def _beside(setup: Setup) -> tuple[str, ...]:
-    """Techniques that were named beside the preset."""
+    """Techniques that were requested in addition to the preset."""
     return setup.request.techniques if setup.request is not None else ()
 
 
 def _aside(setup: Setup, file: ArgumentFile) -> Iterator[str]:
-    """What the file overrides and what it cannot hold."""
+    """Lines: what the file overrides, and settings that it cannot contain."""
     for each in file.replaced:
         yield f"Override: {each}"
     if file.outside:

@@ -36,18 +36,16 @@ def recipe(*, options: RecipeOptions) -> int:
     from hf_memkit.cli.recipe_list import copy_recipe, list_recipes
 
     if options.name is None:
-        _refuse_without_name(options)
+        if given := [flag for flag in flags_given(options) if flag not in _OF_LIST]:
+            raise InputError(
+                f"{', '.join(given)}: no recipe named. Write memkit recipe NAME {given[0]} …, such as "
+                "bert-large-on-8gb; memkit recipe lists all names"
+            )
         return list_recipes(options)
     if options.copy is not None:
         return copy_recipe(options.name, Path(expand(options.copy) or options.copy))
     return run_recipe(options)
 
 
-def _refuse_without_name(options: RecipeOptions) -> None:
-    """Without a name the recipes are listed; what asks for more than that has lost its name."""
-    of_list = ("--gpu", "--gpu-memory", "--ram", "--json")
-    if given := [flag for flag in flags_given(options) if flag not in of_list]:
-        raise InputError(
-            f"{', '.join(given)}: no recipe named. Write memkit recipe NAME {given[0]} …, such as bert-large-on-8gb; "
-            f"memkit recipe lists all names"
-        )
+_OF_LIST = ("--gpu", "--gpu-memory", "--ram", "--json")
+"""Options of the list of recipes."""

@@ -1,4 +1,4 @@
-"""What `memkit recipe` prints for a person: a setup that would run, the start and the end of a run, an export."""
+"""The answers of `memkit recipe`: a setup, the start and the end of a run, an export."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli import predict_answer
-from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
 from hf_memkit.common.answer.answer import Answer, Lines, View, only
@@ -34,17 +33,19 @@ def setup_answer(
     instead: NextVariant | None = None,
     batches: BatchNeeds | None = None,
 ) -> Answer:
-    """The verdict, what to change, what stands in the way and the prediction; then the ledger and every setting with
-    its reason.
+    """The verdict, what to change, problems and the prediction; then the ledger and all settings with reasons.
 
     Args:
-        instead: a variant that fits, where this one does not.
-        batches: of real data.
+        instead: a variant that fits, if this one does not.
+        batches: predictions for batches of real data.
     """
     problems = [f"PROBLEM: {mistake}" for mistake in mistakes if mistake.refuses]
     problems += [f"PROBLEM: {line}" for line in _beside_the_verdict(target.problems, prediction.why)]
     hints = [f"HINT: {mistake}" for mistake in mistakes if not mistake.refuses]
-    change = [*of_batches(prediction, batches), *predict_answer.advice_for(prediction, target, instead)]
+    change = [
+        *predict_answer.batch_sentences(prediction, batches),
+        *predict_answer.advice_for(prediction, target, instead),
+    ]
     what = f"{recipe.name}, variant {target.preset}; {target['model.name']}"
     first = predict_answer.opening(prediction, f"{what}; {predict_answer.batch_of(target)} per GPU", change)
     rest = "Omit --short to see every setting with its reason, the ledger and notes."
@@ -65,14 +66,14 @@ def setup_answer(
 
 
 def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
-    """Those that are not what the verdict says: a prediction judges the GPU, and RAM and disk where it names them."""
-    said = ["on the GPU by formula", "predicted not to fit"]
-    said += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
-    return [problem for problem in problems if not any(each in problem for each in said)]
+    """The problems that the prediction's verdict does not contain."""
+    known = ["on the GPU by formula", "predicted not to fit"]
+    known += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
+    return [problem for problem in problems if not any(each in problem for each in known)]
 
 
 def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> Iterator[str]:
-    """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
+    """Lines: what will run and why; with the problems on this machine if `problems`."""
     model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
     assert model is not None and gpu is not None
     yield recipe.summary
@@ -101,7 +102,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
 
 
 def closing(job: RecipeRun, content: dict[str, Any]) -> None:
-    """What came out, and how much of it is proved."""
+    """Prints the result of a run, and what a rehearsal does not show."""
     from hf_memkit.recipes.rehearse import made_smaller
 
     result = content["result"]
@@ -152,14 +153,15 @@ def exported(written: list[Path], as_json: bool, command: str) -> int:
 
 
 def _processes(job: RecipeRun) -> str:
-    """` × 4 processes` of the target, where there are several."""
+    """` × 4 processes` of the target; empty for one."""
     of_target = (int(each.value) for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE")
     processes = next(of_target, job.processes)
     return f" × {processes} processes" if processes > 1 else ""
 
 
 def _losses(result: dict[str, Any], *, adapted: bool) -> str:
-    """`adapted`: adapters of a rehearsal, whose frozen weights are random: they cannot learn much."""
+    """The held-out loss before and after. `adapted`: adapters were trained on random frozen weights, as in a
+    rehearsal."""
     after, before, unigram = result["held_out_loss"], result["held_out_loss_before"], result["unigram_loss"]
     if after is None:
         return "No held-out loss was measured."
@@ -170,10 +172,10 @@ def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     if loss is None:
         return f"Held-out loss: {start}{after:.3f} after."
     relation = "below" if after < loss else "NOT below"
-    said = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
+    line = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
     if after >= loss and adapted:
-        said += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
-    return said
+        line += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
+    return line
 
 
 def _left_out(job: RecipeRun) -> Iterator[str]:

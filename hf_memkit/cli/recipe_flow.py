@@ -1,6 +1,6 @@
-"""From the options of `memkit recipe` to a run: here, in processes started for it, or as one of a launcher's.
+"""Runs `memkit recipe`: in this process, in processes that it starts, or as one rank of a launcher.
 
-Imports of torch and transformers happen inside the functions, so that `memkit --help` stays quick.
+Functions import torch and transformers, so that `memkit --help` stays fast.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hf_memkit.cli.options import flags_given
 from hf_memkit.cli.printing import print_json, say, say_to_stderr
 from hf_memkit.cli.recipe_options import (
     RecipeOptions,
+    default_processes,
     machine_here,
     read_request,
     refuse_data,
     rehearses,
     resolved_run,
-    usual_gpus,
 )
 from hf_memkit.cli.run_folder import as_one_of_its_ranks, refuse_mistakes, refuse_too_few_gpus, run_folder, train
 from hf_memkit.common.errors import InputError
@@ -29,7 +29,6 @@ from hf_memkit.common.units import GIB
 from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
 
 if TYPE_CHECKING:
-    from hf_memkit.catalog.hardware import Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.recipes.variant_search import Judge
@@ -40,18 +39,29 @@ if TYPE_CHECKING:
 def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
 
-    def found(ranks: Ranks) -> int:
-        if options.resume:
-            _refuse_with_resume(options)
-            return run_folder(_unfinished(options) if ranks.is_first else Path(), options, ranks)
-        return _resolved(options, ranks)
+    def job(ranks: Ranks) -> int:
+        if not options.resume:
+            return _resolved(options, ranks)
+        from hf_memkit.recipes.schema import load_recipe
+        from hf_memkit.run.folder import unfinished_run
 
-    return as_one_of_its_ranks(found)
+        settings = (
+            "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
+            "overwrite", "dry_run", "export",
+        )  # fmt: skip
+        if others := flags_given(options, *settings):
+            raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
+        if not ranks.is_first:
+            return run_folder(Path(), options, ranks)
+        request = options.request
+        folder = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
+        return run_folder(folder, options, ranks)
+
+    return as_one_of_its_ranks(job)
 
 
 def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
-    """Shows or exports the setup, or runs it: in this process, in several that are started for it, or as one of those
-    that a launcher has started: rank 0 decides what runs, and speaks for all."""
+    """Shows, exports or runs the setup. Of several ranks, rank 0 decides what runs."""
     from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.recipes.by_data import judge_of
     from hf_memkit.recipes.schema import load_recipe
@@ -76,11 +86,11 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
         refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
-        refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
-    # Looking at the machine may start CUDA with every GPU in view: not before `use_one_gpu`, where one will do.
+        refuse_used(request.output)  # the default folder is known only with the setup
+    # `machine_here` may start CUDA with all GPUs visible, so for one GPU it comes after `use_one_gpu`.
     here = machine_here(request) if recipe.gpus > 1 else None
     rehearsal = here is not None and rehearses(options, here)
-    place = launched or options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
+    place = launched or options.place(ranks, default_processes(recipe, rehearses=rehearsal))
     if place.processes > 1 and not options.shown_only and not launched:
         refuse_too_few_gpus(place)
         return launch(command_line, place)
@@ -99,24 +109,19 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
             say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
         for mistake in mistakes_of_run(job):
             say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
-        written = export_script(_told(job, prediction), Path(options.export))
+        written = export_script(_with(prediction, job), Path(options.export))
         return exported(written, options.as_json, start_command(job, str(written[0])))
     overwrite = options.overwrite or bool(request.output)
-    job = _opened(job, recipe, options, prediction, judge, overwrite=overwrite)
+    job = _checked(job, recipe, options, prediction, judge, overwrite=overwrite)
     ranks.share("job", job.to_json())
     return _train(job, ranks, options)
 
 
-def _opened(
-    job: RecipeRun,
-    recipe: Recipe,
-    options: RecipeOptions,
-    prediction: Prediction | None,
-    judge: Judge,
-    *,
+def _checked(
+    job: RecipeRun, recipe: Recipe, options: RecipeOptions, prediction: Prediction | None, judge: Judge, *,
     overwrite: bool,
-) -> RecipeRun:
-    """The run as it will be trained, which is told; what cannot run is refused."""
+) -> RecipeRun:  # fmt: skip
+    """Prints the run and refuses one that cannot run; returns it with its prediction."""
     from hf_memkit.cli.recipe_answer import opening
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.run.folder import refuse_used
@@ -137,8 +142,8 @@ def _opened(
 
 
 def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
-    """Shows the setup; `prediction`: what it was chosen by, if it was, by `judge`."""
-    from hf_memkit.cli.batches import batches_json
+    """Prints the setup. `prediction`: that by which `judge` chose it."""
+    from hf_memkit.cli.predict_answer import batches_json
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.cli.recipe_answer import setup_answer
     from hf_memkit.common.answer.terminal import show
@@ -180,14 +185,14 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
 
 
 def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
-    """Adds the prediction to the run, and warns if the run does not fit. A rehearsal gets that of its target, if the
-    setup was chosen by one (`prediction`). A run that cannot be predicted goes on without."""
+    """The run with its prediction, or that of a rehearsal's target; warns if it does not fit. Returns the run without
+    one if it cannot be predicted."""
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.common.errors import MemkitError
     from hf_memkit.recipes.variant_search import nearest_that_fits
 
     if job.target is not None:
-        return _told(job, prediction)
+        return _with(prediction, job)
     try:
         prediction = prediction or judge(job.setup)
         if prediction.verdict == "does not fit":
@@ -197,28 +202,25 @@ def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | No
     except MemkitError as error:
         say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
-    return _told(job, prediction)
+    return _with(prediction, job)
 
 
-def _told(job: RecipeRun, prediction: Prediction | None) -> RecipeRun:
-    """The run with this prediction: of a rehearsal, of its target."""
+def _with(prediction: Prediction | None, job: RecipeRun) -> RecipeRun:
+    """The run with this prediction, which for a rehearsal is that of its target."""
     if prediction is None:
         return job
     if job.target is None:
         return replace(job, prediction=prediction.to_json())
-    return replace(job, target_prediction=_of_target(prediction, job.target.resolved_for.machine))
-
-
-def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
-    """The prediction's JSON form, with what a report says of the machine: this one's RAM and disk need not be those of
-    the machine with the GPU, so that `gpu_verdict` is of the GPU alone."""
+    # RAM and disk of this machine may differ from those of the machine with the GPU: `gpu_verdict` ignores them.
+    machine = job.target.resolved_for.machine
     plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
     about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
-    return {**prediction.to_json(), **about, "gpu_verdict": prediction.with_verdict(plenty).verdict}
+    verdict = {"gpu_verdict": prediction.with_verdict(plenty).verdict}
+    return replace(job, target_prediction={**prediction.to_json(), **about, **verdict})
 
 
 def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
-    """As `memkit run FOLDER`, of a folder that is written first."""
+    """Writes the run's folder, then trains as `memkit run FOLDER` does."""
     from hf_memkit.recipes.export import export_script
 
     def write() -> None:
@@ -231,21 +233,3 @@ def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
         export_script(job, Path(job.output))
 
     return train(job, ranks, options, write)
-
-
-def _refuse_with_resume(options: RecipeOptions) -> None:
-    others = flags_given(
-        options, "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
-        "overwrite", "dry_run", "export",
-    )  # fmt: skip
-    if others:
-        raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
-
-
-def _unfinished(options: RecipeOptions) -> Path:
-    """The folder of the run that `--resume` means."""
-    from hf_memkit.recipes.schema import load_recipe
-    from hf_memkit.run.folder import unfinished_run
-
-    request = options.request
-    return unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)

@@ -1,6 +1,6 @@
-"""`memkit recipe` without a name: the recipes, and for a GPU those that fit it. And a recipe's file, copied.
+"""`memkit recipe` without a name: lists the recipes, or those that fit a GPU. Also copies a recipe's file.
 
-Predictions come from `recipes/predictions.json`, made beforehand; nothing is traced here.
+Predictions are read from `recipes/predictions.json`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def list_recipes(options: RecipeOptions) -> int:
-    """Prints the list: of all recipes, or of what fits the GPU that is described, best first."""
+    """Prints all recipes, or those that fit the described GPU, the best first."""
     from hf_memkit.common import resources
     from hf_memkit.recipes.schema import load_recipe
 
@@ -43,29 +43,22 @@ def list_recipes(options: RecipeOptions) -> int:
 
 
 def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
-    table = [
-        (
-            row["name"],
-            row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}",
-            ", ".join(_peak(variant) for variant in row["variants_predicted"]),
-            row["summary"],
-        )
-        for row in rows
-    ]
+    table = []
+    for row in rows:
+        sizes = {each["variant"]: each["predicted_card_gib"] for each in row["variants_predicted"]}
+        peaks = [f"{name} {'not predicted' if gib is None else f'{gib:.1f}'}" for name, gib in sizes.items()]
+        gpu = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
+        table.append((row["name"], gpu, ", ".join(peaks), row["summary"]))
     columns = ("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
+    hints = [
+        "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
+        "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
+    ]
     return Answer(
         title="Recipes",
         verdict=f"{len(rows)} recipes",
-        reason="Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.",
-        blocks=(
-            Table(columns, table, whole=True),
-            Lines(
-                [
-                    "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
-                    "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
-                ]
-            ),
-        ),
+        reason="sizes are predicted, not measured, for the recipe's own GPU (bf16), with its CUDA context.",
+        blocks=(Table(columns, table, whole=True), Lines(hints)),
     )
 
 
@@ -90,7 +83,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 
     endless = 2**60
     machine = Machine(gpu_of_size(recipe.card), endless, endless, ".", 1)
-    found = {option.predicted.variant: option for option in options(recipe, machine)}
+    predicted = {option.predicted.variant: option for option in options(recipe, machine)}
     return {
         "name": recipe.name,
         "summary": recipe.summary,
@@ -100,7 +93,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
         "model": recipe.model.hub_id,
         "variants": list(recipe.variants),
         "variants_predicted": [
-            {"variant": name, **(_predicted(found[name]) if name in found else {"predicted_card_gib": None})}
+            {"variant": name, **(_predicted(predicted[name]) if name in predicted else {"predicted_card_gib": None})}
             for name in recipe.variants
         ],
     }
@@ -121,11 +114,6 @@ def _predicted(option: Option) -> dict[str, Any]:
         "gpus": one.gpus,
         "nodes": one.nodes,
     }
-
-
-def _peak(variant: dict[str, Any]) -> str:
-    size = variant["predicted_card_gib"]
-    return f"{variant['variant']} {'not predicted' if size is None else f'{size:.1f}'}"
 
 
 def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> int:
@@ -173,7 +161,13 @@ def _fitting_answer(
             "one (fp16)."
         )
     if others:
-        notes.append("Does not fit: " + "; ".join(_lacks(some) for some in others) + ".")
+        least = [min(some, key=lambda option: option.gpu_bytes) for some in others]
+        needs = [
+            f"{each.recipe.name} (its {each.predicted.variant}: {format_size(each.gpu_bytes)} of the GPU, "
+            f"{format_size(each.ram_bytes)} of RAM)"
+            for each in least
+        ]
+        notes.append(f"Does not fit: {'; '.join(needs)}.")
     if unknown:
         kind = "" if gpu.bf16 else " in fp16, and most variants need bf16"
         notes.append(
@@ -182,29 +176,20 @@ def _fitting_answer(
         )
     dtype = "bf16" if gpu.bf16 else "fp16 only"
     size, ram = format_size(gpu.capacity_bytes), format_size(machine.ram_bytes)
+    table = Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True)
     return Answer(
         title="Recipes that fit",
         verdict=f"{gpu.name} ({size}, {dtype}), {ram} of RAM",
         reason="what uses most of the GPU comes first.",
-        blocks=(
-            Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True),
-            Lines(notes),
-        ),
+        blocks=(table, Lines(notes)),
     )
 
 
 def command(option: Option) -> str:
-    """What runs it; without a GPU the same command rehearses it."""
+    """The command that runs the variant, or rehearses it without a GPU."""
     first = next(iter(option.recipe.variants))
     name = option.predicted.variant
     return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
-
-
-def _lacks(some: Sequence[Option]) -> str:
-    """The recipe with its least demanding variant."""
-    least = min(some, key=lambda option: option.gpu_bytes)
-    sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
-    return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"
 
 
 def _json(option: Option) -> dict[str, Any]:

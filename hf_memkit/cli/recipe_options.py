@@ -1,4 +1,4 @@
-"""What `memkit recipe` runs, and where: the options and the recipe, checked; this machine; and the setup of both."""
+"""Options of `memkit recipe`, and the setup that follows from them, the recipe and this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_memkit.cli.options import MORE, MachineOptions, Short
+from hf_memkit.cli.options import MachineOptions, Short, more, option
 from hf_memkit.cli.run_folder import FolderOptions
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
@@ -25,59 +25,36 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(FolderOptions, MachineOptions):
     name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None
-    variant: Annotated[
-        str,
-        typer.Option(help="Variant of the recipe; auto: the first that fits GPU, RAM and disk.", rich_help_panel=MORE),
-    ] = "auto"
-    model: Annotated[
-        str | None,
-        typer.Option(help="Use this model (hub ID or folder) instead of the recipe's.", rich_help_panel=MORE),
-    ] = None
+    variant: Annotated[str, more("Variant of the recipe; auto: the first that fits GPU, RAM and disk.")] = "auto"
+    model: Annotated[str | None, more("Use this model (hub ID or folder) instead of the recipe's.")] = None
     data: Annotated[
-        str | None,
-        typer.Option(help=f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}"),
+        str | None, option(f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}")
     ] = None
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", rich_help_panel=MORE)
-    ] = None
-    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a sequence.", rich_help_panel=MORE)] = (
-        None
-    )
-    output: Annotated[str, typer.Option(help="Folder for checkpoints, records and the model.")] = ""
-    nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
-    ] = None
+    max_steps: Annotated[int | None, more("Stop after this many optimizer steps.", min=1)] = None
+    sequence_length: Annotated[int | None, more("Tokens in a sequence.", min=2)] = None
+    output: Annotated[str, option("Folder for checkpoints, records and the model.")] = ""
+    nvme_path: Annotated[str | None, more("Folder on a fast disk, for the infinity variant.")] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Override a TrainingArguments field, except those that the variant sets. Repeatable.",
             "--set",
             metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
         ),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
+        bool, option("Show whether it fits and every setting with its reason. Run nothing.", "--dry-run")
     ] = False
     short: Short = False
     random_weights: Annotated[
-        bool,
-        typer.Option(
-            "--random-weights",
-            help="Where the model's weights cannot be reached, train from random ones.",
-            rich_help_panel=MORE,
-        ),
+        bool, more("Where the model's weights cannot be reached, train from random ones.", "--random-weights")
     ] = False
-    export: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Write a plain script that does the same.", rich_help_panel=MORE),
-    ] = None
-    copy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
-    ] = None
+    export: Annotated[str | None, more("Write a plain script that does the same.", metavar="DIR")] = None
+    copy: Annotated[str | None, more("Write the recipe's YAML file, to change.", metavar="FILE")] = None
 
     @property
     def request(self) -> Request:
-        """What is asked for, without the user's own arguments, GPUs and nodes."""
+        """The request without the user's own arguments, GPUs and nodes."""
         return Request(
             recipe=self.name, variant=self.variant, model=expand(self.model), data=expand(self.data), gpu=self.gpu,
             gpu_memory=self.gpu_memory, ram=self.ram, max_steps=self.max_steps, sequence_length=self.sequence_length,
@@ -90,13 +67,13 @@ class RecipeOptions(FolderOptions, MachineOptions):
 
 
 def expand(path: str | None) -> str | None:
-    """`~` stands for the home folder also where the shell leaves it alone, as in `--output=~/runs`."""
+    """Replaces `~` by the home folder, which a shell does not in `--output=~/runs`."""
     return str(user_path(path)) if path and path.startswith("~") else path
 
 
 def read_request(options: RecipeOptions, recipe: Recipe, launched: LaunchLayout | None = None) -> Request:
-    """Reads the request with the user's own arguments, and refuses what is wrong on any machine before torch is
-    imported or a process starts. `launched`: ranks and machines that a launcher gives."""
+    """The request with the user's own arguments. Refuses mistakes that do not depend on the machine, before torch is
+    imported or a process starts. `launched`: processes of a launcher."""
     from hf_memkit.recipes.resolve import read_own_arguments
     from hf_memkit.recipes.settings import refuse_wrong
 
@@ -111,7 +88,7 @@ def read_request(options: RecipeOptions, recipe: Recipe, launched: LaunchLayout 
 
 
 def refuse_data(options: RecipeOptions, recipe: Recipe) -> None:
-    """Reads what `--data` names, and refuses what cannot be used; of what is only shown no data set is downloaded."""
+    """Reads and checks `--data`; does not download it if nothing will run."""
     from hf_memkit.recipes.settings import check_data
     from hf_memkit.recipes.sources import is_here
 
@@ -121,34 +98,33 @@ def refuse_data(options: RecipeOptions, recipe: Recipe) -> None:
 
 
 def machine_here(request: Request) -> Machine:
-    """This machine, with the disks that the request names."""
+    """This machine, with the free space of the request's folders."""
     from hf_memkit.catalog.hardware import this_machine
 
     here = this_machine(request.nvme_path or request.output or ".")
-    if request.nvme_path:  # checkpoints go to another disk than the swapped states
+    if request.nvme_path:  # checkpoints are on another disk than swapped states
         here = replace(here, output_free_bytes=this_machine(request.output or ".").disk_free_bytes)
     return here
 
 
 def rehearses(options: RecipeOptions, here: Machine) -> bool:
-    """Whether what runs is a rehearsal; a GPU that is only described is shown."""
+    """Whether the run is a rehearsal. A setup for a described GPU may be shown without one."""
     described = bool(options.request.gpu or options.request.gpu_memory)
     return here.gpu is None and not (described and options.shown_only)
 
 
-def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
-    """The GPUs that the recipe is for; where there is none to run on, two processes rehearse for them all."""
+def default_processes(recipe: Recipe, *, rehearses: bool) -> int:
+    """The recipe's number of GPUs; a rehearsal has at most two processes."""
     return min(2, recipe.gpus) if rehearses else recipe.gpus
 
 
 def resolved_run(
     options: RecipeOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
-    """(what runs here: the recipe's setup for the machine in question where that has a GPU, the rehearsal of it
-    without; the prediction that it was chosen by, None where it could not be predicted). A DoesNotFitError where no
-    variant fits, or the GPU that is described is more than the one that is here.
+    """(the run or rehearsal, the prediction that chose it or None). Raises DoesNotFitError if no variant fits, or the
+    described GPU is larger than this machine's.
 
-    Stored predictions come first, unless the data decides. A rehearsal goes by them alone: it starts at once."""
+    Stored predictions come first, unless the data matters. A rehearsal uses no others, so it starts at once."""
     from hf_memkit.catalog.hardware import described_gpu
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.recipes.rehearse import rehearse
@@ -170,7 +146,7 @@ def resolved_run(
     except DoesNotFitError:
         if not at_once:
             raise
-        # A rehearsal needs next to nothing: what stands in the target's way is told.
+        # A rehearsal needs little memory, and prints the target's problems.
         first = replace(request, variant=next(iter(recipe.variants)))
         setup, prediction = resolve(first, recipe=recipe, here=here, stored=True)
         why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
@@ -187,7 +163,7 @@ def resolved_run(
 
 
 def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
-    """A setup for a GPU that is larger, or computes in bf16, would fail on the one that is here."""
+    """Refuses a described GPU that is larger than this machine's, or has bf16 that this one lacks."""
     from hf_memkit.common.errors import DoesNotFitError
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):

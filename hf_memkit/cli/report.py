@@ -1,4 +1,4 @@
-"""`memkit report`: the records of a run, finished or running, as text, JSON or one page."""
+"""`memkit report`: shows the records of a run, finished or running, as text, JSON or a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import show_what_can_be_shown
+from hf_memkit.cli.options import Json, option, show_what_can_be_shown
 from hf_memkit.cli.printing import print_json, typed_command
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -24,13 +24,10 @@ EXAMPLES = """[bold]Examples[/bold]
 
 def report(
     run_dir: Annotated[str, typer.Argument(help="Folder with memory-rank*.jsonl: the Trainer's output_dir.")],
-    html: Annotated[
-        str | None,
-        typer.Option(help="Write a page to this file, or to memory-report.html in this folder."),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Update the report until the job ends.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="Add parameters and bytes by module.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[str | None, option("Write a page to this file, or to memory-report.html in this folder.")] = None,
+    follow: Annotated[bool, option("Update the report until the job ends.", "--follow")] = False,
+    modules: Annotated[bool, option("Add parameters and bytes by module.", "--modules")] = False,
+    as_json: Json = False,
 ) -> int:
     """Show the memory report of a run, finished or running."""
     from rich.console import Console
@@ -38,8 +35,7 @@ def report(
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.common.errors import InputError
     from hf_memkit.measuring.report import following
-    from hf_memkit.measuring.report.answer import PAGE, report_answer, write_page
-    from hf_memkit.measuring.report.as_json import report_json
+    from hf_memkit.measuring.report.answer import PAGE, report_answer, report_json, write_page
     from hf_memkit.measuring.report.load import load_run
 
     show_what_can_be_shown()

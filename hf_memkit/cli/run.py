@@ -1,4 +1,4 @@
-"""`memkit run`: an unchanged training script, with a memory report; or a recipe's folder, with all that it needs."""
+"""`memkit run`: runs an unchanged training script with a memory report, or a recipe's folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.cli.environment import Trains
-from hf_memkit.cli.options import RUNS, flags_given, with_options
-from hf_memkit.cli.quiet import quiet_libraries
+from hf_memkit.cli.options import RUNS, flags_given, option, with_options
+from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
 from hf_memkit.common.errors import InputError
@@ -48,8 +48,8 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 class RunCommand(Trains):
-    """Where there is a `--`, memkit's options stand before it. Without one all that stands behind the script's name
-    is the script's, as after `python`; what only memkit can mean is refused there. A recipe's folder takes none."""
+    """With `--`, memkit's options precede it. Without it, all words after the script's name belong to the script, as
+    after `python`; options that only memkit has are refused there. A recipe's folder has no arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = "--" in args
@@ -65,7 +65,7 @@ class RunCommand(Trains):
 
 
 def _recipes_folder(word: str) -> Path | None:
-    """The recipe's folder that is meant, if it is one. A script waits for no import."""
+    """The recipe's folder with this path, or None. Imports nothing for a script."""
     given = Path(word)
     if not ((given if given.is_dir() else given.parent) / "memkit-run.json").exists():
         return None
@@ -77,7 +77,7 @@ def _recipes_folder(word: str) -> Path | None:
 def _refuse_lost_options(
     command: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
 ) -> None:
-    """Refuses options of this command among the script's arguments, if the script has none of that name. `before`: the
+    """Refuses options of this command among the script's arguments, unless the script has them too. `before`: the
     words up to the script's name."""
     own = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
     lost: list[str] = []
@@ -104,8 +104,8 @@ def _refuse_lost_options(
 
 
 def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
-    """Whether an option behind the script's name is meant for memkit: a plan, or what no file of the script has as an
-    option (`"--name"`) or a field (`name: …`)."""
+    """Whether an option after the script's name is memkit's: a plan file, or an option that no file of the script has
+    as `"--name"` or as a field (`name: …`)."""
     if name == "--log" and value not in LOGS:
         return False
     if name == "--plan" and Path(value).is_file():
@@ -120,13 +120,13 @@ def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
 
 
 def _texts(script: str, *, is_module: bool) -> Iterator[str]:
-    """Of the script, and of the Python files around it."""
+    """The texts of the script and of the Python files near it."""
     folder, files = Path(script).parent, [Path(script)]
     if is_module:
-        found = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if found is None or found.origin is None:
+        target = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if target is None or target.origin is None:
             return
-        folder, files = Path(found.origin).parent, [Path(found.origin)]
+        folder, files = Path(target.origin).parent, [Path(target.origin)]
     for path in itertools.islice(itertools.chain(files, folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES):
         with contextlib.suppress(OSError):
             yield path.read_text(errors="replace")
@@ -138,12 +138,12 @@ LOGS: Final = ("few", "all", "none")
 
 
 def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
-    """This process becomes the command, with a report in each of the processes that it starts."""
+    """Replaces this process by the command, which starts `memkit run` in each of its processes."""
     from hf_memkit.prediction.worker import close_workers
 
     launched = read_command(words)
-    close_workers()  # the process that has read it
-    if "--log" in options and any("torch" in word for word in launched.before):  # its parser reads them, too
+    close_workers()
+    if "--log" in options and any("torch" in word for word in launched.before):  # torchrun's parser also reads them
         raise InputError(
             "--log: torchrun takes it for an abbreviation of --log-dir; omit it, or use accelerate launch"
         )
@@ -158,7 +158,7 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
 
 
 def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> int:
-    """Refuses `of_script`, options that only a script has."""
+    """Runs the folder. `of_script`: given options that only a script has."""
     if of_script:
         raise InputError(
             f"{', '.join(of_script)}: only for a script; {folder / 'args.yaml'} holds what the folder trains with"
@@ -171,7 +171,7 @@ def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> i
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(FolderOptions):
-    """Options for a run of a script, beside those for a recipe's folder."""
+    """Options for a script, in addition to those for a recipe's folder."""
 
     script: Annotated[
         str,
@@ -183,31 +183,27 @@ class RunOptions(FolderOptions):
     arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")] = (
         None
     )
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as after `python -m`.")] = False
+    module: Annotated[bool, option("SCRIPT is a module name, as after `python -m`.", "-m")] = False
     records: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Folder for records and page. Default: the Trainer's output_dir."),
+        str | None, option("Folder for records and page. Default: the Trainer's output_dir.", metavar="DIR")
     ] = None
     log: Annotated[
-        str, typer.Option(metavar="few|all|none", help="Memory figures added to the Trainer's logs and dashboards.")
+        str, option("Memory figures added to the Trainer's logs and dashboards.", metavar="few|all|none")
     ] = "few"
     predict: Annotated[
-        bool,
-        typer.Option("--predict", help="Predict the script first. The report compares predicted and measured."),
+        bool, option("Predict the script first. The report compares predicted and measured.", "--predict")
     ] = False
     plan: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Override the script's settings with a plan's: fields of TrainingArguments, options of "
+        option(
+            "Override the script's settings with a plan's: fields of TrainingArguments, options of "
             "from_pretrained, environment variables. Prints each override; warns where the script's value remains.",
+            metavar="FILE",
         ),
     ] = None
     phases: Annotated[
         bool,
-        typer.Option(
-            " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
-        ),
+        option("Do not reset torch's peak counter, for a script that reads it.", " /--no-phases", show_default=False),
     ] = True
 
 
@@ -218,7 +214,7 @@ def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
     of_folder = flags_given(options, *(field.name for field in fields(FolderOptions)))
     script, plan = options.script, options.plan
     job = None if options.module else _recipes_folder(script)
-    # What a plan or arguments make of a recipe's script is a script of the user's own.
+    # With a plan or arguments, a recipe's script is the user's script.
     if job is not None and (not of_script or of_folder or Path(script).is_dir()):
         return _run_folder(job, options, of_script)
     if of_folder:
@@ -241,11 +237,11 @@ def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
         passed_on = {"--records": folder, "--plan": plan_file, "--log": options.log if "--log" in of_script else None}
         own = [word for name, each in passed_on.items() if each is not None for word in (name, str(each))]
         _become((script, *(options.arguments or ())), [*own, *([] if options.phases else ["--no-phases"])])
-    # A launcher gives it to the script as its first argument.
+    # A launcher passes it as the script's first argument.
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     ranks = [f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None]
-    found = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
-    prediction = predict_script(found) if options.predict else planned.prediction if planned is not None else None
+    target = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
+    prediction = predict_script(target) if options.predict else planned.prediction if planned is not None else None
     callback = {"output_dir": folder, "log": options.log, "phases": options.phases, "summary": "stderr"}
-    return ScriptRun(found, {**callback, "prediction": prediction}, planned)
+    return ScriptRun(target, {**callback, "prediction": prediction}, planned)

@@ -1,6 +1,6 @@
-"""A recipe's folder runs: in this process, in several that are started for it, or as one of a launcher's.
+"""Runs a recipe's folder: in this process, in processes that it starts, or as one rank of a launcher.
 
-Imports of torch and transformers happen inside the functions, so that `memkit --help` stays quick.
+Functions import torch and transformers, so that `memkit --help` stays fast.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import RUNS, flags_given
+from hf_memkit.cli.options import flags_given, runs
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -35,45 +33,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderOptions:
-    """Options for a run of a recipe's folder; what was not given is None or False."""
+    """Options for a run of a recipe's folder."""
 
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs on each machine.", rich_help_panel=RUNS)] = (
-        None
-    )
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Machines.", rich_help_panel=RUNS)] = None
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=RUNS)
-    ] = None
-    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=RUNS)] = None
-    master_port: Annotated[
-        int | None,
-        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=RUNS),
-    ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was stopped.", rich_help_panel=RUNS)
-    ] = False
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in the folder.", rich_help_panel=RUNS)
-    ] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=RUNS)] = False
+    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1)] = None
+    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1)] = None
+    node_rank: Annotated[int | None, runs("Number of this machine, from 0.", min=0)] = None
+    master_addr: Annotated[str | None, runs("Address of machine 0.")] = None
+    master_port: Annotated[int | None, runs("Free port of machine 0. Default: 29500.", min=1, max=65535)] = None
+    resume: Annotated[bool, runs("Continue a run that was stopped.", "--resume")] = False
+    overwrite: Annotated[bool, runs("Replace the run in the folder.", "--overwrite")] = False
+    as_json: Annotated[bool, runs("Print JSON.", "--json")] = False
 
     @property
     def shown_only(self) -> bool:
-        """Whether nothing is to run."""
+        """Whether nothing will run."""
         return False
 
     def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> LaunchLayout:
-        """Where the processes run: what a launcher says, else what was asked for, else `gpus` and `nodes`. Refuses
-        options that contradict each other or the launcher, or lack something."""
+        """The processes: the launcher's, else the requested ones, else `gpus` and `nodes`. Refuses options that
+        contradict each other or the launcher, or are incomplete."""
         if ranks.launched:
-            return self._launcher_s_place(ranks)
-        place = LaunchLayout(
-            self.gpus or gpus,
-            self.nodes or nodes,
-            self.node_rank or 0,
-            self.master_addr or "",
-            self.master_port or MASTER_PORT,
-        )
+            return self._place_of_launcher(ranks)
+        address, port = self.master_addr or "", self.master_port or MASTER_PORT
+        place = LaunchLayout(self.gpus or gpus, self.nodes or nodes, self.node_rank or 0, address, port)
         if place.nodes == 1:
             if needless := self._of_several_machines():
                 raise InputError(
@@ -94,7 +76,7 @@ class FolderOptions:
         flags = flags_given(self, "master_addr", "master_port")
         return [*flags, "--node-rank"] if self.node_rank else flags
 
-    def _launcher_s_place(self, ranks: Ranks) -> LaunchLayout:
+    def _place_of_launcher(self, ranks: Ranks) -> LaunchLayout:
         place = LaunchLayout(ranks.local_world_size, ranks.nodes)
         if place.processes != ranks.world_size:
             raise InputError(
@@ -108,29 +90,26 @@ class FolderOptions:
                     f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
                 )
         needless = self._of_several_machines()
-        if needless and FOLDER_VARIABLE not in os.environ:  # memkit's own ranks have its whole command line
+        if needless and FOLDER_VARIABLE not in os.environ:  # memkit starts its ranks with all options
             raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
         return place
 
 
 def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
-    """What `job` returns, told of this process among those that train together: an error in a rank goes to the
-    process that started it, and Ctrl-C is told in a line."""
+    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line."""
     ranks = ranks_from_environment()
     try:
         with errors_to_launcher():
             return job(ranks)
-    except KeyboardInterrupt:  # here: typer would turn it into an exit code without a word
-        if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one says it
-            print(
-                "\nmemkit: interrupted; records and the last checkpoint are intact: continue with --resume",
-                file=sys.stderr,
-            )
+    except KeyboardInterrupt:  # typer would exit silently
+        if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one prints it
+            intact = "records and the last checkpoint are intact: continue with --resume"
+            print(f"\nmemkit: interrupted; {intact}", file=sys.stderr)
         return 1
 
 
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
-    """Runs what the folder holds, with what its owner has changed in it; 0 if it finished, 1 if it was stopped."""
+    """Trains as the files of the folder say, also if the user changed them; 0 if finished, 1 if stopped."""
     from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
     from hf_memkit.run.launch import launch
@@ -156,7 +135,7 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
 
 
 def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[[], object] | None = None) -> int:
-    """Trains `job`, whose folder `write` writes if it is not there; 0 if it finished, 1 if it was stopped."""
+    """Trains `job`; 0 if finished, 1 if stopped. `write`: writes its folder."""
     from hf_memkit.cli.recipe_answer import closing
     from hf_memkit.prediction.worker import close_workers
     from hf_memkit.run.training import run
@@ -164,7 +143,8 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
     close_workers()
     as_json = options.as_json
     say = printing.silent if not ranks.is_first else printing.say_to_stderr if as_json else printing.say
-    with _stdout_to_stderr() if as_json else contextlib.nullcontext():
+    # Standard output is for the JSON: Trainer prints its logs there.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
     if ranks.is_first and as_json:
         printing.print_json(content)
@@ -178,7 +158,7 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
 
 
 def refuse_too_few_gpus(place: LaunchLayout) -> None:
-    """Fewer GPUs than processes would put two of them on one GPU; none at all means a rehearsal."""
+    """Refuses fewer GPUs than processes, which would share one. No GPU means a rehearsal."""
     import torch
 
     visible = torch.cuda.device_count()
@@ -189,7 +169,7 @@ def refuse_too_few_gpus(place: LaunchLayout) -> None:
 
 
 def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
-    """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
+    """Refuses another number of processes: batch, data order and ZeRO checkpoints depend on it."""
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
         options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
@@ -200,18 +180,11 @@ def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
 
 
 def refuse_mistakes(job: RecipeRun) -> None:
-    """Raises an InputError for known mistakes in what runs here; hints are printed."""
+    """Refuses a run with known mistakes, and prints hints."""
     from hf_memkit.run.training import mistakes_of_run
 
-    found = mistakes_of_run(job)
-    if mistakes := [str(problem) for problem in found if problem.refuses]:
+    problems = mistakes_of_run(job)
+    if mistakes := [str(problem) for problem in problems if problem.refuses]:
         raise InputError("\n".join(mistakes))
-    for hint in found:
+    for hint in problems:
         printing.say_to_stderr(f"memkit: hint: {hint}")
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Keeps standard output for the JSON: Trainer prints its log lines there."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield

@@ -1,4 +1,4 @@
-"""A setup's settings and its ledger, as several verbs show them."""
+"""Blocks for a setup's settings and ledger, which several verbs show."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hf_memkit.setup.setup import Setting
 
 
 def settings_block(settings: Iterable[Setting]) -> Changes:
-    """Each setting, and its reason below; neighbours that have one reason stand above it together."""
+    """Each setting with its reason below; neighbours with the same reason are shown together."""
     rows: list[tuple[str, Any, str]] = []
     for each in settings:
-        if each.key == "deepspeed.sizes":  # what was computed in the JSON
+        if each.key == "deepspeed.sizes":  # the computed values of the JSON
             sizes = ((size["key"].removeprefix("zero_optimization."), size) for size in each.value)
             rows += [(f"deepspeed: {key}", size["value"], size["reason"]) for key, size in sizes]
         else:
@@ -37,7 +37,7 @@ def short_value(value: Any) -> str:
 
 
 def ledger_block(ledger: Ledger) -> Table:
-    """Every row, and for each place the sum: what is always held, and the phase that adds most to it."""
+    """All rows, and for each place the sum of what is always held and of the phase that adds most."""
     rows: list[tuple[str | Cell, ...]] = []
     for place in PLACES:
         of_place = [row for row in ledger.rows if row.place == place]

@@ -1,7 +1,8 @@
-"""What `memkit predict` and `memkit plan` are given: a script, or a model or recipe instead; and the machine."""
+"""Options that `memkit predict` and `memkit plan` share: a script, model or recipe, and the machine."""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import MORE, Json, MachineOptions, Short, flags_given, tell
+from hf_memkit.cli.options import Json, MachineOptions, Short, flags_given, more, option, tell
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import names
 from hf_memkit.common.user_script import UserScript
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.setup.request import Request
 
-NO_SCRIPT: Final = "Instead of a script: a model or a recipe"
+no_script = functools.partial(option, rich_help_panel="Instead of a script: a model or a recipe")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """A training script, or what describes a training without one."""
+    """A training script, or the description of a training without one."""
 
     script: Annotated[
         str | None,
@@ -35,51 +36,26 @@ class SubjectOptions:
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    recipe: Annotated[str | None, typer.Option(help="Recipe name or YAML file.", rich_help_panel=NO_SCRIPT)] = None
-    variant: Annotated[
-        str, typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=NO_SCRIPT)
-    ] = "auto"
+    model: Annotated[str | None, no_script("Hub ID or local folder. No weights are loaded.")] = None
+    recipe: Annotated[str | None, no_script("Recipe name or YAML file.")] = None
+    variant: Annotated[str, no_script("With --recipe: variant; auto: the first that fits.")] = "auto"
     preset: Annotated[
-        str | None,
-        typer.Option(
-            help="With --model: preset, or several joined by +. Default: Trainer's defaults.",
-            rich_help_panel=NO_SCRIPT,
-        ),
+        str | None, no_script("With --model: preset, or several joined by +. Default: Trainer's defaults.")
     ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --model: per_device_train_batch_size.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a sequence.", rich_help_panel=NO_SCRIPT)
-    ] = None
-    accumulation: Annotated[
-        int | None, typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=NO_SCRIPT)
-    ] = None
+    batch_size: Annotated[int | None, no_script("With --model: per_device_train_batch_size.", min=1)] = None
+    sequence_length: Annotated[int | None, no_script("Tokens in a sequence.", min=1)] = None
+    accumulation: Annotated[int | None, no_script("With --model: gradient_accumulation_steps.", min=1)] = None
     args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --model: your own arguments (YAML or JSON). They take precedence.",
-            rich_help_panel=NO_SCRIPT,
-        ),
+        str | None, no_script("With --model: your own arguments (YAML or JSON). They take precedence.", metavar="FILE")
     ] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
-            rich_help_panel=NO_SCRIPT,
+        no_script(
+            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
         ),
     ] = None
     trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="With --model: run code that comes with it.", rich_help_panel=NO_SCRIPT
-        ),
+        bool, no_script("With --model: run code that comes with it.", "--trust-remote-code")
     ] = False
 
 
@@ -88,12 +64,10 @@ class TrainingOptions(MachineOptions, SubjectOptions):
     """A training, the machine for it and how to print the answer."""
 
     gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of one machine that train together. Default: the command's, or 1.")
+        int | None, option("GPUs of one machine that train together. Default: the command's, or 1.", min=1)
     ] = None
-    module: Annotated[
-        bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)
-    ] = False
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one HTML page.", rich_help_panel=MORE)] = None
+    module: Annotated[bool, more("SCRIPT is a module, as after `python -m`.", "-m")] = False
+    html: Annotated[str | None, more("Write one HTML page.", metavar="FILE")] = None
     short: Short = False
     as_json: Json = False
 
@@ -108,19 +82,19 @@ class TrainingOptions(MachineOptions, SubjectOptions):
             raise InputError("\n".join(f"{flag}: not with a script. {_BESIDE_A_SCRIPT[flag]}" for flag in given))
 
     def started(self, verb: str, environment: Mapping[str, str] | None, nodes: int = 1) -> Launched:
-        """The script, with what the command that starts it says. `environment`: variables; None: this process's."""
+        """The script and how it is started. `environment`: variables; None: those of this process."""
         assert self.script is not None
         variables = dict(os.environ) if environment is None else environment
         if not self.module and is_command(self.script):
-            return found_command((self.script, *(self.arguments or ())), variables, self.gpus, nodes)
-        script = found_script(self.script, self.arguments or (), is_module=self.module, verb=verb)
+            return _read_launch((self.script, *(self.arguments or ())), variables, self.gpus, nodes)
+        script = _user_script(self.script, self.arguments or (), is_module=self.module, verb=verb)
         return Launched(script, self.gpus or 1, nodes, variables, is_launcher=False)
 
     def read(self, request: Request, techniques: tuple[str, ...] = ()) -> tuple[Recipe | None, Request]:
-        """The recipe if there is one, and the request with its subject and the user's own arguments.
+        """(the recipe if there is one, the request with model or recipe and the user's own arguments).
 
         Args:
-            request: the machine, and a recipe's data.
+            request: contains the machine, and a recipe's data.
             techniques: `--technique`, which replace those of the preset with the same purpose.
         """
         from hf_memkit.recipes.resolve import read_own_arguments
@@ -167,8 +141,8 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         return recipe, read_own_arguments(replace(request, preset=""), self.settings or (), recipe=recipe)
 
 
-def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
-    """The script or module that the command line of this verb names."""
+def _user_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str) -> UserScript:
+    """The script or module; refuses a path without a file."""
     if not is_module and not Path(target).exists():
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
@@ -181,9 +155,9 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
     return UserScript.at(target, arguments, is_module=is_module)
 
 
-def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int = 1) -> Launched:
-    """What a command starts, with the number of GPUs that is meant, and all variables that the script runs with.
-    Refuses as `read_command`, and other numbers of `--gpus` and `--nodes`."""
+def _read_launch(words: Sequence[str], environment: Mapping[str, str], gpus: int | None, nodes: int) -> Launched:
+    """The script that a command starts, with its GPUs and variables. Refuses what `read_command` refuses, and
+    `--gpus` or `--nodes` that contradict the command."""
     launched = read_command(words, environment, gpus=gpus or 1)
     variables = {**environment, **launched.environment}
     if not launched.is_launcher and not launched.front_end:
@@ -195,8 +169,8 @@ def found_command(words: Sequence[str], environment: Mapping[str, str], gpus: in
 
 
 def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuses plain Python with several GPUs, or in several tasks of Slurm: Trainer starts no process for each.
-    `words`: the command up to the script."""
+    """Refuses plain Python with several GPUs or Slurm tasks, for which Trainer starts no processes. `words`: the
+    command up to the script."""
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:
         raise InputError(

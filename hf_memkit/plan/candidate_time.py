@@ -44,6 +44,9 @@ _DESKTOP_CORES: Final = 16
 _SERVER_CORES: Final = 64
 """CPU cores of a host other than this machine; assumed."""
 
+_SERVER_GPUS: Final = ("A100", "H100", "H200", "B200", "GH200", "P100", "V100")
+"""GPUs with HBM, which no desktop GPU has."""
+
 _SAVE_S: Final = 1.0
 """Seconds of a save, on top of the time to write its bytes; assumed."""
 
@@ -79,7 +82,8 @@ class Speeds:
         """The speeds of a machine, overridden by those that the user gave."""
         gpu, given = machine.gpu, given or _NOTHING_GIVEN
         assert gpu is not None
-        cores = given.cores or (_SERVER_CORES if _is_server_gpu(gpu) else _DESKTOP_CORES)
+        is_server = gpu.name.removeprefix("NVIDIA ").startswith(_SERVER_GPUS)
+        cores = given.cores or (_SERVER_CORES if is_server else _DESKTOP_CORES)
         host = given.overridden_on(measured_host() if gpu.here else assumed_host(cores))
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
@@ -114,11 +118,6 @@ def _measured_disk(folder: str) -> tuple[float, float]:
     return disk.read_gb_s, disk.write_gb_s
 
 
-def _is_server_gpu(gpu: Gpu) -> bool:
-    """Whether the GPU has HBM, which no desktop GPU has."""
-    return gpu.name.removeprefix("NVIDIA ").startswith(("A100", "H100", "H200", "B200", "GH200", "P100", "V100"))
-
-
 def _most_similar_gpu(gpu: Gpu) -> str | None:
     """The name of the known GPU with the nearest memory size and the same support of bf16."""
     known = {
@@ -136,7 +135,7 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     if speeds.rates is None:
         return judgement
     facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps
-    kind = "typical" if any(step.kind == "typical" for step in training.steps) else "worst"
+    kind = training.steps[0].kind  # typical batches come first; without them all are the worst
     span = next(step.calls for step in reversed(training.steps) if step.kind == kind)
     try:
         step = step_time(

@@ -34,13 +34,9 @@ def lengths_of(run: RunLength) -> tuple[int | None, ...]:
 
 
 def judge_trace(
-    traced: TraceFile,
-    device: Device,
-    notes: tuple[str, ...],
-    candidate: SetupCandidate,
-    job: ScriptJob,
+    traced: TraceFile, device: Device, notes: tuple[str, ...], candidate: SetupCandidate, job: ScriptJob,
     speeds: Speeds,
-) -> Judgement:
+) -> Judgement:  # fmt: skip
     """A judgement of a traced candidate.
 
     Raises:

@@ -1,6 +1,6 @@
-"""What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
+"""The predicted memory, time and verdict of a candidate.
 
-A plan takes what `fits` (catalog/fit.py) only; what is `tight` completes, but may be several times slower.
+A plan proposes only what `fits` (catalog/fit.py). A `tight` candidate completes, but may be several times slower.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from hf_memkit.prediction.traced_training import PlanFacts, TracedTraining
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """
+    """The predicted memory and time of a candidate, and whether it fits.
+
     Attributes:
-        candidate: which.
-        prediction: what it needs; None: it could not be traced.
-        step_time: of one optimizer step of usual batches; None: not known.
+        prediction: its memory; None if it could not be traced.
+        step_time: time of one optimizer step of typical batches; None if unknown.
         fits: whether its verdict is `fits`.
         why: why it does not fit, or cannot be predicted; empty if it fits.
-        tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
-        training: what was traced, without its trace; None: it could not be.
+        tokens: tokens of one optimizer step of typical batches on all GPUs; None if the data has no tokens.
+        training: the traced training, without its trace; None if it could not be traced.
         row_products: products whose two sides are the rows of a micro-batch (`judge_trace.py`).
-        is_other: whether it would be another training than the script's, such as one with other last batches.
+        is_other: whether it is another training than the script's, such as one with other last batches.
         steps_on_cpu: whether DeepSpeed's optimizer steps on the CPU.
-        run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
+        run_seconds: (low, middle, high) of the whole training, its evaluations and saves; None if unknown.
     """
 
     candidate: SetupCandidate
@@ -45,13 +45,13 @@ class Judgement:
 
     @property
     def facts(self) -> PlanFacts:
-        """Of a candidate that was traced."""
+        """Facts about the training of a traced candidate."""
         assert self.training is not None
         return self.training.facts
 
     @property
     def needs_bytes(self) -> int:
-        """The most that the process may take of the GPU."""
+        """Maximum of GPU memory that the process may take."""
         return self.prediction.total_bytes[1] if self.prediction is not None else 0
 
     @property
@@ -61,37 +61,38 @@ class Judgement:
 
     @property
     def limit_bytes(self) -> int:
-        """What a setup that fits may take at most."""
+        """Maximum of GPU memory that a setup may take to fit."""
         return self.prediction.limit_bytes if self.prediction is not None else 0
 
     @property
     def lacks_host(self) -> bool:
-        """Whether RAM or disk is what does not suffice: no smaller micro-batch helps."""
-        found = self.prediction
-        return not self.fits and found is not None and found.verdict == "does not fit" and not found.lacks_room
+        """Whether RAM or disk is too small, so that no smaller micro-batch helps."""
+        if self.fits or self.prediction is None:
+            return False
+        return self.prediction.verdict == "does not fit" and not self.prediction.lacks_room
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, the middle of its range; None: not known, or something in it has no time."""
+        """Likely time of a step; None if unknown."""
         return self.step_time.seconds[1] if self.step_time is not None else None
 
     @property
     def is_priced(self) -> bool:
-        """Whether its time may be ranked: everything in it has one."""
+        """Whether the time of all its operations is known, so that it can be ranked."""
         return self.step_time is not None and not self.step_time.unknown
 
     @property
     def swaps(self) -> bool:
-        """Whether it keeps something on a disk."""
+        """Whether it keeps states or weights on a disk."""
         return self.prediction is not None and bool(self.prediction.disk_bytes)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """On all GPUs."""
+        """Tokens per second on all GPUs."""
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
 
 def judge_prediction(candidate: SetupCandidate, prediction: Prediction, **known: Any) -> Judgement:
-    """A candidate whose trace is known."""
+    """The judgement of a traced candidate. `known`: further fields."""
     fits = prediction.verdict == "fits"
     return replace(Judgement(candidate, prediction, fits=fits, why="" if fits else prediction.why), **known)

@@ -104,10 +104,7 @@ def _as_script(
 ) -> Iterator[tuple[UserScript, PlanRequest]]:
     """A script that trains the setup on made-up rows, and the request changed for it."""
     job = setup.sized_job
-    sizes = {
-        "per_device_train_batch_size": job.micro_batch_size,
-        "gradient_accumulation_steps": job.accumulation,
-    }
+    sizes = {"per_device_train_batch_size": job.micro_batch_size, "gradient_accumulation_steps": job.accumulation}
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
     rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, request.sequences or 0)

@@ -80,7 +80,8 @@ def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, comm
     """
     front = front_end(command)
     engine = next((choice.engine for choice in candidate.choices if choice.engine), "")
-    arguments = _installed(candidate.arguments)
+    release = Version(version("transformers")).release[:2]  # importing transformers would take seconds
+    arguments = {library_versions.name_in_version(name, release): each for name, each in candidate.arguments.items()}
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
     before = tuple(choice.install for choice in candidate.choices if choice.install)
     exported = [f"# First, in the shell: export {variable}\n" for variable in environment]
@@ -119,12 +120,6 @@ def _copy_preset(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
     size = weights.get("buffer_size")
     if size != presets.load(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size"):
         yield f"""sed -i 's/"buffer_size": [0-9]*/"buffer_size": {size}/' {engine}.json"""
-
-
-def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments under their names in the installed transformers, which is not imported: that takes seconds."""
-    release = Version(version("transformers")).release[:2]
-    return {library_versions.name_in_version(name, release): value for name, value in arguments.items()}
 
 
 def _word(value: Any) -> str:

@@ -12,14 +12,14 @@ from hf_memkit._version import __version__
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_files import user_path, write_text
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.wording import answer, other_batch
+from hf_memkit.plan.wording import batch_note, headline
 
 _HEAD: Final = "# A plan by memkit"
 
 
 def plan_text(plan: Plan, path: str) -> str:
     """The YAML of a plan that fits. `path`: of the file, for the command in its comment."""
-    verdict, details = answer(plan)
+    verdict, details = headline(plan)
     best = plan.proposed
     result = best.candidate.result if best is not None else ""
     use = f"Use it: {plan.launch_with(path)}"
@@ -33,7 +33,7 @@ def plan_text(plan: Plan, path: str) -> str:
     head = [
         f"{_HEAD} {__version__} for {plan.name}.",
         f"# {verdict}: {details}.",
-        *([f"# {note}"] if (note := other_batch(plan)) else []),
+        *([f"# {note}"] if (note := batch_note(plan)) else []),
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
         *uses,

@@ -1,7 +1,4 @@
-"""The plot of a plan: GiB against speed.
-
-Colours are names of the page's CSS variables; the page's script puts in what they are in light or dark.
-"""
+"""The plot of a plan: GiB against speed. Colours are CSS variables of the page."""
 
 from __future__ import annotations
 
@@ -27,22 +24,22 @@ _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
 _ALTERNATIVES: Final = "ABC"
-"""Labels of other points worth a look."""
+"""Labels of further points."""
 
 
 def frontier(plan: Plan) -> tuple[Judgement, ...]:
-    """Of what fits, has a known time and needs no other code, those than which no other is both faster and smaller;
-    the smallest first."""
-    found: list[Judgement] = []
+    """The setups, smallest first, for which no other is both faster and smaller. They fit, have a known time and need
+    no change of code."""
+    setups: list[Judgement] = []
     pasted = [each for each in _timed(plan) if each.fits and not each.candidate.code]
     for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
-        if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
-            found.append(each)
-    return tuple(found)
+        if not setups or (each.seconds or 0.0) < (setups[-1].seconds or 0.0):
+            setups.append(each)
+    return tuple(setups)
 
 
 def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
-    """The chart of a plan; None: no time is known. `place`: its id on the page."""
+    """The chart of a plan; None if no time is known. `place`: its id on the page."""
     timed = _timed(plan)
     if not timed:
         return None
@@ -94,8 +91,8 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
 
 
 def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
-    """The best setup, the script's own, and up to three others: what is faster with nearly the same result, the
-    smallest, and the fastest."""
+    """The best setup, the script's own, and up to three of: a faster one with nearly the same result, the smallest,
+    the fastest."""
     own = [("best", plan.proposed), ("yours", plan.own)]
     labels = [(label, each) for label, each in own if each is not None and each in timed]
     others: list[Judgement] = []
@@ -114,22 +111,22 @@ def _timed(plan: Plan) -> list[Judgement]:
 
 
 def _marks(
-    plan: Plan, name: str, found: Sequence[Judgement], colour: str, *, symbol: str = "circle", size: int = 11
+    plan: Plan, name: str, setups: Sequence[Judgement], colour: str, *, symbol: str = "circle", size: int = 11
 ) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in found],
-        "y": [_rate(plan, each) for each in found],
-        "customdata": [plotly_text(each.candidate.name) for each in found],
+        "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in setups],
+        "y": [_rate(plan, each) for each in setups],
+        "customdata": [plotly_text(each.candidate.name) for each in setups],
         "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": colour}},
         "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {rate_unit(plan)}<extra>{name}</extra>",
     }  # fmt: skip
 
 
-def _gib(judged: Judgement) -> float:
-    return round(judged.needs_bytes / GIB, 3)
+def _gib(judgement: Judgement) -> float:
+    return round(judgement.needs_bytes / GIB, 3)
 
 
-def _rate(plan: Plan, judged: Judgement) -> float:
-    assert judged.seconds
-    of = judged.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
-    return round((of or 0) / judged.seconds, 3)
+def _rate(plan: Plan, judgement: Judgement) -> float:
+    assert judgement.seconds
+    of = judgement.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
+    return round((of or 0) / judgement.seconds, 3)

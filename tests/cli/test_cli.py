@@ -13,7 +13,7 @@ from hf_memkit.cli import main
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test starts in an empty folder and must leave nothing in it unless it says so."""
+    """Every test starts in an empty folder and must leave nothing in it unless it has a marker."""
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -35,8 +35,8 @@ def test_a_dry_run_prints_a_complete_setup(
     assert all(set(s) == {"key", "value", "reason"} and s["reason"] for s in settings)
     assert {"arguments.max_steps", "model.dtype", "data.sequence_length"} <= {s["key"] for s in settings}
     assert set(shown["setup"]["ledger"]) == {"device", "host", "pinned", "disk"}
-    found = shown["prediction"]
-    assert found["confidence"]["rests_on"].endswith("stored with the recipe") and found["verdict"] == "fits"
+    result = shown["prediction"]
+    assert result["confidence"]["rests_on"].endswith("stored with the recipe") and result["verdict"] == "fits"
     rows = shown["setup"]["ledger"]["device"]
     assert not {row["category"] for row in rows} & {"activations", "loss"}, "the prediction has them"
     assert not shown["rehearsal"]

@@ -89,12 +89,11 @@ def test_tools_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("requirement", "found"),
-    [("torch<1", "memkit supports <1"), ("no-such-package>=2", "not installed")],
+    ("requirement", "result"), [("torch<1", "memkit supports <1"), ("no-such-package>=2", "not installed")]
 )
-def test_a_package_that_memkit_cannot_do_without(requirement: str, found: str) -> None:
+def test_a_package_that_memkit_cannot_do_without(requirement: str, result: str) -> None:
     line = software._package(Requirement(requirement))
-    assert line.status == "missing" and line.core and found in line.finding
+    assert line.status == "missing" and line.core and result in line.finding
     assert line.fix == f'pip install "{requirement}"'
 
 

@@ -36,16 +36,16 @@ def test_copy_writes_a_sized_preset_whose_ledger_adds_up(quick_memkit: Quick, tm
     disk_folder = str(tmp_path / "disk")  # it need not be on this machine
     ran = quick_memkit("ds", "copy", "zero3-infinity", "ds.json", *FOR_16_GB, disk_folder, "--json")
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
+    message = json.loads(ran.stdout)
     config = json.loads((tmp_path / "ds.json").read_text())
-    assert config == told["config"]
+    assert config == message["config"]
     zero = config["zero_optimization"]
     assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == disk_folder
     assert 80_411_200 <= zero["offload_param"]["buffer_size"] < 80_411_200 + 1024
-    assert told["model"]["parameters"] == 1_557_611_200 and told["model"]["origin"] == "architecture"
-    disk = {row["term"]: row["gib"] for row in told["ledger"]["disk"]}
+    assert message["model"]["parameters"] == 1_557_611_200 and message["model"]["origin"] == "architecture"
+    disk = {row["term"]: row["gib"] for row in message["ledger"]["disk"]}
     assert sum(disk.values()) * 2**30 == pytest.approx(18 * 1_557_611_200, rel=0.01)
-    assert all(row["source"] for rows in told["ledger"].values() for row in rows)
+    assert all(row["source"] for rows in message["ledger"].values() for row in rows)
 
     text = quick_memkit("ds", "show", "zero3-infinity", *FOR_16_GB, disk_folder).stdout
     table = [line for line in text.splitlines() if line.startswith("pinned")]

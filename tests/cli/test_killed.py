@@ -42,18 +42,18 @@ def killed(folder: Path, code: str, *command: str, when: Callable[[list[psutil.P
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
     # A folder that torch makes as soon as its compiler is imported, and keeps.
     environment |= {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    with (folder / "said").open("w") as said:
-        process = subprocess.Popen([*command], stdout=said, stderr=said, cwd=folder, env=environment)
+    with (folder / "said").open("w") as text:
+        process = subprocess.Popen([*command], stdout=text, stderr=text, cwd=folder, env=environment)
     deadline = time.monotonic() + 120
-    while not when(found := psutil.Process(process.pid).children(recursive=True)):
+    while not when(results := psutil.Process(process.pid).children(recursive=True)):
         assert process.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()
         time.sleep(0.05)
     process.kill()
     process.wait()
-    _, left = psutil.wait_procs(found, timeout=LIMIT_S)
+    _, left = psutil.wait_procs(results, timeout=LIMIT_S)
     for each in left:
         each.kill()
-    assert found and not left
+    assert results and not left
     assert not [path.name for path in temporary.iterdir() if path.is_dir()]
 
 
@@ -72,7 +72,7 @@ open("ready", "w").close()
 time.sleep(300)
 """
     ready = tmp_path / "ready"
-    killed(tmp_path, code, sys.executable, "train.py", when=lambda found: len(found) >= 2 and ready.exists())
+    killed(tmp_path, code, sys.executable, "train.py", when=lambda results: len(results) >= 2 and ready.exists())
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ time.sleep(300)
 def test_a_killed_command_leaves_nothing(tmp_path: Path, command: str, code: str, processes: int) -> None:
     waits = tmp_path / "waits"
 
-    def begun(found: list[psutil.Process]) -> bool:
-        return len(found) >= processes and (code is TRAINS or waits.exists())
+    def begun(results: list[psutil.Process]) -> bool:
+        return len(results) >= processes and (code is TRAINS or waits.exists())
 
     killed(tmp_path, code, sys.executable, "-m", "hf_memkit", *command.split(), when=begun)

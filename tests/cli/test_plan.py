@@ -64,46 +64,46 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     """Would notice: a setup that does not fit proposed, another optimizer step than the script's, settings that are
     written and not read, keys of the JSON that go, output of the script between its braces, files that it leaves."""
     code = main(["plan", "train.py", *SMALL, "--write", "plan.yaml", "--html", "plan.html", "--json", *OWN])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
+    words = capsys.readouterr()
+    assert code == 0, words.err
+    results: dict[str, Any] = json.loads(words.out)
     assert {
         "request", "name", "gpu", "gpus", "sequences_a_step", "full_share", "best", "setups", "excluded", "left_out",
         "setups_judged", "stopped", "verdict", "notes", "price_an_hour", "run_cost", "million_tokens_cost", "faster",
         "paste", "files", "launch",
-    } <= set(found)  # fmt: skip
-    assert found["request"]["arguments"] == OWN[1:] and found["files"] == ["plan.yaml", "plan.html"]
-    own = next(each for each in found["setups"] if each["name"] == "8 × 1")
-    best = next(each for each in found["setups"] if each["name"] == found["best"])
+    } <= set(results)  # fmt: skip
+    assert results["request"]["arguments"] == OWN[1:] and results["files"] == ["plan.yaml", "plan.html"]
+    own = next(each for each in results["setups"] if each["name"] == "8 × 1")
+    best = next(each for each in results["setups"] if each["name"] == results["best"])
     assert not own["fits"] and own["why"] and best["fits"] and best["group"] == "same result"
-    assert best["micro_batch_size"] * best["accumulation"] == 8 == found["sequences_a_step"]
-    assert best["peak_gib"] < own["peak_gib"] and best["peak_gib"] <= 0.92 * found["gpu"]["capacity_gib"]
-    assert found["run_cost"] is None, "no price was given"
+    assert best["micro_batch_size"] * best["accumulation"] == 8 == results["sequences_a_step"]
+    assert best["peak_gib"] < own["peak_gib"] and best["peak_gib"] <= 0.92 * results["gpu"]["capacity_gib"]
+    assert results["run_cost"] is None, "no price was given"
     overrides, about = read_plan("plan.yaml")
     assert overrides.arguments["per_device_train_batch_size"] == best["micro_batch_size"]
     assert overrides.to_json() == best["overrides"] and about["setup"] == best["name"]
-    flags = found["paste"][found["best"]]["flags"]
+    flags = results["paste"][results["best"]]["flags"]
     assert f"--per_device_train_batch_size {best['micro_batch_size']} " in f"{flags} "
-    progress = [line for line in said.err.splitlines() if ": fits" in line or ": does not fit" in line]
-    assert len(progress) == len(found["setups"]), "a line a setup"
+    progress = [line for line in words.err.splitlines() if ": fits" in line or ": does not fit" in line]
+    assert len(progress) == len(results["setups"]), "a line a setup"
     assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
 
 
 @pytest.mark.exhaustive
 def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: the script's own batch in a setup, steps that do not follow, a script that is not judged as it
-    stands, a plan file without a word of it."""
+    stands, a plan file that does not mention it."""
     own = [*OWN[:-3], "7", "--num_train_epochs", "2", "--activation_checkpointing", "False"]
     options = ["--sequences-per-step", "16", "--limit", "5", "--json", "--write", "plan.yaml"]
     assert main(["plan", "train.py", *SMALL, *options, *own]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["sequences_a_step"], found["own_sequences_a_step"]) == (16, 7)
-    setups = {each["name"]: each for each in found["setups"]}
+    results = json.loads(capsys.readouterr().out)
+    assert (results["sequences_a_step"], results["own_sequences_a_step"]) == (16, 7)
+    setups = {each["name"]: each for each in results["setups"]}
     assert "7 × 1" in setups and len(setups) > 1
     for each in setups.values():
         assert each["micro_batch_size"] * each["accumulation"] == (7 if each["name"] == "7 × 1" else 16)
-    assert not found["left_out"].keys() & {"16 × 1", "8 × 2", "4 × 4"}, "steps are those of this batch"
-    best = setups[found["best"]]
+    assert not results["left_out"].keys() & {"16 × 1", "8 × 2", "4 × 4"}, "steps are those of this batch"
+    best = setups[results["best"]]
     if best["step_time_s"] is not None and best["run_s"] is not None:
         assert best["run_s"][1] == pytest.approx(8 * best["step_time_s"][1], rel=0.01), "64 rows, 16 a step, twice"
     overrides, about = read_plan("plan.yaml")
@@ -123,8 +123,8 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
     (folder / "train.py").write_text(TINY.replace("train_dataset=rows", evaluated))
     own = [*OWN[:-3], "2", "--max_steps", "4", "--eval_strategy", "epoch", "--per_device_eval_batch_size", "64"]
     assert main(["plan", "train.py", "--gpu", "T4", "--gpu-memory", "1200MB", "--json", *own]) == 0
-    found = json.loads(capsys.readouterr().out)
-    best = next(each for each in found["setups"] if each["name"] == found["best"])
+    results = json.loads(capsys.readouterr().out)
+    best = next(each for each in results["setups"] if each["name"] == results["best"])
     assert best["group"] == "same result" and "evaluation batch" in best["name"]
     assert best["overrides"]["arguments"]["eval_accumulation_steps"] == 1, "64 rows of logits are 655 MB"
     assert best["overrides"]["arguments"]["per_device_eval_batch_size"] == 2
@@ -133,29 +133,26 @@ def test_an_evaluation_that_does_not_fit_gets_a_smaller_batch(
 @pytest.mark.exhaustive
 def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
-    of a model that nobody loads tried without a word."""
+    of a model that nobody loads tried silently."""
     (folder / "train.py").write_text(TINY.replace("Trainer(Model(", "Trainer(GPT2LMHeadModel("))
     options = ["--gpu", "T4", "--also", "lora", "--also", "qlora", "--write", "plan.yaml", "--json"]
     code = main(["plan", "train.py", *options, *OWN])
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    found: dict[str, Any] = json.loads(said.out)
-    (name,) = found["with_code"]
-    row = next(each for each in found["setups"] if each["name"] == name)
+    words = capsys.readouterr()
+    assert code == 0, words.err
+    results: dict[str, Any] = json.loads(words.out)
+    (name,) = results["with_code"]
+    row = next(each for each in results["setups"] if each["name"] == name)
     assert row["group"] == "another method" and row["fits"] and row["step_time_s"] and "get_peft_model(" in row["code"]
-    assert found["best"] != name and "from_pretrained" in found["left_out"]["QLoRA"]
+    assert results["best"] != name and "from_pretrained" in results["left_out"]["QLoRA"]
     overrides, about = read_plan("plan.yaml")
-    assert "LoRA" not in about["setup"] and not overrides.adapter and "plan.yaml: holds" in said.err
-    diff = found["paste"][name]["diff"]
+    assert "LoRA" not in about["setup"] and not overrides.adapter and "plan.yaml: holds" in words.err
+    diff = results["paste"][name]["diff"]
     assert "+Trainer(get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=16" in diff
     assert "adapter" not in (folder / "plan.yaml").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("limit", "code", "verdict"),
-    [("0", 3, "unfinished"), ("400", 1, "nothing fits")],
-)
+@pytest.mark.parametrize(("limit", "code", "verdict"), [("0", 3, "unfinished"), ("400", 1, "nothing fits")])
 def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     folder: Path, capsys: pytest.CaptureFixture[str], limit: str, code: int, verdict: str
 ) -> None:
@@ -163,10 +160,10 @@ def test_where_nothing_fits_or_nothing_was_found_the_exit_code_says_which(
     was stopped, no word of what is missing."""
     options = ["--gpu", "T4", "--gpu-memory", "600MB", "--write", "plan.yaml"]
     assert main(["plan", "train.py", *options, "--limit", limit, "--json", *OWN]) == code
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert (found["verdict"], found["best"], found["stopped"]) == (verdict, None, code == 3)
-    assert "plan.yaml: not written" in said.err and not (folder / "plan.yaml").exists()
+    words = capsys.readouterr()
+    results = json.loads(words.out)
+    assert (results["verdict"], results["best"], results["stopped"]) == (verdict, None, code == 3)
+    assert "plan.yaml: not written" in words.err and not (folder / "plan.yaml").exists()
 
 
 @pytest.mark.exhaustive
@@ -175,9 +172,9 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     on which nothing fits anywhere but last, or left out."""
     options = ["--gpus-to-compare", "600MB,RTX 2080 Ti,T4", "--price", "T4=0.5", "--limit", "0", "--also", "adafactor"]
     code = main(["plan", "train.py", *options, "--json", *OWN])
-    said = capfd.readouterr()  # what the script prints, too
-    assert code == 0, said.err
-    t4, turing, none = json.loads(said.out)["gpus"]
+    words = capfd.readouterr()  # what the script prints, too
+    assert code == 0, words.err
+    t4, turing, none = json.loads(words.out)["gpus"]
     assert [each["verdict"] for each in (t4, turing, none)] == ["fits", "fits", "unfinished"]
     assert [each["gpu"]["name"] for each in (t4, turing)] == ["T4", "RTX 2080 Ti"], "first what has a price"
     assert t4["run_cost"] == pytest.approx(t4["setups"][0]["run_s"][1] / 3600 * 0.5) and t4["million_tokens_cost"] > 0
@@ -185,7 +182,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     assert t4["setups"][0]["prediction"]["categories"] == turing["setups"][0]["prediction"]["categories"]
     assert "--limit" in t4["left_out"]["adafactor"], "asked for, and not reached"
     assert none["best"] is None and none["run_cost"] is None and not none["setups"][0]["fits"]
-    assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
+    assert words.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
 
 
 def started(folder: Path, *gpu: str) -> subprocess.Popen[str]:
@@ -217,8 +214,8 @@ def test_ctrl_c_before_anything_fits(folder: Path) -> None:
     """Would notice: 1 and "nothing fits" because the search was ended."""
     (folder / "slow").touch()
     gpu = ["--gpu", "T4", "--gpu-memory", "600MB"]
-    code, out, said = interrupted(started(folder, *gpu), after=": does not fit")
-    assert code == 3 and out.startswith("NO SETUP FOUND YET"), said
+    code, out, words = interrupted(started(folder, *gpu), after=": does not fit")
+    assert code == 3 and out.startswith("NO SETUP FOUND YET"), words
 
 
 @pytest.mark.slow
@@ -226,19 +223,19 @@ def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     """Would notice: an answer that comes when what is being traced has ended, minutes after it was asked."""
     (folder / "slow").touch()
     # After the script as it stands checkpointing is traced, which waits.
-    code, out, said = interrupted(started(folder, "--gpu", "T4"), after=": fits", pause_s=3)
-    assert code == 0 and out.startswith("FASTEST SO FAR THAT FITS T4: 8 × 1:") and "Traceback" not in said, said
-    assert said.count(": fits") == 1 and "search not finished" in " ".join(out.split())
-    assert "Ctrl-C: printing the best so far" in said
+    code, out, words = interrupted(started(folder, "--gpu", "T4"), after=": fits", pause_s=3)
+    assert code == 0 and out.startswith("FASTEST SO FAR THAT FITS T4: 8 × 1:") and "Traceback" not in words, words
+    assert words.count(": fits") == 1 and "search not finished" in " ".join(out.split())
+    assert "Ctrl-C: printing the best so far" in words
 
 
 @pytest.mark.exhaustive
 def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
     """Would notice: 1, which would say that nothing fits; a script that goes on."""
     (folder / "wait").write_text("60")
-    code, out, said = interrupted(started(folder), after="the script's own line")
-    assert (code, out) == (130, ""), said
-    assert "stopped before any setup was traced" in said and "Traceback" not in said
+    code, out, words = interrupted(started(folder), after="the script's own line")
+    assert (code, out) == (130, ""), words
+    assert "stopped before any setup was traced" in words and "Traceback" not in words
 
 
 def test_a_model_s_own_code_is_run_only_if_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

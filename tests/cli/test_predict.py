@@ -19,9 +19,8 @@ from rich.console import Console
 from hf_memkit import predict_recipe
 from hf_memkit.cli import predict_answer
 from hf_memkit.cli.main import main
-from hf_memkit.cli.predict import _resolved
+from hf_memkit.cli.predict import PredictOptions, _resolved
 from hf_memkit.cli.predict_next import NextSetup
-from hf_memkit.cli.predict_options import PredictOptions
 from hf_memkit.cli.predict_script import searched
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.common.units import GIB, MIB
@@ -88,7 +87,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
 
 
 @pytest.mark.parametrize(
-    ("config", "arguments", "said"),
+    ("config", "arguments", "words"),
     [
         ({"model_type": "memkit-odd", "auto_map": {"AutoConfig": "odd.OddConfig"}}, (), "--trust-remote-code"),
         ({**GPT2, "n_head": 3}, (), "divisible by num_heads"),
@@ -108,7 +107,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
     ],
 )
 def test_what_cannot_be_predicted_gets_one_line_and_writes_nothing(
-    run: Run, tmp_path: Path, config: dict[str, Any] | None, arguments: tuple[str, ...], said: str
+    run: Run, tmp_path: Path, config: dict[str, Any] | None, arguments: tuple[str, ...], words: str
 ) -> None:
     files = {
         "config.json": "{" if config is None else json.dumps(config), "odd.py": "raise SystemExit('it ran')",
@@ -118,7 +117,7 @@ def test_what_cannot_be_predicted_gets_one_line_and_writes_nothing(
         (tmp_path / name).write_text(text)
     code, out, err = run("--model", "./", "--gpu", "T4", "--sequence-length", "8", *arguments)
     assert code == 2 and out == "" and err.count("\n") == 1, (out, err)
-    assert err.startswith("memkit: error: ") and said in err, err
+    assert err.startswith("memkit: error: ") and words in err, err
     assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
@@ -205,9 +204,9 @@ def test_evaluations_that_generate_are_seq2seqtrainer_s(tmp_path: Path, capsys: 
         (tmp_path / "mine.json").write_text(json.dumps({**own, "output_dir": "out"}))
         options = ["--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--sequence-length", "16"]
         assert main(["predict", *options, "--gpu", "T4", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        assert any("evaluations generate" in note for note in found["notes"])
-        return float(found["phases"]["evaluate"]["peak_allocated_gib"])
+        results = json.loads(capsys.readouterr().out)
+        assert any("evaluations generate" in note for note in results["notes"])
+        return float(results["phases"]["evaluate"]["peak_allocated_gib"])
 
     assert evaluate_gib(20_000) > 2 * evaluate_gib(20)
 
@@ -308,9 +307,9 @@ def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: Setup) -
     assert "backend " * 500 in prediction.to_json()["notes"][-1]
 
 
-def nearest(gib: float = 8.6, said: str = "") -> NextSetup:
+def nearest(gib: float = 8.6, words: str = "") -> NextSetup:
     """Another micro-batch, checkpointed, that was traced."""
-    return NextSetup(made_setup(2, 4, gib, None, replace(CHECKPOINTING, result=said)))
+    return NextSetup(made_setup(2, 4, gib, None, replace(CHECKPOINTING, result=words)))
 
 
 def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -> None:
@@ -334,11 +333,13 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
 
 
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
-    instead = nearest(said="GPU memory and RAM are small, a disk is fast " * 9)
+    instead = nearest(words="GPU memory and RAM are small, a disk is fast " * 9)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
-    said = {"peak_module": "model.layers" * 40, "confidence": Confidence("cpu trace", "two steps " * 40)}
+    words = {"peak_module": "model.layers" * 40, "confidence": Confidence("cpu trace", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))
-    lines = drawn(predicted(xl, 20, 19, host_rss_bytes=900 * GIB, phases=phases, **said), job, 80, instead, short=True)
+    lines = drawn(
+        predicted(xl, 20, 19, host_rss_bytes=900 * GIB, phases=phases, **words), job, 80, instead, short=True
+    )
     text = "\n".join(lines)
     assert len(lines) <= 24 and max(map(len, lines)) <= 80 and "\x1b" not in text
     places = [text.index(each) for each in ("DOES NOT FIT: ", "Warning: ", "Try next: ", "Peak")]
@@ -379,8 +380,8 @@ def test_advice_is_about_what_frees_enough(
     xl: Setup, cap: float, what: str, micro_batch: int, wanted: list[str], vain: list[str]
 ) -> None:
     """Would notice: a smaller batch where it is 1 already, or where the optimizer's states alone do not fit."""
-    said = " ".join(predict_answer.advice(predicted(xl, 20, cap), None, what, micro_batch))
-    assert all(each in said for each in wanted) and not any(each in said for each in vain), said
+    words = " ".join(predict_answer.advice(predicted(xl, 20, cap), None, what, micro_batch))
+    assert all(each in words for each in wanted) and not any(each in words for each in vain), words
 
 
 @pytest.mark.exhaustive
@@ -388,18 +389,22 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
     """Would notice: a setup that was not traced, that has another batch, or does not fit itself."""
     shape = ("--model", tiny, "--gpu", "T4", "--gpu-memory", "1GB", "--sequence-length", "64", "--batch-size", "2048")
     code, out, _ = run(*shape, "--json")
-    told = json.loads(out)
-    assert code == 1 and told["try_next"]["basis"] == "trace"
-    arguments = told["try_next"]["overrides"]["arguments"]
+    message = json.loads(out)
+    assert code == 1 and message["try_next"]["basis"] == "trace"
+    arguments = message["try_next"]["overrides"]["arguments"]
     size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-    assert size * accumulation == 2048 and size < 2048 and told["try_next"]["peak_gib"] < 0.92 * told["capacity_gib"]
+    assert (
+        size * accumulation == 2048
+        and size < 2048
+        and message["try_next"]["peak_gib"] < 0.92 * message["capacity_gib"]
+    )
     again = (*shape[:-1], str(size), "--accumulation", str(accumulation), "--json")
     more = [
         f"--set={name}={json.dumps(each)}" for name, each in arguments.items() if not name.endswith(("size", "steps"))
     ]
-    found = json.loads(run(*again, *more)[1])
-    high = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
-    assert high == pytest.approx(told["try_next"]["peak_gib"], rel=0.02)
+    results = json.loads(run(*again, *more)[1])
+    high = results["peak_reserved_gib"][1] + results["outside_allocator_gib"]
+    assert high == pytest.approx(message["try_next"]["peak_gib"], rel=0.02)
 
 
 def test_what_is_missing_is_named(xl: Setup) -> None:
@@ -422,17 +427,19 @@ def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
     arguments = ("--model", tiny, "--gpu", "T4", "--sequence-length", "32", "--json")
     code, out, err = run(*arguments, "--batch-size", "2", "--accumulation", "2")
     assert code == 0 and err == ""
-    told = json.loads(out)
-    assert told["verdict"] == "fits" and told["confidence"]["level"] in ("trace", "cpu trace")
-    assert {"forward", "backward", "optimizer"} <= set(told["phases"]) and told["peak_phase"] in told["phases"]
-    assert sum(told["categories"].values()) == pytest.approx(told["peak_allocated_gib"])
-    request = told["request"]
+    message = json.loads(out)
+    assert message["verdict"] == "fits" and message["confidence"]["level"] in ("trace", "cpu trace")
+    assert {"forward", "backward", "optimizer"} <= set(message["phases"]) and message["peak_phase"] in message[
+        "phases"
+    ]
+    assert sum(message["categories"].values()) == pytest.approx(message["peak_allocated_gib"])
+    request = message["request"]
     assert (request["micro_batch_size"], request["sequence_length"], request["accumulation"]) == (2, 32, 2)
-    assert request["gpu"]["name"] == "T4" and request["preset"] == "trainer-defaults" and told["try_next"] is None
+    assert request["gpu"]["name"] == "T4" and request["preset"] == "trainer-defaults" and message["try_next"] is None
     # Each of the tiny model's fp32 weights is on the GPU.
-    assert told["categories"]["weights_gib"] * GIB >= 4 * request["parameters"]
+    assert message["categories"]["weights_gib"] * GIB >= 4 * request["parameters"]
     more = json.loads(run(*arguments, "--batch-size", "16")[1])
-    assert more["peak_allocated_gib"] > told["peak_allocated_gib"]
+    assert more["peak_allocated_gib"] > message["peak_allocated_gib"]
     code, out, _ = run(*arguments[:-1])
     text = " ".join(out.split())
     assert code == 0 and "FITS: " in text and "two optimizer steps of transformers.Trainer" in text
@@ -441,9 +448,14 @@ def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows a machine without a GPU")
 def test_without_a_gpu_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> None:
     code, out, _ = run("--model", tiny, "--json")
-    told = json.loads(out)
-    assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
-    assert any("no verdict" in note for note in told["notes"])
+    message = json.loads(out)
+    assert (
+        code == 0
+        and message["verdict"] is None
+        and message["capacity_gib"] is None
+        and message["peak_allocated_gib"] > 0
+    )
+    assert any("no verdict" in note for note in message["notes"])
 
 
 def test_a_batch_of_more_than_a_thousand(tiny: str) -> None:

@@ -45,7 +45,7 @@ def test_drawn_and_readable_where_it_does_not_fit(
     for width, scheme in ((360, "dark"), (1400, "light")):
         tab, watched = show(tmp_path / "page.html", width=width, scheme=scheme)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width and tab.evaluate(CONTRAST) == []
-        assert watched.found == []
+        assert watched.problems == []
     assert lines[-1] == "Wrote page.html" and tab.locator("h1").inner_text() == lines[0]
     assert tab.locator(".lead.bad").count() == 1
     change = lines.index("What to do") + 1
@@ -77,8 +77,8 @@ def test_every_form_has_a_page_on_which_names_are_text(
     shown = tab.locator("main").inner_text()
     assert EVIL in tab.locator(".lead p").inner_text() and tab.locator("main img, script").count() == 0
     assert tab.locator("h1").inner_text() == lines[0] and tab.locator(".lead.good").count() == 1
-    said = [line.partition("; measured")[0] for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: "))]
-    missing = [line for line in said if line not in shown]
+    words = [line.partition("; measured")[0] for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: "))]
+    missing = [line for line in words if line not in shown]
     assert not missing
     assert (tmp_path / "page.html").stat().st_size < 100_000, "no chart, so no Plotly"
-    assert watched.found == []
+    assert watched.problems == []

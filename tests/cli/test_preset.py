@@ -47,26 +47,26 @@ def test_list_names_every_preset_and_every_technique(run: Run) -> None:
     assert code == 0 and all(name in out for name in (*PRESETS, *TECHNIQUES))
     _, out, _ = run("list", "--techniques")
     assert "costs" in out and all(name in out for name in TECHNIQUES)
-    told = json.loads(run("list", "--json")[1])
-    assert {each["name"] for each in told["presets"]} == set(PRESETS)
-    assert {each["name"] for each in told["techniques"]} == set(TECHNIQUES)
-    assert all(each["for_whom"] and each["techniques"] for each in told["presets"])
+    message = json.loads(run("list", "--json")[1])
+    assert {each["name"] for each in message["presets"]} == set(PRESETS)
+    assert {each["name"] for each in message["techniques"]} == set(TECHNIQUES)
+    assert all(each["for_whom"] and each["techniques"] for each in message["presets"])
 
 
 def test_show_gives_each_setting_its_reason_and_a_ledger_that_adds_up(run: Run) -> None:
     sized = (*FOR_16_GB, "--batch-size", "32", "--set", "per_device_train_batch_size=4")
     code, out, err = run("show", "resident", *sized)
     assert code == 0 and err == ""
-    told = json.loads(run("show", "resident", *sized, "--json")[1])
-    for setting in told["settings"]:
+    message = json.loads(run("show", "resident", *sized, "--json")[1])
+    for setting in message["settings"]:
         if setting["key"] not in ("model.origin", "model.architecture"):
             assert setting["reason"].split()[0] in out
             assert f"\n  {setting['key']} = " in out or setting["key"] == "deepspeed.sizes", "a line each"
-    arguments = told["arguments"]
+    arguments = message["arguments"]
     assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
-    rows = told["ledger"]["device"]
+    rows = message["ledger"]["device"]
     assert rows and all(row["source"] and row["gib"] > 0 for row in rows) and "Bytes by formula" in out
-    assert any(each["what"].startswith("model.dtype") for each in told["outside_arguments"])
+    assert any(each["what"].startswith("model.dtype") for each in message["outside_arguments"])
     assert "from_pretrained" in out
 
 
@@ -119,10 +119,10 @@ def test_the_folder_for_swap_files_is_the_user_s(run: Run, tmp_path: Path, model
 
 def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("model_name_or_path: gpt2\nblock_size: 128\nlearning_rate: 1e-4\n")
-    told = json.loads(run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB", "--json")[1])
-    settings = {each["key"]: each["value"] for each in told["settings"]}
+    message = json.loads(run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB", "--json")[1])
+    settings = {each["key"]: each["value"] for each in message["settings"]}
     assert settings["model.name"] == "gpt2" and settings["data.sequence_length"] == 128
-    assert told["arguments"]["learning_rate"] == 1e-4 and told["ledger"]["device"]
+    assert message["arguments"]["learning_rate"] == 1e-4 and message["ledger"]["device"]
     _, out, _ = run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB")
     assert "your file's '1e-4' becomes 0.0001" in out
     (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\nevaluation_strategy: steps\n")
@@ -157,8 +157,8 @@ def test_destinations(run: Run, tmp_path: Path) -> None:
 
 def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tmp_path: Path) -> None:
     liger = ("--technique", "liger", "--model", "meta-llama/Llama-3.1-8B")
-    told = json.loads(run("show", "lean", *liger, "--technique", "lomo", "--json")[1])
-    assert {"liger", "lomo"} <= set(told["techniques"]) and "chunked-loss" not in told["techniques"]
+    message = json.loads(run("show", "lean", *liger, "--technique", "lomo", "--json")[1])
+    assert {"liger", "lomo"} <= set(message["techniques"]) and "chunked-loss" not in message["techniques"]
     assert "memkit preset copy lean args.yaml --technique liger" in run("show", "lean", *liger)[1]
     code, _, err = run("copy", "lean", "a.json", *liger)
     assert code == 0 and json.loads((tmp_path / "a.json").read_text())["use_liger_kernel"] is True
@@ -171,11 +171,11 @@ def test_the_batch_is_the_largest_that_a_trace_shows_to_fit(run: Run, tmp_path: 
     sizes = {"n_embd": 64, "n_head": 2, "n_layer": 2, "vocab_size": 50257, "n_positions": 1024}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     asked = ("show", "checkpointed", "--model", str(tmp_path), "--gpu-memory", "2GB", "--ram", "64GB")
-    told = json.loads(run(*asked, "--batch-size", "64", "--json")[1])
-    size = told["arguments"]["per_device_train_batch_size"]
-    (reason,) = (s["reason"] for s in told["settings"] if s["key"] == "arguments.per_device_train_batch_size")
+    message = json.loads(run(*asked, "--batch-size", "64", "--json")[1])
+    size = message["arguments"]["per_device_train_batch_size"]
+    (reason,) = (s["reason"] for s in message["settings"] if s["key"] == "arguments.per_device_train_batch_size")
     assert f"{size} fits" in reason and reason.count(" fits") <= 3 and size > 1
-    assert any(row["term"] == "by a trace, at its peak" for row in told["ledger"]["device"])
+    assert any(row["term"] == "by a trace, at its peak" for row in message["ledger"]["device"])
 
 
 def test_problems_stand_first(run: Run) -> None:

@@ -27,13 +27,13 @@ def test_every_recipe_stands_with_what_each_variant_needs(capsys: pytest.Capture
         assert any(size is not None and size > 0.5 for size in sizes), row["name"]
     assert main(["recipe"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
+    assert "predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
 
 
 def test_a_gpu_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture[str]) -> None:
-    found = listed(capsys, "--gpu", "16GB", "--ram", "64GB")
-    assert found["gpu"]["bf16"] and found["ram_gib"] < 64
-    recipes = [(each["recipe"], each["verdict"], each["predicted_card_gib"]) for each in found["fits"]]
+    result = listed(capsys, "--gpu", "16GB", "--ram", "64GB")
+    assert result["gpu"]["bf16"] and result["ram_gib"] < 64
+    recipes = [(each["recipe"], each["verdict"], each["predicted_card_gib"]) for each in result["fits"]]
     assert ("gpt2-on-16gb", "fits") in [each[:2] for each in recipes]
     assert all(size < 16 for _, _, size in recipes) and {verdict for _, verdict, _ in recipes} <= {"fits", "tight"}
     first = {name: size for name, _, size in reversed(recipes)}  # of each recipe the first variant
@@ -41,9 +41,9 @@ def test_a_gpu_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture
     order = list(dict.fromkeys(name for name, _, _ in recipes))
     best = [first[name] for name in order if next(v for n, v, _ in recipes if n == name) == "fits"]
     assert fitting and best == sorted(best, reverse=True)
-    named = {each["recipe"] for key in ("fits", "does_not_fit") for each in found[key]} | set(found["not_predicted"])
+    named = {each["recipe"] for key in ("fits", "does_not_fit") for each in result[key]} | set(result["not_predicted"])
     assert named == set(resources.names("recipes"))
-    assert "llama-8b-on-80gb" in {each["recipe"] for each in found["does_not_fit"]}
+    assert "llama-8b-on-80gb" in {each["recipe"] for each in result["does_not_fit"]}
 
 
 def test_a_larger_gpu_and_more_ram_never_take_anything_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,9 +56,9 @@ def test_a_larger_gpu_and_more_ram_never_take_anything_away(capsys: pytest.Captu
 
 
 def test_a_gpu_without_bf16_gets_only_what_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
-    found = listed(capsys, "--gpu", "T4", "--ram", "64GB")
-    assert not found["gpu"]["bf16"]
-    fits = {(each["recipe"], each["variant"]) for each in found["fits"]}
+    result = listed(capsys, "--gpu", "T4", "--ram", "64GB")
+    assert not result["gpu"]["bf16"]
+    fits = {(each["recipe"], each["variant"]) for each in result["fits"]}
     assert ("gpt2-on-16gb", "resident") not in fits and ("llama-8b-qlora-on-16gb", "qlora") in fits
 
 
@@ -68,10 +68,10 @@ def test_a_command_stands_in_one_piece_in_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ("--gpu", card, "--ram", "2048GB")
-    found = listed(capsys, *arguments)["fits"]
-    commands = {each["recipe"]: each["command"] for each in reversed(found)}
+    result = listed(capsys, *arguments)["fits"]
+    commands = {each["recipe"]: each["command"] for each in reversed(result)}
     assert all(each["command"].split()[2:] in ([each["recipe"]], [each["recipe"], "--variant", each["variant"]])
-               for each in found)  # fmt: skip
+               for each in result)  # fmt: skip
     assert main(["recipe", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     for command in commands.values():

@@ -191,17 +191,17 @@ def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path, v
     assert ran.returncode == 0, ran.stderr
     answers = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [answer[0] for answer in answers] == wrong
-    for command, code, said, out, torch, started in answers:
+    for command, code, words, out, torch, started in answers:
         expected = 1 if command == "ds copy onebit-adam" else 2  # another DeepSpeed has it
         assert (code, out, torch, started) == (expected, "", False, []), command
-        assert said and all(line.startswith("memkit: error: ") for line in said.splitlines()), said
-        assert len(said) < 1000, said
-        assert all(part in said for part in WRONG[command]), said
+        assert words and all(line.startswith("memkit: error: ") for line in words.splitlines()), words
+        assert len(words) < 1000, words
+        assert all(part in words for part in WRONG[command]), words
     assert {path.name for path in tmp_path.iterdir()} == set(FILES)
 
 
 @pytest.mark.parametrize("verb", [[], ["preset"], ["ds"]])
 def test_without_a_command_help_stands_alone(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(verb) == 2
-    said = capsys.readouterr()
-    assert "Usage: memkit" in said.out and "error" not in said.err
+    words = capsys.readouterr()
+    assert "Usage: memkit" in words.out and "error" not in words.err

@@ -76,7 +76,7 @@ def plan(own: Judgement, *others: Judgement, gpu: str = "RTX 3090", **fields: An
     )  # fmt: skip
 
 
-def usual(gpu: str = "RTX 3090") -> Plan:
+def typical_plan(gpu: str = "RTX 3090") -> Plan:
     """A plan in which the script's own setup does not fit. Two with the same result fit, a faster one has nearly the
     same result, and the fastest needs a change of code."""
     return plan(

@@ -142,11 +142,7 @@ def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = N
 
 
 @pytest.mark.parametrize(
-    ("script", "also"),
-    [
-        ("plain", ("qlora",)),
-        pytest.param("subclass", ("lora",), marks=pytest.mark.slow),
-    ],
+    ("script", "also"), [("plain", ("qlora",)), pytest.param("subclass", ("lora",), marks=pytest.mark.slow)]
 )
 def test_the_changed_script_has_the_same_trace(
     script: str, also: tuple[str, ...], folder: Path, worker: Worker

@@ -14,8 +14,8 @@ from hf_memkit.measuring.memory.records import SCHEMA
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.plan import wording
 from hf_memkit.plan.answer import verified_blocks
-from hf_memkit.plan.measured_steps import Verified, measured
-from tests.plan.made_plans import CHECKPOINTING, setup, usual
+from hf_memkit.plan.verify import Verified, measured
+from tests.plan.made_plans import CHECKPOINTING, setup, typical_plan
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +103,8 @@ def test_measurements_are_next_to_predictions(
 def test_a_plan_whose_setups_failed_proposes_nothing() -> None:
     from dataclasses import replace
 
-    plan = usual()
+    plan = typical_plan()
     plan = replace(plan, failed={each.candidate: "ran out of memory" for each in plan.ranked})
-    verdict, details = wording.answer(plan)
-    assert verdict == "NOTHING RAN ON RTX 3090" and "ran out of memory" in details and not list(wording.beside(plan))
+    verdict, details = wording.headline(plan)
+    assert verdict == "NOTHING RAN ON RTX 3090" and "ran out of memory" in details
+    assert not list(wording.headline_details(plan))

@@ -9,7 +9,7 @@ import pytest
 
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.host_rates import GivenHost
-from hf_memkit.cli.plan_host import read_host
+from hf_memkit.cli.plan_options import read_host
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate_time import Speeds

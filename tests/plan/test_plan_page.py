@@ -14,11 +14,11 @@ from playwright.sync_api import Page
 from hf_memkit.common.answer import page
 from hf_memkit.common.errors import InputError
 from hf_memkit.plan.answer import plan_answer
-from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import frontier, plot
+from hf_memkit.plan.verify import Verified
 from tests.chromium import CONTRAST, Watched
-from tests.plan.made_plans import EIGHT_BITS, plan, setup, usual
+from tests.plan.made_plans import EIGHT_BITS, plan, setup, typical_plan
 
 Show = Callable[..., tuple[Page, Watched]]
 
@@ -32,7 +32,7 @@ def write_page(plans: Sequence[Plan], prices: Mapping[str, float], path: Path, r
 def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str) -> None:
     """Would notice: a plot that is not drawn or has no mark for a setup, a page that scrolls sideways, text that
     cannot be read, arguments whose lines run into one."""
-    tab, watched = show(write_page([usual()], {}, tmp_path / "plan.html"), width=width, scheme=scheme)
+    tab, watched = show(write_page([typical_plan()], {}, tmp_path / "plan.html"), width=width, scheme=scheme)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(CONTRAST) == []
     assert (
@@ -54,17 +54,17 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
     assert "activation_checkpointing: true" in (tab.locator("details pre").first.text_content() or "").splitlines()
     names = tab.locator("td:first-child").evaluate_all("cells => cells.map(cell => cell.clientWidth)")
     assert min(names) > 150, "names are not broken letter by letter"
-    assert watched.found == []
+    assert watched.problems == []
 
 
 def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     """Would notice: a GPU without a setup that has no row, a cost without a price, charts that share a place; a setup
     that failed here, of which the page knows nothing; another table than the terminal's."""
-    gpus = [plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4"), usual(), usual("RTX 4090")]
-    judged = usual().traced[1]
+    gpus = [plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4"), typical_plan(), typical_plan("RTX 4090")]
+    judgement = typical_plan().traced[1]
     ran = (
-        Verified(judged, failed="failed in the save", last_lines=("OSError: <b>full</b>",)),
-        Verified(judged, peak_allocated_gib=18.25, step_time_s=1.375, evaluated=True, notes=("run by torchrun",)),
+        Verified(judgement, failed="failed in the save", last_lines=("OSError: <b>full</b>",)),
+        Verified(judgement, peak_allocated_gib=18.25, step_time_s=1.375, evaluated=True, notes=("run by torchrun",)),
     )
     tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html"))
     rows = tab.locator("table").first.locator("tbody tr").all_inner_texts()
@@ -72,7 +72,7 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     assert "nothing fits: 29.40 GiB over the limit" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
     assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
     assert tab.locator(".chart .main-svg").count() >= 3
-    assert watched.found == []
+    assert watched.problems == []
     tab, watched = show(write_page(gpus[1:2], {}, tmp_path / "plan.html", ran))
     for how, each in zip(("failed", "ran"), ran, strict=True):
         table = tab.locator("section", has_text=f"8 × 1, checkpointing: {how} here").first.locator("tbody tr")
@@ -84,7 +84,7 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
 def test_without_times_there_is_no_plot_and_without_a_script_all_figures(tmp_path: Path, show: Show) -> None:
     """Would notice: marks at 0 tokens/s for setups whose time nobody knows; figures that only the plot has."""
     assert plot(plan(setup(8, 1, 12, None))) is None
-    tab, _ = show(write_page([usual()], {}, tmp_path / "plan.html"), script=False)
+    tab, _ = show(write_page([typical_plan()], {}, tmp_path / "plan.html"), script=False)
     text = tab.locator("main").inner_text()
     assert all(
         part in text for part in ("19.00", "1.40", "5,851", "42.80", "21.01 GiB over the limit", "adamw_bnb_8bit")
@@ -101,7 +101,7 @@ def test_nothing_of_a_name_becomes_part_of_the_page(tmp_path: Path, show: Show) 
     assert tab.locator("main img").count() == 0 and evil in tab.locator("h1").inner_text()
     charts = json.loads(tab.locator("#charts").text_content() or "")
     assert evil not in json.dumps(charts)
-    assert watched.found == []
+    assert watched.problems == []
 
 
 def test_a_page_that_memkit_did_not_write_stays(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_page_that_memkit_did_not_write_stays(tmp_path: Path) -> None:
     path = tmp_path / "mine.html"
     path.write_text("<p>mine</p>")
     with pytest.raises(InputError, match="not a page written by memkit"):
-        write_page([usual()], {}, path)
+        write_page([typical_plan()], {}, path)
     assert path.read_text() == "<p>mine</p>"
 
 
@@ -120,4 +120,4 @@ def test_the_frontier() -> None:
         setup(1, 8, 5, 9.0), setup(16, 1, 4, None),
     )  # fmt: skip
     assert [each.needs_bytes >> 30 for each in frontier(made)] == [5, 10, 20]
-    assert all(not each.candidate.code for each in frontier(usual()))
+    assert all(not each.candidate.code for each in frontier(typical_plan()))

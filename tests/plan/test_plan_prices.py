@@ -6,7 +6,7 @@ import pytest
 
 from hf_memkit.cli.plan_options import read_prices
 from hf_memkit.common.errors import InputError
-from hf_memkit.plan.as_json import plans_json
+from hf_memkit.plan.answer import plans_json
 from hf_memkit.plan.prices import million_tokens_cost, ranked_gpus, run_cost
 from tests.plan.made_plans import plan, setup
 

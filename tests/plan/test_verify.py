@@ -20,9 +20,8 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judgement import Judgement
-from hf_memkit.plan.measured_steps import Verified
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.verify import refuse_unverifiable, verify
+from hf_memkit.plan.verify import Verified, refuse_unverifiable, verify
 from tests.plan.made_plans import CHECKPOINTING, plan, setup
 
 HERE = Path(__file__).parent

@@ -8,7 +8,14 @@ import pytest
 
 from hf_memkit.catalog.hardware import this_machine
 from hf_memkit.catalog.models import describe
-from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import (
+    RecipeOptions,
+    default_processes,
+    machine_here,
+    read_request,
+    rehearses,
+    resolved_run,
+)
 from hf_memkit.prediction import predict
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.run.ranks import Ranks
@@ -20,7 +27,7 @@ without_a_gpu = pytest.mark.skipif(this_machine(".").gpu is not None, reason="th
 
 
 def default_gpus(options: RecipeOptions) -> int:
-    return usual_gpus(
+    return default_processes(
         load_recipe(options.request.recipe or ""), rehearses=rehearses(options, machine_here(options.request))
     )
 

@@ -1,11 +1,11 @@
-"""What a verb answers: a verdict, and blocks in the order in which a person reads them.
+"""The answer of a verb: a verdict, and blocks in the order of reading.
 
 ```
-verb's figures ─> Answer ─┬─> terminal.py   what the terminal shows, in full or with --short
+verb's figures ─> Answer ─┬─> terminal.py   in full or with --short
                           └─> page.py       one HTML file
 ```
-A verb fills one `Answer`. Each block says where it is shown (`views`), so that the three views never differ in words
-or figures. Strings are plain text: the renderers escape them, and nothing in them is markup.
+Each block names the views that show it (`views`), so that these never differ in words or figures. Strings are plain
+text, which the renderers escape.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from enum import Flag
 from typing import Any, Final, Literal, TypeVar
 
 State = Literal["good", "near", "bad", "none"]
-"""The colour of a verdict. `near`: works, but little is left; `none`: nothing is judged."""
+"""The colour of a verdict. `near`: works with little headroom; `none`: no verdict."""
 
 NONE: Final = "—"
-"""What is not known. A column of a table in which every row has it is omitted."""
+"""An unknown value. A column with no other values is omitted."""
 
 
 class View(Flag):
@@ -37,10 +37,10 @@ class View(Flag):
 class AnswerBlock:
     """
     Attributes:
-        heading: begins a section. Blocks without one belong to the section before them. The terminal omits it with
+        heading: begins a section, which includes the following blocks without one. The terminal omits it with
             `--short` and above sentences.
         name: the section's id on the page.
-        folded: the page shows the block when a person opens this line.
+        folded: a line on the page; a click on it shows the block.
     """
 
     heading: str = ""
@@ -51,8 +51,8 @@ class AnswerBlock:
 
 @dataclass(frozen=True, slots=True)
 class Lines(AnswerBlock):
-    """Sentences, one below the other. A line of kind `command` is never broken, because it is to be copied.
-    `short_limit`: characters of each with `--short`."""
+    """Sentences below one another. Lines of kind `command` are for copying and are not broken. `short_limit`: maximum
+    of characters with `--short`."""
 
     lines: Sequence[str]
     kind: Literal["text", "strong", "warning", "note", "command"] = "text"
@@ -61,7 +61,7 @@ class Lines(AnswerBlock):
 
 @dataclass(frozen=True, slots=True)
 class Facts(AnswerBlock):
-    """Names and values. `tiles` and `glossary` are forms of the page: large figures, and explained words."""
+    """Names and values. On a page `tiles` are large figures, and a `glossary` explains words."""
 
     rows: Sequence[tuple[str, str]]
     form: Literal["facts", "tiles", "glossary"] = "facts"
@@ -69,7 +69,7 @@ class Facts(AnswerBlock):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A change to make, or a setting that helps or does not. Without `setting` it is a plain sentence."""
+    """A change to make, or a setting. Without `setting` it is a sentence."""
 
     text: str
     setting: str = ""
@@ -80,8 +80,6 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Changes(AnswerBlock):
-    """What to change."""
-
     items: Sequence[Item]
     numbered: bool = False
 
@@ -114,12 +112,12 @@ class Cell:
 class Table(AnswerBlock):
     """
     Attributes:
-        columns: a name that begins with `>` is set to the right. On a terminal a heading replaces the first name.
-        caption: what the rows are; the page shows it, and the terminal where there is no heading.
-        rows_shown, short_rows: rows that the terminal shows, and that it shows with `--short`; None: all.
-        marked: rows that are strong have an arrow on the terminal.
-        tall: the page shows it in a box that scrolls.
-        whole: the terminal never breaks a text of the first column, which is copied.
+        columns: a name that begins with `>` is right-aligned. On a terminal a heading replaces the first name.
+        caption: describes the rows; the terminal shows it only without a heading.
+        rows_shown, short_rows: number of rows on the terminal, in full and with `--short`; None means all.
+        marked: the terminal puts an arrow before strong rows.
+        tall: the page shows the table in a box that scrolls.
+        whole: the terminal does not break the first column, which is for copying.
     """
 
     columns: Sequence[str]
@@ -134,7 +132,7 @@ class Table(AnswerBlock):
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A size with its name, what is printed of it, and a colour of `palette.COLOURS`."""
+    """A size with its name, printed cells, and a colour of `palette.COLOURS`."""
 
     name: str
     size: float
@@ -144,7 +142,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class WholeGpu:
-    """What a GPU holds beside the bars, in GiB: the page draws all of it as one bar. `reserved` includes the bars."""
+    """The whole memory of a GPU in GiB, which the page draws as one bar. `reserved` includes the bars."""
 
     reserved: float
     outside: float
@@ -153,7 +151,7 @@ class WholeGpu:
 
 @dataclass(frozen=True, slots=True)
 class Bars(AnswerBlock):
-    """Sizes by name, each with a bar. `columns`: of the name and the cells. With `gpu` the sizes are GiB."""
+    """Sizes as bars. `columns`: titles of the name and the cells. With `gpu` the sizes are GiB."""
 
     caption: str
     columns: Sequence[str]
@@ -163,7 +161,7 @@ class Bars(AnswerBlock):
 
 @dataclass(frozen=True, slots=True)
 class Chart(AnswerBlock):
-    """A chart of the page, as Plotly's own traces; colours are CSS variables. `points`: labelled points, explained."""
+    """A chart for the page, in Plotly's traces with CSS variables as colours. `points`: explanations of its labels."""
 
     place: str
     caption: str
@@ -176,7 +174,7 @@ class Chart(AnswerBlock):
 
 @dataclass(frozen=True, slots=True)
 class Beside(AnswerBlock):
-    """Blocks beside one another, where the screen is wide enough."""
+    """Blocks side by side if the screen is wide enough."""
 
     blocks: Sequence[AnswerBlock]
 
@@ -185,7 +183,7 @@ class Beside(AnswerBlock):
 class Answer:
     """
     Attributes:
-        title: of the page's window.
+        title: title of the page's window.
         verdict: the first words, in the colour of `state`.
         reason: the rest of the first line.
     """
@@ -207,7 +205,7 @@ class Answer:
 
 
 def is_empty(block: AnswerBlock) -> bool:
-    """Whether there is nothing to show."""
+    """Whether the block has no content."""
     match block:
         case Lines():
             return not block.lines
@@ -222,5 +220,5 @@ AnyBlock = TypeVar("AnyBlock", bound=AnswerBlock)
 
 
 def only(views: View, *blocks: AnyBlock) -> list[AnyBlock]:
-    """The blocks, shown in these views only; those that would be shown in none are omitted."""
+    """The blocks restricted to these views, without those that no view shows."""
     return [replace(each, views=each.views & views) for each in blocks if each.views & views]

@@ -1,13 +1,13 @@
-"""The frame of every page that memkit writes, and the file it is written to.
+"""The frame of memkit's pages, and the file of a page.
 
-Nothing is loaded from anywhere: style, script, data and Plotly stand in the page, and its content security policy
-forbids all requests and every script but these, by their hashes. Charts are drawn by the script; all figures are
-also text and tables, which need none.
+A page loads nothing: it contains style, script, data and Plotly, and its content security policy forbids all requests
+and all other scripts. The script draws charts; all figures are also in text and tables.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import gzip
 import hashlib
@@ -15,7 +15,7 @@ import html
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,99 +28,105 @@ from hf_memkit.common.resources import documentation
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 _PLOTLY: Final = _ASSETS / "plotly-basic-4.1.1.min.js.gz"
-"""Of the npm package plotly.js-basic-dist-min, compressed (MIT; its licence stands at its beginning). Python's plotly
-has only the whole library, five times as large."""
+"""The npm package plotly.js-basic-dist-min, compressed (MIT; it begins with its licence). Python's plotly has only
+the whole library, five times as large."""
 
-_OURS: Final = b'<meta name="generator" content="memkit'
+_GENERATOR: Final = b'<meta name="generator" content="memkit'
 _HEAD: Final = 1024
-"""Bytes at the start of a file in which the generator stands, if memkit made it."""
+"""Bytes at the start of a page that contain the generator."""
 
 
 def document(
     title: str, body: Html, charts: Mapping[str, Any], *, guide: str, command: str = "", dated: bool = False
 ) -> str:
-    """The page's HTML. A chart (`{"traces", "x", "y", "hovermode"}`: Plotly's traces, the titles of the axes) is drawn
-    into the element with the id `chart-NAME`; a page with neither charts nor lines to copy has no script.
+    """The page's HTML.
 
     Args:
+        charts: NAME → `{"traces", "x", "y", "hovermode"}` with Plotly's traces and titles of the axes; drawn into the
+            element with the id `chart-NAME`.
         guide: page of the documentation that explains it.
-        command: what was typed; the foot shows it.
+        command: the typed command, for the foot.
         dated: whether the foot has today's date.
     """
     scripts = _scripts(charts) if charts or '<div class="code">' in body else []
     made = f"memkit {__version__}{f', {datetime.date.today():%d %B %Y}' if dated else ''}"
     foot = [made, *([": ", el("code", text(command, 2000))] if command else [])]
+    colours = "\n".join(f"  --{name}: {colour};" for name, colour in COLOURS.items())
     parts = {
         "version": Html(__version__),
         "policy": Html(_policy(*(run for run, _ in scripts if run))),
         "title": join([title]),
-        "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", _colours())),
+        "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", colours)),
         "body": body,
         "foot": join([el("p", *foot), el("p", Html(f'<a href="{documentation(guide)}">How to read this page</a>'))]),
         "scripts": Html("".join(f"{written}\n" for _, written in scripts)),
     }
     template = (_ASSETS / "template.html").read_text(encoding="utf-8")
-    # In one pass: what is put in is not looked at again.
+    # In one pass, so that braces in the values are not replaced.
     return re.sub(r"\{(\w+)\}", lambda match: parts[match[1]], template)
 
 
 def check_file(path: str | Path) -> None:
-    """Raises InputError where the file exists and is not a page of memkit's, or its folder does not exist."""
-    path = Path(path)
-    try:
+    """Refuses an existing file that is not a page of memkit, and a folder that does not exist."""
+    path, name = Path(path), text(path)
+    with _write_errors(path):
         if path.is_symlink() and not path.exists():
-            raise InputError(f"{text(path)}: a broken link. Remove it, or give another file: --html FILE")
-        if path.exists() and _OURS not in _beginning(path):
-            raise InputError(
-                f"{text(path)}: not a page written by memkit, so it is not replaced. Give another file: --html FILE"
-            )
+            raise InputError(f"{name}: a broken link. Remove it, or give another file: --html FILE")
+        if path.exists():
+            with path.open("rb") as file:
+                is_page = _GENERATOR in file.read(_HEAD)
+            if not is_page:
+                why = "not a page written by memkit, so it is not replaced"
+                raise InputError(f"{name}: {why}. Give another file: --html FILE")
         if not path.absolute().parent.is_dir():
             folder = text(path.absolute().parent)
-            raise InputError(f"{text(path)}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
-    except OSError as error:
-        raise InputError(
-            f"{text(path)}: cannot be written: {error.strerror or error}. Give another file: --html FILE"
-        ) from error
+            raise InputError(f"{name}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
 
 
 def write_document(path: str | Path, content: str) -> Path:
-    """Writes a page over an earlier one of memkit's and returns its path; InputError where that is refused or
-    fails."""
+    """Writes a page, replacing an earlier one, and returns its path. Raises InputError if that is refused or fails."""
     path = Path(path)
     check_file(path)
-    try:
-        # Beside it, then in its place: whoever opens it while it is written sees the old page whole.
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-            made = Path(file.name)
-            try:
-                file.write(content)
-                file.flush()
-                made.chmod(0o644)  # a temporary file is its owner's alone
-                made.replace(path)
-            except BaseException:
-                made.unlink()
-                raise
-    except OSError as error:
-        raise InputError(
-            f"{text(path)}: cannot be written: {error.strerror or error}. Give another file: --html FILE"
-        ) from error
+    # Another file is renamed, so that a reader never sees half a page.
+    with (
+        _write_errors(path),
+        tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file,
+    ):
+        made = Path(file.name)
+        try:
+            file.write(content)
+            file.flush()
+            made.chmod(0o644)  # only its owner can read a temporary file
+            made.replace(path)
+        except BaseException:
+            made.unlink()
+            raise
     return path
 
 
+@contextlib.contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError into an InputError."""
+    try:
+        yield
+    except OSError as error:
+        why = f"cannot be written: {error.strerror or error}"
+        raise InputError(f"{text(path)}: {why}. Give another file: --html FILE") from error
+
+
 def plotly_text(value: Any) -> str:
-    """Text that Plotly, which reads a little HTML, shows as it is: no tag, no link, no template of figures."""
+    """Text without tags, links and templates, which Plotly would interpret."""
     return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def as_json(value: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot end the HTML element that contains it."""
     made = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _scripts(charts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The page's script, and where there are charts their data and Plotly: the text that runs, and the element that
-    holds it."""
+    """(text that runs, its element) of the page's script; with charts also of their data and Plotly."""
     ours = (_ASSETS / "page.js").read_text(encoding="utf-8")
     run = [(ours, f"<script>{ours}</script>")]
     if not charts:
@@ -141,12 +147,3 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _colours() -> str:
-    return "\n".join(f"  --{name}: {colour};" for name, colour in COLOURS.items())
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_HEAD)

@@ -1,4 +1,4 @@
-"""HTML with automatic escaping: text becomes `Html` only through `el` and `join`."""
+"""HTML that escapes automatically: text becomes `Html` only through `el` and `join`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ _LONGEST: Final = 4000
 
 
 class Html(str):
-    """A piece of finished HTML. Only `el` and `join` make one from text, and constants of this package are one."""
+    """A piece of HTML. Only `el` and `join` make one from text; constants of this package are HTML too."""
 
     __slots__ = ()
 
 
 def join(parts: Iterable[Html | str | None], between: str = "") -> Html:
-    """The parts in a row; those that are text are escaped, and addresses of memkit's documentation become links."""
-    return Html(between.join(_linked(_escaped(part), part) for part in parts if part is not None))
+    """The joined parts. Text is escaped, and addresses of memkit's documentation in it become links."""
+    shown = (
+        part if isinstance(part, Html) else _ADDRESS.sub(_link, _escaped(part)) for part in parts if part is not None
+    )
+    return Html(between.join(shown))
 
 
 def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html:
-    """`el("a", "x < y", class_="n", data_step="3")` → `<a class="n" data-step="3">x &lt; y</a>`. Tags and names of
-    attributes are constants of this package; values and children may be anything."""
+    """`el("a", "x < y", class_="n", data_step="3")` → `<a class="n" data-step="3">x &lt; y</a>`. Values and children
+    may be any text; tags and names of attributes are constants of this package."""
     shown = (
         f' {name.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
         for name, value in attributes.items()
@@ -36,11 +39,6 @@ def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html
 
 
 _ADDRESS: Final = re.compile(re.escape(REPOSITORY) + r"(?:/blob/main/([\w./#-]*[\w]))?")
-
-
-def _linked(escaped: str, part: Html | str) -> str:
-    """Escaped text with links. Nothing is loaded from there unless somebody follows one."""
-    return escaped if isinstance(part, Html) else _ADDRESS.sub(_link, escaped)
 
 
 def _link(address: re.Match[str]) -> str:

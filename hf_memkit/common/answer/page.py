@@ -1,4 +1,4 @@
-"""An answer as one HTML page that needs nothing else: style, script and data stand in it."""
+"""An answer as one HTML page, which contains its style, script and data."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from hf_memkit.common.answer.html import Html, el, join
 from hf_memkit.common.answer.terminal import kept_columns
 
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
-"""What Plotly's symbols are in a chart's key."""
+"""Characters for Plotly's symbols in a chart's key."""
 
 _MORE: Final = "more than the GPU has"
 
 
 def write_page(path: str | Path, answer: Answer, *, guide: str, command: str = "") -> Path:
-    """Writes the page over an earlier one of memkit's, and over no other file; returns its path.
+    """Writes the page and returns its path; replaces only an earlier page of memkit.
 
     Args:
         guide: page of the documentation that explains it, such as `"plan.md"`.
-        command: what was typed.
+        command: the typed command.
     """
     return write_document(path, page(answer, guide=guide, command=command, dated=True))
 
@@ -54,7 +54,7 @@ def page(answer: Answer, *, guide: str, command: str = "", dated: bool = False) 
 
 
 def charts(answer: Answer) -> dict[str, Any]:
-    """The charts as the page's script draws them, by place."""
+    """The charts by place, as the page's script draws them."""
     return {
         each.place: {"traces": list(each.traces), "x": each.x, "y": each.y, "hovermode": each.hovermode}
         for each in _all(answer.blocks)
@@ -68,7 +68,7 @@ def _all(blocks: Iterable[AnswerBlock]) -> Iterator[AnswerBlock]:
 
 
 def _sections(blocks: Sequence[AnswerBlock]) -> Iterator[Html]:
-    """A section from each heading to the next."""
+    """Sections, each from a heading to the next."""
     starts = [place for place, each in enumerate(blocks) if each.heading]
     for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
         head = blocks[start]
@@ -137,8 +137,8 @@ def _cell(cell: str | Cell) -> Html:
 def _table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[Html | str]], kind: str = "", label: str = ""
 ) -> Html:
-    """A table that scrolls inside its box where it is wider than the screen. A narrow screen shows the cells of a row
-    one below the other, each with its column's name."""
+    """A table that scrolls if it is wider than the screen. A narrow screen shows the cells of a row below one another,
+    each with its column's name."""
     names = [name.removeprefix(">") for name in columns]
     kinds = ["n" if name.startswith(">") else None for name in columns]
     head = [el("th", name, class_=kind, scope="col") for name, kind in zip(names, kinds, strict=True)]
@@ -152,7 +152,7 @@ def _table(
     stacks = "stacks" if len(names) > 3 and not kind else None
     shown = el("caption", caption) if caption else None
     table = el("table", shown, el("thead", el("tr", *head)), el("tbody", *body), class_=stacks)
-    # Reached by keyboard too, where it can be scrolled.
+    # The keyboard reaches it too, to scroll.
     return el("div", table, class_=f"scroll {kind}".strip(), tabindex="0", role="region", aria_label=caption or label)
 
 
@@ -162,7 +162,7 @@ def _beside(block: AnswerBlock) -> Html:
 
 
 def _bars(block: Bars) -> Html:
-    """A row a bar; of a whole GPU a row a part of its picture."""
+    """A table with a row per bar, or per part of a GPU's picture."""
     if block.gpu is not None:
         parts, whole = _parts(block, block.gpu)
         of = ">of the GPU" if block.gpu.capacity else ">of all"
@@ -181,7 +181,7 @@ def _bars(block: Bars) -> Html:
 
 
 def _parts(block: Bars, gpu: WholeGpu) -> tuple[list[tuple[str, float, str, str]], float]:
-    """(name, GiB, class, style) of all that a GPU holds, what is free or missing at the end; and the GPU's GiB."""
+    """((name, GiB, class, style) of each part of the GPU with the free or missing memory last, GiB of the GPU)."""
     peak = sum(bar.size for bar in block.rows)
     reserved = max(peak, gpu.reserved)
     needs = reserved + gpu.outside
@@ -189,7 +189,7 @@ def _parts(block: Bars, gpu: WholeGpu) -> tuple[list[tuple[str, float, str, str]
     parts = [(bar.name, bar.size, "", _fill(bar.colour)) for bar in block.rows]
     parts.append(("reserved, unused", reserved - peak, "cached", ""))
     parts.append(("outside the allocator", gpu.outside, "outside", ""))
-    if needs - whole >= 0.005:  # seen with two decimals
+    if needs - whole >= 0.005:  # visible with two decimals
         parts.append((_MORE, needs - whole, "line dash", "border-color: var(--bad)"))
     elif gpu.capacity is not None:
         parts.append(("free", max(0.0, whole - needs), "", ""))
@@ -197,7 +197,7 @@ def _parts(block: Bars, gpu: WholeGpu) -> tuple[list[tuple[str, float, str, str]
 
 
 def _picture(block: Bars, gpu: WholeGpu) -> Html:
-    """The GPU as one bar. What is more than it has lies behind a line where its memory ends."""
+    """The GPU as one bar, with a line where its memory ends if more is needed."""
     parts, whole = _parts(block, gpu)
     held = [each for each in parts if each[1] > 0 and each[0] not in (_MORE, "free")]
     size = max(whole, sum(gib for _, gib, _, _ in held))
@@ -221,7 +221,7 @@ def _fill(colour: str) -> str:
 
 
 def _chip(style: str, kind: str = "") -> Html:
-    """A sample of a colour, beside what it stands for."""
+    """A sample of a colour."""
     return el("span", class_=f"chip {kind}".strip(), style=style, aria_hidden="true")
 
 
@@ -233,7 +233,7 @@ def _chart(chart: Chart) -> Html:
 
 
 def _key(traces: Iterable[Mapping[str, Any]]) -> Html | None:
-    """What the colours and marks of a chart mean, as text that wraps on a narrow screen."""
+    """The key of a chart's colours and marks."""
     entries = []
     for trace in traces:
         marker = trace.get("marker", {})

@@ -1,8 +1,7 @@
-"""One colour a category and phase, the same in the terminal and on the page.
+"""The colours of categories and phases, the same on a terminal and on a page.
 
-The colours of categories are those of M. Okabe and K. Ito, "Color Universal Design" (2008), which people with any of
-the common kinds of colour blindness tell apart. Phases have others, mostly of P. Tol's muted scheme, so that nobody
-takes a phase for a category. Grey is what is left over.
+Categories have the colours of M. Okabe and K. Ito, "Color Universal Design" (2008), which people with common kinds of
+colour blindness can distinguish. Phases have others, mostly of P. Tol's muted scheme. Grey is for the rest.
 """
 
 from __future__ import annotations
@@ -41,4 +40,4 @@ COLOURS: Final[dict[str, str]] = {
     **{str(category): colour for category, colour in CATEGORY_COLOURS.items()},
     **{f"phase-{phase}": colour for phase, colour in PHASE_COLOURS.items()},
 }
-"""By the name of the variable that a page's style sheet has."""
+"""CSS variable of the page → colour."""

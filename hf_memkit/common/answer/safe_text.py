@@ -6,8 +6,8 @@ import unicodedata
 from typing import Any, Final
 
 _STEERING: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories that a terminal or a browser obeys: control characters (ANSI escapes begin with one), formatting
-(bidirectional overrides, zero width), private use, surrogates, line and paragraph separators."""
+"""Unicode categories that control a terminal or browser: control characters (as in ANSI escapes), formatting (such as
+bidirectional overrides), private use, surrogates, line and paragraph separators."""
 
 
 def text(value: Any, limit: int = 200) -> str:
@@ -28,7 +28,7 @@ def text(value: Any, limit: int = 200) -> str:
 
 
 def sentence(value: str) -> str:
-    """The text with a capital letter and a full stop. A name at its beginning, such as vLLM or adamw_torch, stays."""
+    """The text with a capital letter and a full stop. A name such as vLLM or adamw_torch keeps its first letter."""
     first = value.partition(" ")[0].strip(",;:.").replace("-", "")
     capital = value[:1].upper() + value[1:] if first.isalpha() and first.islower() else value
     return f"{capital.rstrip('.')}."

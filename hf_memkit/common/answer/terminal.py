@@ -1,4 +1,4 @@
-"""An answer on a terminal, or as plain text. Everything in it is printed as text, never as markup."""
+"""An answer on a terminal, or as plain text. Nothing in it is read as markup."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ _SHORT_LONGEST: Final = 232
 _WIDEST_TABLE: Final = 110
 _SHORTEST_BAR: Final = 8
 _BETWEEN: Final = 4
-"""Columns between blocks that stand beside one another."""
+"""Columns between blocks that are side by side."""
 
 
 def show(answer: Answer, *, short: bool = False, console: Console | None = None) -> None:
-    """Prints it at once, whole lines also where they are wider than the terminal."""
+    """Prints the answer at once. Lines wider than the terminal are not cut."""
     console = console or Console(highlight=False)
     console.print(rendered(answer, console.width, short=short), crop=False)
     console.file.flush()
 
 
 def show_blocks(blocks: Iterable[AnswerBlock], *, short: bool = False, console: Console | None = None) -> None:
-    """Prints what follows an answer that has been printed."""
+    """Prints blocks that follow a printed answer."""
     console = console or Console(highlight=False)
     console.print(Group(*_blocks(blocks, console.width, short=short)), crop=False)
 
@@ -64,7 +64,7 @@ def rendered(answer: Answer, width: int, *, short: bool = False) -> Group:
 
 
 def plain(answer: Answer, width: int) -> str:
-    """As text without colour; only lines to copy may be longer than `width`."""
+    """The answer as text without colour; only lines to copy may be longer than `width`."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(rendered(answer, width), crop=False)
@@ -72,7 +72,7 @@ def plain(answer: Answer, width: int) -> str:
 
 
 def _blocks(blocks: Iterable[AnswerBlock], width: int, *, short: bool) -> Iterator[RenderableType]:
-    """Blocks with an empty line around each but sentences without a heading."""
+    """The blocks, with an empty line between them unless both are sentences without a heading."""
     before: AnswerBlock | None = Lines(())
     for block in blocks:
         if not block.views & (View.SHORT if short else View.TERMINAL) or is_empty(block):
@@ -88,7 +88,7 @@ def _blocks(blocks: Iterable[AnswerBlock], width: int, *, short: bool) -> Iterat
 
 
 def _is_text(block: AnswerBlock | None) -> bool:
-    """Whether it is sentences, of which nothing is set apart."""
+    """Whether the block consists of sentences."""
     return isinstance(block, Lines) or (isinstance(block, Changes) and not any(item.setting for item in block.items))
 
 
@@ -119,7 +119,7 @@ def _block(block: AnswerBlock, width: int, *, short: bool) -> Iterator[Renderabl
             grid.add_row(*(Group(*_block(each, each_width, short=short)) for each in shown))
             yield grid
         case Chart():
-            pass  # only a page draws it
+            pass  # only for a page
 
 
 def _facts(rows: Iterable[tuple[str, str]]) -> Grid:
@@ -149,7 +149,7 @@ def _item(item: Item, limit: int) -> Iterator[Text]:
 
 
 def _code(block: Code, width: int) -> Iterator[RenderableType]:
-    """No line is broken: it is to be copied."""
+    """Lines to copy, which are not broken."""
     if block.intro:
         yield Text(text(block.intro, _LONGEST))
     indent = "" if block.flush else "  "
@@ -158,7 +158,7 @@ def _code(block: Code, width: int) -> Iterator[RenderableType]:
 
 
 def _command(words: Sequence[str], width: int) -> Iterator[str]:
-    """Words in lines of at most `width` characters, which a shell joins; a longer word has its own line."""
+    """Lines of at most `width` characters, which a shell joins; a longer word has its own line."""
     line = ""
     for word in words:
         if line and len(line) + 1 + len(word) > width:
@@ -193,12 +193,13 @@ def _table(block: Table, width: int, *, short: bool) -> Iterator[RenderableType]
 
 
 def kept_columns(block: Table) -> list[tuple[int, str]]:
-    """(place, name) of the columns in which some row says something."""
-
-    def says(place: int) -> bool:
-        return any((each := row[place]) not in ("", NONE) and each != Cell(NONE) for row in block.rows)
-
-    return [(place, name) for place, name in enumerate(block.columns) if place == 0 or says(place)]
+    """(place, name) of the first column and of those that are not empty in all rows."""
+    empty = ("", NONE, Cell(NONE))
+    return [
+        (place, name)
+        for place, name in enumerate(block.columns)
+        if place == 0 or any(row[place] not in empty for row in block.rows)
+    ]
 
 
 def _text(cell: str | Cell) -> str:
@@ -219,12 +220,12 @@ def _cell(cell: str | Cell, *, marked: bool) -> RenderableType:
 
 
 def _bar_columns(block: Bars) -> Sequence[str]:
-    """Names and one size need no head."""
+    """Titles of the columns; empty for names with one size."""
     return block.columns if len(block.columns) > 2 else [""] * len(block.columns)
 
 
 def _least(block: AnswerBlock) -> int:
-    """The columns of a terminal that the block needs."""
+    """Minimum width of the block."""
     if not isinstance(block, Bars):
         return 40
     table = zip(_bar_columns(block), *((bar.name, *bar.cells) for bar in block.rows), strict=True)
@@ -232,7 +233,7 @@ def _least(block: AnswerBlock) -> int:
 
 
 def _bars(block: Bars, width: int) -> RenderableType:
-    """A bar a row; the longest ends where the screen does. A sliver is shown for what is there, however small."""
+    """A row per bar; the longest bar reaches the right margin, and the smallest is a sliver."""
     columns = _bar_columns(block)
     longest = max(_SHORTEST_BAR, width - _least(block) + _SHORTEST_BAR)
     highest = max((bar.size for bar in block.rows), default=0) or 1

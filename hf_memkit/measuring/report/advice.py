@@ -1,4 +1,4 @@
-"""What to do next. In: a run and its figures. Out: findings of the diagnosis, and changes that would make room."""
+"""What to do next: findings of the diagnosis, and changes that save memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_memkit.measuring.out_of_memory import Change, suggest
-from hf_memkit.measuring.record_types import ProposedChange, StepRecord
+from hf_memkit.measuring.record_types import ProposedChange
 from hf_memkit.measuring.report.diagnosis import Finding, diagnose
 from hf_memkit.measuring.report.load import RankRun, Run
 from hf_memkit.measuring.report.sanitize import text
@@ -16,7 +16,11 @@ from hf_memkit.measuring.report.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """(rank, finding), each kind once, of the rank where it began first; and changes, none where there is room."""
+    """
+    Attributes:
+        findings: (rank, finding), each kind once, from the rank where it began first.
+        changes: empty if there is headroom.
+    """
 
     findings: tuple[tuple[int, Finding], ...]
     changes: tuple[Change, ...]
@@ -28,13 +32,12 @@ class Advice:
 
 def advise(run: Run, summary: Summary) -> Advice:
     """Findings of all ranks, and changes if memory ran out or nearly did."""
-    found = [(rank.rank, finding) for rank in run.ranks for finding in diagnose(rank.steps, rank.run, ooms=rank.ooms)]
-    found.sort(key=lambda each: each[1].first_step)
+    findings = [(one.rank, finding) for one in run.ranks for finding in diagnose(one.steps, one.run, ooms=one.ooms)]
+    findings.sort(key=lambda each: each[1].first_step)
     first: dict[str, int] = {}
-    for number_of_rank, finding in found:
-        first.setdefault(finding.kind, number_of_rank)
-    findings = [each for each in found if first[each[1].kind] == each[0]]
-    return Advice(tuple(findings), _changes(run, summary))
+    for rank, finding in findings:
+        first.setdefault(finding.kind, rank)
+    return Advice(tuple(each for each in findings if first[each[1].kind] == each[0]), _changes(run, summary))
 
 
 def finding_sentence(run: Run, rank: int, finding: Finding) -> str:
@@ -49,17 +52,11 @@ def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
         if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
             recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
             return recorded or _suggested(rank, rank.ooms[-1])
-    if summary.tight:
-        rank = run.of(summary.rank)
-        moment = _highest_step(rank)
-        return _suggested(rank, moment) if moment else ()
-    return ()
-
-
-def _highest_step(rank: RankRun) -> StepRecord:
-    """The step with the highest peak, of those that were looked at closely if there are any."""
-    looked = [step for step in rank.steps if step.get("categories")]
-    return max(looked or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
+    rank = run.of(summary.rank)
+    if not summary.tight or not rank.steps:
+        return ()
+    detailed = [step for step in rank.steps if step.get("categories")]
+    return _suggested(rank, max(detailed or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0)))
 
 
 def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -67,7 +64,7 @@ def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
 
 
 def _recorded(change: ProposedChange) -> Change:
-    """A change as a record has it, of whatever origin."""
+    """The change in a record, which may contain anything."""
     basis, value = change.get("basis"), change.get("value")
     return Change(
         text(change.get("key", "?"), 120),

@@ -1,4 +1,4 @@
-"""What `memkit report` answers, and what the callback writes when a training ends."""
+"""The answer of `memkit report`, which the callback also writes when a training ends."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from hf_memkit.measuring.report.charts import charts, extremes
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.sanitize import few
 from hf_memkit.measuring.report.summary import Summary, furthest_off, summarise, summarise_ranks
-from hf_memkit.measuring.report.target import Target, rests_on, target_of
+from hf_memkit.measuring.report.target import Target, figures_and_basis, target_of
 
 PAGE: Final = "memory-report.html"
-"""Name of the page in the run's folder, unless another is asked for."""
+"""Default name of the page in the run's folder."""
 
 _RANKS_ON_TERMINAL: Final = 8
 _STEPS_IN_TABLE: Final = 25
@@ -75,7 +75,7 @@ _OF_THE_MODEL: Final = (
 
 
 def report_answer(run: Run, *, modules: bool = False) -> Answer:
-    """The answer of a run. `modules`: the terminal shows the table by module too."""
+    """The answer for a run. `modules`: the terminal shows the table by module too."""
     summary = summarise(run)
     return Answer(
         title=f"Memory: {wording.title(run, summary)}",
@@ -86,19 +86,45 @@ def report_answer(run: Run, *, modules: bool = False) -> Answer:
 
 
 def write_page(run: Run, path: str | Path, command: str = "") -> Path:
-    """Writes the run's page and returns its path. `command`: what was typed for it."""
+    """Writes the run's page and returns its path. `command`: shown at its foot."""
     return answer_page.write_page(path, report_answer(run), guide="report.md", command=command)
 
 
 def text_report(run: Run, width: int = 80, *, modules: bool = False) -> str:
-    """The run as plain text; only the line that names the page may be longer than `width`."""
+    """The report as plain text; only the line that names the page may be longer than `width`."""
     return plain(report_answer(run, modules=modules), width)
 
 
+def report_json(run: Run) -> dict[str, Any]:
+    """The report as `memkit report --json` prints it. Names and units are those of the records."""
+    summary = summarise(run)
+    ranks = [
+        {
+            **one.to_json(),
+            "ending": rank.ending.to_json(),
+            "file": str(rank.path),
+            "ooms": list(rank.ooms),
+            "earlier": [ending.to_json() for _, ending in rank.earlier],
+        }
+        for rank, one in zip(run.ranks, summarise_ranks(run), strict=True)
+    ]
+    return {
+        "folder": str(run.folder),
+        "ending": {"rank": run.ended_by, **run.ending.to_json()},
+        "verdict": wording.verdict(run, summary),
+        "run": run.first.run,
+        "summary": summary.to_json(),
+        **advise(run, summary).to_json(),
+        "ranks": ranks,
+        "modules": list(run.first.modules),
+        "notes": list(run.notes),
+    }
+
+
 def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBlock]:
-    """All that this run has something for."""
+    """All blocks for which the run has figures."""
     target, drawn = target_of(run), charts(run, summary)
-    lines = (wording.title(run, summary), wording.course(run, summary), wording.reserved(summary))
+    lines = (wording.title(run, summary), wording.ending_and_time(run, summary), wording.reserved(summary))
     yield Lines([each for each in (*lines, wording.unknowable(run, summary)) if each])
     yield Lines([f"Note: {text(note, 300)}" for note in run.notes], "note")
     yield Facts(list(_tiles(summary, target)), "tiles", views=View.PAGE)
@@ -125,7 +151,7 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
 
 
 def _category_bars(categories: Mapping[str, float], caption: str, gpu: WholeGpu) -> Bars:
-    """GiB by category, in the GPU that holds them."""
+    """GiB by category, with the GPU that contains them."""
     rows = [Bar(name, gib, (format_size(gib * GIB),), name) for name, gib in categories.items()]
     return Bars(caption, ("category", "size"), rows, gpu)
 
@@ -171,10 +197,10 @@ def _what_to_do(run: Run, summary: Summary, advice: Advice) -> AnswerBlock:
 
 
 def _sizes(summary: Summary, target: Target | None) -> Iterator[AnswerBlock]:
-    """By category and by phase: of the target of a rehearsal, of the peak, or of what is held between steps."""
+    """Sizes by category and phase: for a rehearsal's target, else at the peak, else between steps."""
     if target is not None:
         why = [f"{target.why[:1].upper()}{target.why[1:].rstrip('.')}."] if target.why else []
-        yield Lines([*why, rests_on(target)], heading="What the target run will need", name="target")
+        yield Lines([*why, figures_and_basis(target)], heading="What the target run will need", name="target")
         gpu = WholeGpu(target.reserved_gib[1], target.outside_gib, target.capacity_gib)
         phases = _phase_bars(target.phases, "Target by phase, predicted")
         bars = [_category_bars(target.categories, "Target by category, predicted", gpu)]
@@ -187,47 +213,37 @@ def _sizes(summary: Summary, target: Target | None) -> Iterator[AnswerBlock]:
         at = f" of step {summary.categories_step}" if summary.categories_step is not None else ""
         bars = [_category_bars(summary.categories, f"By category, peak{at}", gpu)]
         yield Beside([*bars, *([phases] if summary.phases else [])], heading="What filled the GPU", name="filled")
-        if line := _held_elsewhere(summary):
-            yield Lines([line], views=View.TERMINAL)
+        offloaded = {place: sum(sizes.values()) for place, sizes in summary.held.items() if place != "device"}
+        if any(offloaded.values()):
+            sizes = ", ".join(f"{place} {format_size(gib * GIB)}" for place, gib in offloaded.items())
+            yield Lines([f"Held between steps outside the GPU: {sizes}."], views=View.TERMINAL)
         return
-    if summary.held:
-        rows = [Bar(name, gib, (format_size(gib * GIB),), name.split(",")[0]) for name, gib in _by_place(summary)]
-        yield Bars("Held between steps", ("category", "size"), rows, views=View.TERMINAL)
+    held = [
+        (f"{category}, {place}" if len(summary.held) > 1 else category, category, gib)
+        for place, categories in summary.held.items()
+        for category, gib in categories.items()
+    ]
+    rows = [Bar(name, gib, (format_size(gib * GIB),), category) for name, category, gib in held if gib > 0]
+    yield Bars("Held between steps", ("category", "size"), rows, views=View.TERMINAL)
     if summary.phases:
         yield replace(phases, heading="By phase", name="phases")
 
 
-def _by_place(summary: Summary) -> Iterator[tuple[str, float]]:
-    for place, categories in summary.held.items():
-        for category, gib in categories.items():
-            if gib > 0:
-                yield f"{category}, {place}" if len(summary.held) > 1 else category, gib
-
-
-def _held_elsewhere(summary: Summary) -> str | None:
-    """What an offload holds in RAM or on disk, which the GPU's peak does not show."""
-    away = {place: sum(sizes.values()) for place, sizes in summary.held.items() if place != "device"}
-    if not any(away.values()):
-        return None
-    sizes = ", ".join(f"{place} {format_size(gib * GIB)}" for place, gib in away.items())
-    return f"Held between steps outside the GPU: {sizes}."
-
-
 def _out_of_memory(run: Run) -> Iterator[AnswerBlock]:
-    """The last out-of-memory error of the rank that the run ended by."""
+    """The last out-of-memory error of the rank that ended the run."""
     rank = run.of(run.ended_by)
     if not rank.ooms:
         return
     oom = rank.ooms[-1]
-    # Where the run ended by it, the first line has said it.
+    # If it ended the run, it is in the first line.
     first = [] if run.ending.kind == "out of memory" else [wording.out_of_memory(run) or ""]
     yield Lines(first, heading="The out-of-memory error", name="oom", views=View.PAGE)
-    yield Facts(list(_moment(oom)), views=View.PAGE)
+    yield Facts(list(_fields_of_error(oom)), views=View.PAGE)
     if oom.get("error"):
         yield Code("", [text(oom["error"], 3000)], views=View.PAGE)
 
 
-_MOMENT: Final = (
+_ERROR_FIELDS: Final = (
     ("Step", "step", "{:,}"), ("Phase", "phase", ""), ("Micro-batch", "micro_batch", "{:,}"),
     ("Samples", "samples", "{:,}"), ("Tokens", "tokens", "{:,}"), ("Longest sequence", "longest_sequence", "{:,}"),
     ("Inputs", "inputs", ""), ("Requested", "requested_gib", "{:.2f} GiB"),
@@ -235,11 +251,11 @@ _MOMENT: Final = (
     ("Reserved", "reserved_gib", "{:.2f} GiB"), ("Cause", "cause", ""), ("Error", "error_type", ""),
     ("Allocator snapshot", "snapshot", ""),
 )  # fmt: skip
-"""What a record of an out-of-memory error has: (label, field, form)."""
+"""Of the record of an out-of-memory error: (label, field, format)."""
 
 
-def _moment(oom: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for label, name, form in _MOMENT:
+def _fields_of_error(oom: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for label, name, form in _ERROR_FIELDS:
         value = oom.get(name)
         if isinstance(value, dict):
             value = ", ".join(f"{text(key, 40)} {text(shape, 40)}" for key, shape in value.items())
@@ -256,18 +272,17 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Chart]) -> Iterato
     yield replace(drawn["timeline"], heading=f"{heading}{which}")
     kept = extremes([[step.get("peak_allocated_gib") for step in rank.steps]], _STEPS_IN_TABLE)
     columns = (">step", ">peak allocated", ">peak reserved", ">longest sequence", ">tokens", ">host memory", ">ms")
+    fields = {
+        "peak_allocated_gib": ".2f", "peak_reserved_gib": ".2f", "longest_sequence": ",.0f", "tokens": ",.0f",
+        "host_rss_gib": ".2f", "step_time_ms": ",.0f",
+    }  # fmt: skip
+    steps: list[Mapping[str, Any]] = [rank.steps[place] for place in kept]
+    rows = [
+        [str(step["step"]), *(format(step[name], form) if name in step else "–" for name, form in fields.items())]
+        for step in steps
+    ]
     caption = f"{len(kept)} of {len(rank.steps)} steps, with the highest peaks; GiB"
-    rows = [_step_row(rank.steps[place]) for place in kept]
     yield Table(columns, rows, caption, views=View.PAGE, folded="As a table")
-
-
-def _step_row(step: Mapping[str, Any]) -> list[str]:
-    def shown(name: str, form: str) -> str:
-        return format(step[name], form) if name in step else "–"
-
-    counts = [shown(name, ",.0f") for name in ("longest_sequence", "tokens")]
-    sizes = [shown(name, ".2f") for name in ("peak_allocated_gib", "peak_reserved_gib")]
-    return [str(step["step"]), *sizes, *counts, shown("host_rss_gib", ".2f"), shown("step_time_ms", ",.0f")]
 
 
 def _ranks(run: Run, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]:
@@ -322,24 +337,17 @@ def _predicted(summary: Summary) -> Iterator[AnswerBlock]:
 
 
 def _modules(run: Run, *, views: View) -> AnswerBlock:
-    """The table by module, as of the first rank."""
+    """The table by module of the first rank."""
     rows = wording.module_rows(run)
     if not rows:
         return Lines(["No table by module recorded."], views=views & View.TERMINAL)
     columns = ("module", "class", ">parameters", ">trained", ">size", "where")
-    return Table(
-        columns,
-        rows,
-        "Parameters and their bytes by module",
-        heading="By module",
-        name="modules",
-        views=views,
-        tall=True,
-    )
+    caption = "Parameters and their bytes by module"
+    return Table(columns, rows, caption, heading="By module", name="modules", views=views, tall=True)
 
 
 def _facts(run: Run) -> Iterator[AnswerBlock]:
-    """What ran: the facts that the records have of it."""
+    """Model, arguments, machine, versions and the recipe's settings."""
     record = run.first.run
     facts = record.get("facts", {})
     settings = facts.get("setup")

@@ -1,7 +1,4 @@
-"""The charts of a run's page, with at most 2 000 points a trace.
-
-Colours are names of the page's CSS variables (`var(--weights)`): the script puts in what they are in light or dark.
-"""
+"""The charts of a run's page, with at most 2 000 points per trace. Colours are CSS variables of the page."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from hf_memkit.measuring.report.target import target_of
 POINTS: Final = 2000
 _GIB: Final = "%{y:.2f} GiB"
 _SMALL_GIB: Final = 0.1
-"""A model of which less is held is shown in MiB: an axis of GiB would have micro-units."""
+"""Smaller sizes are shown in MiB, because the axis of a chart would show GiB in millionths."""
 
 
 def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
-    """At most `points` positions to draw of series of one length: evenly spread parts, and of each part the position
-    where each series is highest; the first and the last always."""
+    """At most `points` positions of series of equal length: the first, the last, and the maximum of each series in
+    evenly spread parts."""
     length = max(map(len, series), default=0)
     if length <= points:
         return list(range(length))
@@ -39,11 +36,11 @@ def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]
 
 
 def charts(run: Run, summary: Summary) -> dict[str, Chart]:
-    """The charts that this run has figures for, by their place in the page."""
+    """The charts for which the run has figures, by their place in the page."""
     rank = run.of(summary.rank)
     if summary.peak is not None:
         timeline = _timeline(rank, summary)
-    else:  # the few MiB of a rehearsal's small model say nothing: the page shows what its target needs
+    else:  # the few MiB of a rehearsal's small model do not matter: the page shows the memory of its target
         timeline = _held_over_steps(rank) if target_of(run) is None else None
     made = (
         timeline,
@@ -83,15 +80,18 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
 
 
 def _peaks_caption(summary: Summary) -> str:
-    says = "The peak should stay below the dashed line, the GPU's memory" if summary.capacity_gib is not None else ""
-    if summary.headroom_gib is not None:
-        says += f"; {max(0.0, summary.headroom_gib):.1f} GiB were left at the closest"
-    areas = "Areas show what the peak holds; they join the steps recorded in detail." if summary.categories else ""
-    return " ".join(part for part in (f"{says}." if says else "", areas) if part) or "Peak of each step."
+    sentences = []
+    if summary.capacity_gib is not None:
+        headroom = summary.headroom_gib
+        left = f"; minimum headroom {max(0.0, headroom):.1f} GiB" if headroom is not None else ""
+        sentences.append(f"The peak should stay below the dashed line, the GPU's memory{left}.")
+    if summary.categories:
+        sentences.append("Areas show what the peak holds; they join the steps recorded in detail.")
+    return " ".join(sentences) or "Peak of each step."
 
 
 def _held_over_steps(rank: RankRun) -> Chart | None:
-    """Where no peak is known: what lives between the steps."""
+    """Memory held between the steps, for a device without a peak counter."""
     traces = _stack(rank.steps, "held", summed=True)
     unit = "GiB"
     if sum(max(trace["y"]) for trace in traces) < _SMALL_GIB:
@@ -104,18 +104,18 @@ def _held_over_steps(rank: RankRun) -> Chart | None:
 
 
 def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> list[dict[str, Any]]:
-    """Areas by category over the steps that were looked at. `summed`: over places."""
-    looked = [step for step in steps if step.get(name)]
+    """Areas by category over the steps recorded in detail. `summed`: over places."""
+    detailed = [step for step in steps if step.get(name)]
 
     def value(step: Mapping[str, Any], category: str) -> float:
         places = list(step[name].values()) if summed else [step[name]]
         return float(sum(place.get(f"{category}_gib", 0.0) for place in places))
 
-    looked = [looked[i] for i in extremes([[step.get("peak_allocated_gib") for step in looked]], POINTS)]
-    x = [step["step"] for step in looked]
+    detailed = [detailed[i] for i in extremes([[step.get("peak_allocated_gib") for step in detailed]], POINTS)]
+    x = [step["step"] for step in detailed]
     traces = []
     for category in CATEGORIES:
-        y = [_round(value(step, category)) for step in looked]
+        y = [_round(value(step, category)) for step in detailed]
         if any(y):
             traces.append(
                 {
@@ -143,7 +143,7 @@ def _phases_over_steps(rank: RankRun, summary: Summary) -> Chart | None:
 
 
 def _scatter(rank: RankRun, place: str, name: str, axis: str) -> Chart | None:
-    """The peak of each step against a size of its inputs, if that varies at all."""
+    """The peak of each step against a size of its inputs; None if the size does not vary."""
     known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
     if len({step[name] for step in known}) < 2:
         return None

@@ -1,8 +1,8 @@
-"""Memory problems over the steps of a training. In: the step records of one rank. Out: findings, mostly none.
+"""Finds memory problems in the step records of one rank; most trainings have none.
 
-A false alarm does more harm than a miss. Each rule is one function, and its bounds are those that tell apart the 28
-trainings in `tests/measuring/report/recorded_trainings.json.gz`: 14 of them are normal. No recorded training shared
-its GPU; that rule's bound comes from what a second training needs.
+A false alarm does more harm than a miss. Each rule is one function, with bounds that separate the 14 normal from the
+14 other trainings in `tests/measuring/report/recorded_trainings.json.gz`. No recorded training shared its GPU; that
+rule's bound is the memory of a second training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Finding:
 
 
 def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Records = ()) -> list[Finding]:
-    """Memory problems over these steps, in the order in which they began.
+    """The memory problems in these steps, in the order in which they began.
 
     Args:
         steps: the `step` records of one rank, in order. Any field but `step` may be missing.
@@ -64,7 +64,7 @@ def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Reco
 
 
 def _usable_gib(steps: Records, hardware: Mapping[str, Any]) -> float | None:
-    """What PyTorch's allocator can use: the GPU without what others hold, or its cap where that is less."""
+    """GPU memory that PyTorch's allocator can use: without that of others, and at most its cap."""
     capacity: float | None = next(
         (step["capacity_gib"] for step in steps if "capacity_gib" in step), hardware.get("capacity_gib")
     )
@@ -75,7 +75,7 @@ def _usable_gib(steps: Records, hardware: Mapping[str, Any]) -> float | None:
 
 
 def _known(records: Records, *names: str) -> list[tuple[Any, ...]]:
-    """`step` and these fields of the records that have them all."""
+    """`step` and these fields, of the records that have all of them."""
     fields = ("step", *names)
     return [tuple(record[name] for name in fields) for record in records if all(name in record for name in fields)]
 
@@ -88,7 +88,7 @@ a leaking evaluation may fall into one part twice. In all it raises them by 16 M
 
 
 def _leak(steps: Records, usable: float | None) -> Finding | None:
-    """What stays allocated after a step rises evenly, over all steps or over the last half."""
+    """Memory allocated after each step grows evenly, over all steps or over the last half."""
     known = _known(steps[WARM_UP:], "allocated_gib")
     for size in (len(known), len(known) // 2):
         earlier, values = known[:-size], known[-size:]
@@ -136,7 +136,7 @@ reserves some percent more, so that the GPU is full."""
 
 
 def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Finding | None:
-    """Larger inputs than in the first steps raised the peak, or the largest of all ran out of memory."""
+    """Larger inputs than in the first steps raised the peak, or the largest input ran out of memory."""
     sizes = ("samples", "longest_sequence")
     known = [
         (step, peak, samples * longest / micro_batches)
@@ -183,7 +183,7 @@ less than a tenth, the job is too large. One or two retries may come of one larg
 
 
 def _fragmentation(steps: Records, usable: float | None, settings: str) -> Finding | None:
-    """Steps with a retry, which frees the cache and waits for the GPU, although much of it was unused."""
+    """Several steps freed the cache and retried an allocation, although much reserved memory was unused."""
     known = _known(steps, "alloc_retries", "peak_allocated_gib", "peak_reserved_gib")
     highest = list(accumulate((peak for _, _, peak, _ in known), max))
     retried = [
@@ -223,7 +223,7 @@ LEAST_OTHERS_GIB: Final = 0.75
 
 
 def _another_process(steps: Records, usable: float | None) -> Finding | None:
-    """GPU memory outside PyTorch rose, in two readings in a row: one may be taken while memory changes hands."""
+    """GPU memory outside PyTorch grew in two successive readings; a single one may be taken during a change."""
     own_known = True
     others = _known(steps[WARM_UP:], "other_processes_gib")
     if not others:

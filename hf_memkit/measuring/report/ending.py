@@ -1,9 +1,8 @@
-"""How a training ended. In: its last records, and this machine. Out: a kind, and a sentence that claims no more than
-the evidence does.
+"""How a training ended, from its last records and this machine.
 
-A file without an `end` record belongs to a training that runs or was killed. The `run` record says where it ran: on
-the same boot of the same machine its process can be looked up, and a control group counts whom the kernel has killed
-for want of memory (Linux's cgroup-v2.rst, `memory.events`: `oom_kill`).
+A file without an `end` record belongs to a training that runs or was killed. The `run` record names its machine, boot
+and process: if they are this machine's, the process can be looked up. A control group counts the processes that the
+kernel killed because RAM ran out (Linux's cgroup-v2.rst, `memory.events`: `oom_kill`).
 """
 
 from __future__ import annotations
@@ -24,21 +23,23 @@ from hf_memkit.measuring.report.sanitize import text
 EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
 
 _NEARLY_GONE: Final = 0.03
-"""Of the host's memory: the kernel drops what it can before it kills, so a host that is full has about this left."""
+"""Share of RAM that is free on a full host: the kernel frees caches before it kills."""
 _SAME_START_S: Final = 2.0
-"""Seconds by which two readings of a process's start may differ: the kernel counts in clock ticks since the boot."""
+"""Seconds by which two readings of a process's start may differ: the kernel counts clock ticks."""
 _SILENT_S: Final = 600.0
 _SILENT_STEPS: Final = 20
-"""A process that has written nothing for ten minutes and for the time of twenty steps may hang, or have left its
-training behind (a notebook)."""
+"""A process that writes no record for both ten minutes and the time of twenty steps may hang, or be a notebook that no
+longer trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a training ended, as far as its records tell: why (one sentence with the evidence), and the last finished
-    step.
+    """How a training ended.
 
-    "killed" covers every end that was not recorded: a signal, the scheduler, the kernel, a power cut.
+    Attributes:
+        kind: "killed" is any end that was not recorded: a signal, the scheduler, the kernel, a power cut.
+        why: a sentence with the evidence.
+        step: the last finished step.
     """
 
     kind: EndingKind
@@ -58,7 +59,7 @@ def _boot_id() -> str | None:
 
 
 def _process_start(pid: int) -> float | None:
-    """When the process began (seconds since the epoch), None if there is none. A zombie has ended."""
+    """Start of the process (seconds since the epoch); None if it has ended, also as a zombie."""
     import psutil
 
     try:
@@ -79,7 +80,7 @@ class Here:
 
 
 def judge_ending(attempt: Attempt, here: Here) -> Ending:
-    """How the attempt ended, seen from `here`."""
+    """How the attempt ended. `here`: this machine."""
     step = attempt.last_step
     if attempt.end is not None:
         return _as_recorded(attempt, attempt.end, step)
@@ -103,8 +104,8 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
 
 
 def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
-    """How a start ended that another start followed: no process of it is left to look for. Of an error that was caught
-    on the way, as `auto_find_batch_size` does, only the next start's `run` record knows (`after_oom`)."""
+    """How a start ended that was followed by another one. An error that `auto_find_batch_size` caught is recorded only
+    in the next start's `run` record (`after_oom`)."""
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
@@ -115,14 +116,14 @@ def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
 
 
 def _after(attempt: Attempt) -> str:
-    """The last step, and why there are none after it if more could not be written."""
+    """The last step, and why later records are missing."""
     step = attempt.last_step
     after = f"after step {step}" if step is not None else "before its first step ended"
     return after + (f" or later: its records end there ({why})" if (why := _cut(attempt)) else "")
 
 
 def _cut(attempt: Attempt) -> str | None:
-    """Why nothing could be written after the last record; None if something could."""
+    """Why no record could be written after the last one; None if one could."""
     lost = attempt.lost
     if lost is None:
         return None
@@ -133,7 +134,7 @@ def _cut(attempt: Attempt) -> str | None:
 
 
 def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
-    """What the `end` record says, and where the others end if they could not be written so far."""
+    """The ending in the `end` record, with a note if other records end earlier."""
     ended = _ended(attempt, end, recorded)
     if (ended.step or 0) <= (recorded or 0):
         return ended
@@ -150,19 +151,18 @@ def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending
     if status == "finished":
         return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
     error = text(end.get("error_type") or "", 80)
-    said = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
+    message = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
     if status == "interrupted":
         by = " by Ctrl-C (SIGINT)" if error == "KeyboardInterrupt" else ""
-        rest = ": ".join(part for part in ("" if by else error, said) if part)
+        rest = ": ".join(part for part in ("" if by else error, message) if part)
         return Ending("interrupted", f"interrupted{by}{after}" + (f": {rest}" if rest else ""), step=step)
     if attempt.ooms:
         return _out_of_memory(attempt)
-    if "outofmemory" in error.lower() or "out of memory" in said.lower():
-        return Ending(
-            "out of memory", ": ".join(part for part in (f"ran out of memory{after}", error, said) if part), step=step
-        )
-    why = ": ".join(part for part in (f"failed{after}" + (f" with {error}" if error else ""), said) if part)
-    return Ending("failed", why, step=step)
+    if "outofmemory" in error.lower() or "out of memory" in message.lower():
+        why = ": ".join(filter(None, (f"ran out of memory{after}", error, message)))
+        return Ending("out of memory", why, step=step)
+    why = f"failed{after}{f' with {error}' if error else ''}"
+    return Ending("failed", f"{why}: {message}" if message else why, step=step)
 
 
 def _out_of_memory(attempt: Attempt) -> Ending:
@@ -197,7 +197,7 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
 
 
 def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
-    """No `end`, and no process: who ended it, as far as anybody can tell. `here` is None after a reboot."""
+    """The ending without an `end` record and without a process. `here`: None after a reboot."""
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     step = attempt.last_step
@@ -219,7 +219,7 @@ def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> E
 
 
 def _nearly_gone(attempt: Attempt) -> str | None:
-    """What was left at the last record, in words, if it was next to nothing."""
+    """The free RAM at the last record, as text; None if there was enough."""
     hardware = attempt.run.get("hardware", {})
     total = min(filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib"))), default=None)
     left, rss = attempt.last.get("host_available_gib"), attempt.last.get("host_rss_gib")

@@ -1,7 +1,5 @@
-"""A running job's report, as it runs. In: the folder of its records. Out: text on a console, until the run ends.
-
-A terminal shows the report, drawn anew when a file has grown; anything else (a log, a pipe) gets a line when a step
-was finished, one a second at most, and the report at the end.
+"""`memkit report --follow`: shows a running job until it ends. A terminal shows the report, redrawn when a file has
+grown; a log or pipe gets a line for a finished step, at most one per second, and the report at the end.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ _LOOK_S: Final = 1.0
 
 
 def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
-    """Shows the run until it ends, and returns it; None if stopped (Ctrl-C) before the first record.
+    """Shows the run until it ends or Ctrl-C, and returns it; None if there is no record yet.
 
-    Waits for a run that has not started. Of one on another machine only the `end` record, or Ctrl-C, shows the end.
-    `modules`: add the table by module at the end. Raises InputError where a file cannot be read.
+    Waits for a run that has not started. The end of a run on another machine is known only from its `end` record.
+    `modules`: add the table by module at the end. Raises InputError if a file cannot be read.
     """
     reader = RunReader(Path(run_dir))
     with contextlib.suppress(KeyboardInterrupt):
@@ -43,11 +41,11 @@ def _wait_text(folder: Path) -> str:
     return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
 
 
-def _looks(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
-    """Looks until the run has ended: whether the files grew, and the run that goes on, if there is one."""
+def _readings(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
+    """(whether the files grew, the run if there is one), once a second until the run has ended."""
     while True:
         grew = reader.read()
-        run = reader.run()  # also when nothing is new: the process may be gone
+        run = reader.run()  # also without new records: the process may have ended
         if run is not None and run.ending.kind != "running" and (run.ending.kind != "unknown" or run.first.end):
             return
         yield grew, run
@@ -58,7 +56,7 @@ def _live(reader: RunReader, console: Console) -> None:
     with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
         shown: str | None = None
-        for grew, run in _looks(reader):
+        for grew, run in _readings(reader):
             if run is not None and (grew or run.ending.why != shown):
                 shown = run.ending.why
                 live.update(rendered(report_answer(run), console.width), refresh=True)
@@ -66,7 +64,7 @@ def _live(reader: RunReader, console: Console) -> None:
 
 def _lines(reader: RunReader, console: Console) -> None:
     waiting, shown = False, None
-    for grew, run in _looks(reader):
+    for grew, run in _readings(reader):
         if run is None:
             if not waiting:
                 waiting = True

@@ -1,7 +1,8 @@
-"""The records of a run, all ranks. In: its folder. Out: `Run`, plain data that every view of it reads."""
+"""Reads the records of all ranks of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -29,14 +30,19 @@ from hf_memkit.measuring.report.sanitize import few, text
 _FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
 
 _DECIDING: Final = ("out of memory", "failed", "killed", "interrupted", "finished", "running", "unknown")
-"""The first of these that a rank has is how the run ended: when one fails, the launcher ends the others, and when one
-has finished, the others are about to."""
+"""The first of these endings among the ranks is that of the run: if one rank fails, the launcher ends the others, and
+if one has finished, the others soon will."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank's last training, with the records of each kind in order; of a step the last one (`steps` in it: how
-    many it stands for). `last`: the last record of any kind. `earlier`: the starts before, each with how it ended."""
+    """One rank's last training, with the records of each kind in order.
+
+    Attributes:
+        steps: the last record of each step; its field `steps` says how many steps it contains.
+        last: the last record of any kind.
+        earlier: the earlier starts, each with its ending.
+    """
 
     rank: int
     path: Path
@@ -54,8 +60,13 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its ranks, in order, at least one; how it ended, by the rank that decides (`_DECIDING`); and what limits
-    the records: missing ranks, unreadable lines, a newer schema."""
+    """A run.
+
+    Attributes:
+        ranks: in order, at least one.
+        ending: that of the rank `ended_by`, which decides (`_DECIDING`).
+        notes: limits of the records: missing ranks, unreadable lines, a newer schema.
+    """
 
     folder: Path
     ranks: tuple[RankRun, ...]
@@ -65,11 +76,11 @@ class Run:
 
     @property
     def first(self) -> RankRun:
-        """The first rank, for what is the same on all."""
+        """The first rank, for facts that all ranks share."""
         return self.ranks[0]
 
     def of(self, rank: int) -> RankRun:
-        """The rank of this number."""
+        """The rank with this number."""
         return next(one for one in self.ranks if one.rank == rank)
 
 
@@ -81,37 +92,36 @@ class RunReader:
         self.readers: dict[int, RankReader] = {}
 
     def read(self) -> bool:
-        """Takes what is new in all files; True if something was. InputError where one cannot be read."""
+        """Reads what is new in all files; returns whether anything is. Raises InputError if one cannot be read."""
         try:
             for path in self.folder.iterdir():
                 match = _FILE.fullmatch(path.name)
                 if match is not None and path.is_file():
                     self.readers.setdefault(int(match[1]), RankReader(path))
-            grown = [reader.read() for reader in self.readers.values()]  # all of them, also after the first that has
-            return any(grown)
+            return sum(reader.read() for reader in self.readers.values()) > 0
         except (FileNotFoundError, NotADirectoryError):
-            return False  # not there yet, or not there any more
+            return False  # not written yet, or deleted
         except OSError as error:
             raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
     def run(self) -> Run | None:
-        """What was read so far; None if no record was."""
+        """The run as read so far; None without a record."""
         here = Here()
-        found = sorted((rank, reader) for rank, reader in self.readers.items() if reader.attempts)
-        if not found:
+        readers = sorted((rank, reader) for rank, reader in self.readers.items() if reader.attempts)
+        if not readers:
             return None
-        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in found)
-        ranks, left_over = _of_the_newest_start(ranks)
-        decides = min(ranks, key=lambda rank: _DECIDING.index(rank.ending.kind))
-        unreadable = {rank: reader.unreadable for rank, reader in self.readers.items()}
-        newest = max(reader.newest_schema for _, reader in found)
-        return Run(
-            self.folder, ranks, decides.ending, decides.rank, tuple(_notes(ranks, left_over, unreadable, newest))
-        )
+        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in readers)
+        size = max(ranks, key=lambda rank: rank.run.get("time", 0.0)).run.get("world_size")
+        current = tuple(rank for rank in ranks if size is None or rank.rank < size) or ranks
+        decides = min(current, key=lambda rank: _DECIDING.index(rank.ending.kind))
+        unreadable = sum(reader.unreadable for reader in self.readers.values())
+        newest = max(reader.newest_schema for _, reader in readers)
+        notes = _notes(current, len(ranks) - len(current), unreadable, newest)
+        return Run(self.folder, current, decides.ending, decides.rank, tuple(notes))
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """Reads a folder's `memory-rank*.jsonl`, as far as lines are whole; InputError where there is no record."""
+    """Reads the complete lines of a folder's `memory-rank*.jsonl`; raises InputError if there is no record."""
     folder = Path(run_dir)
     if _FILE.fullmatch(folder.name) and folder.is_file():
         folder = folder.parent
@@ -123,42 +133,30 @@ def load_run(run_dir: str | Path) -> Run:
     run = reader.run()
     if run is not None:
         return run
+    follow = f"memkit report {shlex.quote(text(folder))} --follow"
     if reader.readers:
-        raise InputError(
-            f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {_follow(folder)}"
-        )
-    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder)}")
+        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
+    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
 
 
-def _what_to_do(folder: Path) -> str:
+def _what_to_do(folder: Path, follow: str) -> str:
+    """What to type for a folder without records. `follow`: the command that waits for them."""
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
         return f"a folder below has records: memkit report {text(inside[0])}{more}"
-    status = _recipe_status(folder)
+    status = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads((folder / "memkit-run.json").read_bytes())
+        status = text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
     if status in ("finished", "interrupted"):
         return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
     if status == "written":
         return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
     if status is not None:
-        return (
-            f"this recipe run has status {status!r}, and recorded no step. If its process runs: {_follow(folder)}; if "
-            f"not, start it again with --resume or --overwrite"
-        )
+        restart = "if not, start it again with --resume or --overwrite"
+        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {restart}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
-
-
-def _follow(folder: Path) -> str:
-    return f"memkit report {shlex.quote(text(folder))} --follow"
-
-
-def _recipe_status(folder: Path) -> str | None:
-    """`status` of `memkit-run.json`, which a recipe writes."""
-    try:
-        content = json.loads((folder / "memkit-run.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
 
 
 def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
@@ -180,15 +178,8 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
     )
 
 
-def _of_the_newest_start(ranks: tuple[RankRun, ...]) -> tuple[tuple[RankRun, ...], int]:
-    """The ranks of the newest training, and how many files an earlier one with more processes has left."""
-    newest = max(ranks, key=lambda rank: rank.run.get("time", 0.0))
-    size = newest.run.get("world_size")
-    kept = tuple(rank for rank in ranks if size is None or rank.rank < size)
-    return (kept, len(ranks) - len(kept)) if kept else (ranks, 0)
-
-
-def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int], newest_schema: int) -> list[str]:
+def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_schema: int) -> list[str]:
+    """Limits of the records. `left_over`: files of an earlier training with more processes; `unreadable`: lines."""
     notes = []
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
@@ -205,15 +196,14 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
             f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing. "
             f"Run: pip install --upgrade git+{REPOSITORY}"
         )
-    broken = sum(unreadable.values())
-    if broken:
-        notes.append(f"{broken} lines could not be read" if broken > 1 else "1 line could not be read")
+    if unreadable:
+        notes.append(f"{unreadable} lines could not be read" if unreadable > 1 else "1 line could not be read")
     if any(not rank.run for rank in ranks):
         notes.append("the beginning of the records is missing: model, arguments and machine are unknown")
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
-        # What auto_find_batch_size tried last.
+        # The last attempt of auto_find_batch_size.
         batch = ranks[0].run.get("after_oom", {}).get("train_batch_size")
         if batch is None:
             batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")

@@ -1,6 +1,7 @@
-"""One records file, read as it grows. In: the file. Out: what the last training in it recorded, and the earlier ones.
-A file may be of any size and hold anything: it is read in blocks, a line that does not parse is counted, and of more
-step records than any chart shows, neighbours are merged."""
+"""Reads one records file as it grows: the last training in it, and the starts before.
+
+A file may have any size and contain anything: it is read in blocks, lines that do not parse are counted, and
+neighbouring step records are merged if there are more than any chart shows."""
 
 from __future__ import annotations
 
@@ -25,20 +26,24 @@ from hf_memkit.measuring.report.sanitize import clean_record
 
 _BLOCK: Final = 2**20
 _LONGEST_LINE: Final = 2**24
-"""Bytes. The longest record, a table of modules, has some hundred bytes a module."""
+"""Bytes. The longest record, a table of modules, has about a hundred bytes per module."""
 
 _MOST: Final = 20_000
-"""Records of a kind that are kept: ten times what a chart draws. A recorder writes a few thousand a training."""
+"""Maximum of records of a kind: ten times what a chart draws. A recorder writes a few thousand per training."""
 
 _MOST_STARTS: Final = 1000
-"""Starts that are kept: a job that a scheduler starts again and again has no end otherwise."""
+"""Maximum of starts: a scheduler may restart a job without end."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One start of the training: from its `run` record, if it has one, to the next. `lost`: where records could not be
-    written. `last`: the last record of any other kind. `last_step`: the last step that this start finished and
-    recorded."""
+    """One start of the training: its records up to the next `run` record.
+
+    Attributes:
+        lost: says that records could not be written.
+        last: the last record of any other kind.
+        last_step: the last step that this start finished and recorded.
+    """
 
     run: RunRecord = field(default_factory=RunRecord)
     ooms: list[OomRecord] = field(default_factory=list)
@@ -49,13 +54,13 @@ class Attempt:
 
 
 class RankReader:
-    """Reads one rank's file; `read` takes what has been written since the last call."""
+    """Reads one rank's file; each `read` continues after the one before."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._reset_micro_batch()
+        self._reset()
 
-    def _reset_micro_batch(self) -> None:
+    def _reset(self) -> None:
         self.attempts: list[Attempt] = []
         self.steps: dict[int, StepRecord] = {}
         self.evaluations: list[EvaluateRecord] = []
@@ -67,31 +72,31 @@ class RankReader:
         self._seen = (0, 0)
 
     def read(self) -> bool:
-        """True if there was something new. OSError where the file cannot be read. A file that became shorter is
-        another one; one that was changed and got no line at its end may have one in place of blanks, as on a full
-        disk. Both are read from the start."""
+        """Whether there are new records. Raises OSError if the file cannot be read.
+
+        A shorter file is another one. A changed file without a new last line may have a line instead of blanks, as
+        after a full disk. Both are read from the start."""
         status = self.path.stat()
         if status.st_size < self._offset:
-            self._reset_micro_batch()
+            self._reset()
         if (seen := (status.st_size, status.st_mtime_ns)) == self._seen:
             return False
         self._seen, before, known = seen, self._offset, self.attempts
-        self._take_new()
+        self._read_lines()
         if self._offset > before:
-            self._seen = (0, 0)  # a line in place of blanks may have come too: the next look reads from the start
+            self._seen = (0, 0)  # there may also be a line instead of blanks: the next call reads from the start
             return True
-        self._reset_micro_batch()
-        self._take_new()
+        self._reset()
+        self._read_lines()
         self._seen = seen
         return self.attempts != known
 
-    def _take_new(self) -> None:
+    def _read_lines(self) -> None:
         for line in self._lines():
-            self._take(line)
+            self._add(line)
 
     def _lines(self) -> Iterator[bytes]:
-        """Whole lines after the last one read. A last line without its end is taken only if it is whole: it may be
-        under way."""
+        """Complete lines after the last one. A last line without a newline may be incomplete, so it must parse."""
         with self.path.open("rb") as file:
             file.seek(self._offset)
             rest, too_long = b"", False
@@ -111,7 +116,7 @@ class RankReader:
                 self._offset += len(rest)
                 yield rest
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, line: bytes) -> None:
         if not line.strip():
             return
         record = _parsed(line)
@@ -123,15 +128,18 @@ class RankReader:
         if kind == "run" or not self.attempts:
             self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
         attempt = self.attempts[-1]
-        if kind == "lost":  # it stands before the records that were written before it
+        if kind == "lost":  # it precedes records that were written earlier
             attempt.lost = record
             return
         attempt.last = record
         if kind == "run":
             attempt.run = record
-            self._begin(record.get("start_step"))
+            self._drop_after(record.get("start_step"))
         elif kind == "step" and "step" in record:
-            self._step(attempt, record)
+            attempt.last_step = record["step"]
+            self.steps[record["step"]] = record
+            if len(self.steps) > _MOST:
+                self.steps = {r["step"]: r for r in halved([self.steps[s] for s in sorted(self.steps)])}
         elif kind == "evaluate":
             _keep(self.evaluations, record)
         elif kind == "save":
@@ -143,8 +151,8 @@ class RankReader:
         elif kind == "end":
             attempt.end = record
 
-    def _begin(self, start_step: int | None) -> None:
-        """Steps after the one that a start goes on from belong to a training that was given up."""
+    def _drop_after(self, start_step: int | None) -> None:
+        """Drops records after the step from which a start continues: that training was abandoned."""
         if start_step is None:
             return
         self.steps = kept_steps(self.steps, start_step)
@@ -153,16 +161,9 @@ class RankReader:
         if start_step == 0:
             self.modules = []
 
-    def _step(self, attempt: Attempt, record: StepRecord) -> None:
-        attempt.last_step = record["step"]
-        self.steps[record["step"]] = record
-        if len(self.steps) > _MOST:
-            kept = halved([self.steps[s] for s in sorted(self.steps)])
-            self.steps = {r["step"]: r for r in kept}
-
 
 def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
-    """Each two neighbours as one record, of which the host's figures are the worst."""
+    """Merges each two neighbours into one record, with the worse figures of the host."""
     pairs = [
         merge_steps(
             *steps[i : i + 2], highest=("host_rss_gib", "pinned_gib", "disk_swap_gib"), lowest=("host_available_gib",)
@@ -173,7 +174,7 @@ def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
 
 
 def _parsed(line: bytes) -> Any:
-    """The record, clean; None if the line is none."""
+    """The checked record; None if the line is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -182,7 +183,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _keep(records: list[Any], record: Any) -> None:
-    """Adds a record; of too many, the one with the higher peak of each two neighbours stays."""
+    """Adds a record; of too many, keeps the one with the higher peak of each two neighbours."""
     records.append(record)
     if len(records) > _MOST:
         pairs = zip(records[0:-1:2], records[1:-1:2], strict=True)  # _MOST is even: the newest has no partner

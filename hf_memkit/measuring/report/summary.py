@@ -1,11 +1,10 @@
-"""The figures of a run that every view shows, so that text, page and JSON say the same. In: `Run`. Out: `Summary`, of
-the rank with the highest peak."""
+"""The figures of a run, of the rank with the highest peak, which text, page and JSON show."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.catalog.fit import was_tight
@@ -17,14 +16,14 @@ Compared = tuple[str, str, float | None]
 """(what, predicted GiB or a range `low–high`, measured GiB or None)."""
 
 ACCEPTED_SHARE: Final = 0.02
-"""Of the predicted peak: a category that is no further off than this is taken for right."""
+"""A predicted category is accurate if it is off by at most this share of the predicted peak."""
 
 _PLACES: Final = ("device", "host", "pinned", "disk")
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The highest allocated bytes: how much, what training was doing, at which step, on which rank."""
+    """The highest allocated memory, and when and where it was reached."""
 
     gib: float
     phase: str | None
@@ -34,19 +33,19 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run needed. None or empty: not recorded.
+    """The memory and time of a rank. What is None or empty was not recorded.
 
     Attributes:
-        capacity_gib: the GPU's memory, or the allocator's cap where one is set.
-        capped: the cap as a share of the GPU; None: no cap.
-        percent: `peak` of `capacity_gib`.
-        others_gib: the highest outside this allocator: contexts, libraries, other processes.
-        headroom_gib: `capacity_gib` less `reserved_gib` and `others_gib`.
-        categories: GiB by category, adding up to the peak of `categories_step`, when `categories_reserved_gib` were
+        capacity_gib: GPU memory, or the allocator's cap if one is set.
+        capped: the cap as a share of the GPU; None without a cap.
+        percent: `peak` as a percentage of `capacity_gib`.
+        others_gib: maximum outside this allocator: contexts, libraries, other processes.
+        headroom_gib: `capacity_gib` minus `reserved_gib` and `others_gib`.
+        categories: GiB by category at the peak of step `categories_step`, when `categories_reserved_gib` were
             reserved.
         held: GiB by place and category held between steps, at the last step recorded in detail.
         host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
-        step_time_ms: the median.
+        step_time_ms: median.
         predicted_step_time_ms: low, middle and high, or one figure.
     """
 
@@ -72,7 +71,7 @@ class Summary:
 
     @property
     def tight(self) -> bool:
-        """Whether the GPU was so full that the allocator frees its cache and tries again."""
+        """Whether the GPU was so full that the allocator frees its cache and retries."""
         if self.capacity_gib is None:
             return False
         reserved = self.capacity_gib - self.headroom_gib if self.headroom_gib is not None else 0.0
@@ -85,7 +84,7 @@ class Summary:
 
 def summarise(run: Run) -> Summary:
     """The figures of the rank with the highest peak."""
-    return max((_of_rank(rank) for rank in run.ranks), key=lambda s: s.peak.gib if s.peak else -1.0)
+    return max(summarise_ranks(run), key=lambda each: each.peak.gib if each.peak else -1.0)
 
 
 def summarise_ranks(run: Run) -> list[Summary]:
@@ -93,28 +92,22 @@ def summarise_ranks(run: Run) -> list[Summary]:
     return [_of_rank(rank) for rank in run.ranks]
 
 
-def compared(
-    prediction: Mapping[str, Any],
-    peak_gib: float | None,
-    reserved_gib: float | None,
-    phases: Mapping[str, float],
-    categories: Mapping[str, float],
-) -> Iterator[Compared]:
-    """A row for everything that was predicted: the peaks, phases, categories, each with what was measured in GiB."""
+def _with_predicted(measured: Summary, prediction: Mapping[str, Any]) -> Iterator[Compared]:
+    """A row for each predicted peak, phase and category, with the measured GiB."""
     of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
     rows: list[tuple[str, Any, float | None]] = [
-        ("peak allocated", prediction.get("peak_allocated_gib"), peak_gib),
-        ("peak reserved", prediction.get("peak_reserved_gib"), reserved_gib),
-        *((phase, of_phases.get(phase, {}).get("peak_allocated_gib"), phases.get(phase)) for phase in PHASES),
-        *((name, of_categories.get(f"{name}_gib"), categories.get(name)) for name in CATEGORIES),
+        ("peak allocated", prediction.get("peak_allocated_gib"), measured.peak.gib if measured.peak else None),
+        ("peak reserved", prediction.get("peak_reserved_gib"), measured.reserved_gib),
+        *((phase, of_phases.get(phase, {}).get("peak_allocated_gib"), measured.phases.get(phase)) for phase in PHASES),
+        *((name, of_categories.get(f"{name}_gib"), measured.categories.get(name)) for name in CATEGORIES),
     ]
-    for what, predicted, measured in rows:
+    for what, predicted, gib in rows:
         if ends := predicted if isinstance(predicted, list) else [predicted] if predicted is not None else []:
-            yield what, "–".join(f"{end:.2f}" for end in ends[:2]), measured
+            yield what, "–".join(f"{end:.2f}" for end in ends[:2]), gib
 
 
 def furthest_off(rows: Sequence[Compared]) -> str | None:
-    """A sentence that names the category furthest off; None where no category was both predicted and measured."""
+    """A sentence that names the least accurate category; None if no category was both predicted and measured."""
     peak = next((float(predicted) for what, predicted, _ in rows if what == "peak allocated"), 0.0)
     both = [
         (what, float(predicted), measured)
@@ -139,17 +132,16 @@ def _of_rank(rank: RankRun) -> Summary:
     capacity = whole_gpu * (capped or 1.0) if whole_gpu else None
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
-    others = _others(rank.steps)
-    # A cap leaves the rest of the GPU to the others.
+    outside = [step for step in rank.steps if "device_used_gib" in step and "reserved_gib" in step]
+    others = max((max(0.0, step["device_used_gib"] - step["reserved_gib"]) for step in outside), default=None)
     headroom = None
-    if capacity is not None and reserved is not None:
+    if capacity is not None and reserved is not None:  # a cap leaves the rest of the GPU to the others
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)
-    looked_at = _looked_at(rank)
-    categories = _by_category(looked_at.get("categories", {}))
+    at_peak = _highest_with_categories(rank)
     times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
-    phases = _phases(rank)
+    retries = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
     expected = rank.run.get("prediction", {}).get("step_time_ms")
-    return Summary(
+    summary = Summary(
         rank=rank.rank,
         capacity_gib=capacity,
         capped=capped,
@@ -158,20 +150,20 @@ def _of_rank(rank: RankRun) -> Summary:
         reserved_gib=reserved,
         others_gib=others,
         headroom_gib=headroom,
-        categories=categories,
-        categories_step=looked_at.get("step"),
-        categories_reserved_gib=_highest([looked_at], "peak_reserved_gib"),
-        phases=phases,
+        categories=_by_category(at_peak.get("categories", {})),
+        categories_step=at_peak.get("step"),
+        categories_reserved_gib=_highest([at_peak], "peak_reserved_gib"),
+        phases=_phases(rank),
         held=_held(rank),
         host=_host(records, hardware),
         steps=sum(record.get("steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
         predicted_step_time_ms=tuple(expected if isinstance(expected, list) else [expected] if expected else []),
-        retries=_retries(rank),
-        predicted=tuple(
-            compared(rank.run.get("prediction") or {}, peak.gib if peak else None, reserved, phases, categories)
-        ),
+        # The counter starts with the process, which may have trained before.
+        retries=max(0, retries[-1] - rank.run.get("alloc_retries", 0)) if retries else 0,
+        predicted=(),
     )
+    return replace(summary, predicted=tuple(_with_predicted(summary, rank.run.get("prediction") or {})))
 
 
 def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
@@ -179,28 +171,25 @@ def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _peak(rank: RankRun) -> Peak | None:
-    """Over load, steps, evaluations, saves and the moment of an OOM; of equal ones the first."""
+    """The highest peak of load, steps, evaluations, saves and out-of-memory errors; the first of equal ones."""
     kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
         ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
     ]  # fmt: skip
-    found: list[Peak] = []
+    known: list[Peak] = []
     for phase, records in kinds:
         for record in records:
             if "peak_allocated_gib" in record:
                 step = record.get("step") if record is not rank.run else None
-                found.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
+                gib_of = {name: each.get("peak_allocated_gib") for name, each in record.get("phases", {}).items()}
+                phases = [name for name in PHASES if gib_of.get(name) is not None]
+                highest = phase or max(phases, key=lambda name: gib_of[name], default=None)
+                known.append(Peak(record["peak_allocated_gib"], highest, step, rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
         if gib >= 0:
             phase = oom.get("phase")
-            found.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
-    return max(found, key=lambda peak: peak.gib, default=None)
-
-
-def _highest_phase(step: Mapping[str, Any]) -> str | None:
-    phases = step.get("phases", {})
-    known = [phase for phase in PHASES if "peak_allocated_gib" in phases.get(phase, {})]
-    return max(known, key=lambda phase: phases[phase]["peak_allocated_gib"], default=None)
+            known.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
+    return max(known, key=lambda peak: peak.gib, default=None)
 
 
 def _phases(rank: RankRun) -> dict[str, float]:
@@ -210,17 +199,17 @@ def _phases(rank: RankRun) -> dict[str, float]:
     seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
     for step in rank.steps:
         seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
-    found = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
-    return {phase: max(values) for phase, values in found.items() if values}
+    known = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    return {phase: max(values) for phase, values in known.items() if values}
 
 
-def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
-    """The OOM if there was one, else the step with the highest peak; of those that have categories."""
+def _highest_with_categories(rank: RankRun) -> StepRecord | OomRecord:
+    """The last out-of-memory error with categories, else the step with categories that has the highest peak."""
     for oom in rank.ooms[::-1]:
         if _by_category(oom.get("categories", {})):
             return oom
-    looked = [step for step in rank.steps if _by_category(step.get("categories", {}))]
-    return max(looked, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
+    steps = [step for step in rank.steps if _by_category(step.get("categories", {}))]
+    return max(steps, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
 
 
 def _by_category(fields: Mapping[str, Any]) -> dict[str, float]:
@@ -238,22 +227,11 @@ def _held(rank: RankRun) -> dict[str, dict[str, float]]:
 def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
     available = [record["host_available_gib"] for record in records if "host_available_gib" in record]
     totals = filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib")))
-    found = {
+    figures = {
         "rss_gib": _highest(records, "host_rss_gib"),
         "available_gib": min(available, default=None),
         "total_gib": min(totals, default=None),
         "pinned_gib": _highest(records, "pinned_gib"),
         "disk_swap_gib": _highest(records, "disk_swap_gib"),
     }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _others(steps: Iterable[Mapping[str, Any]]) -> float | None:
-    both = [step for step in steps if "device_used_gib" in step and "reserved_gib" in step]
-    return max((max(0.0, step["device_used_gib"] - step["reserved_gib"]) for step in both), default=None)
-
-
-def _retries(rank: RankRun) -> int:
-    """Since the training began; the counter counts since the process did."""
-    counts = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
-    return max(0, counts[-1] - rank.run.get("alloc_retries", 0)) if counts else 0
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,8 +1,5 @@
-"""What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
-prediction. Out: `Target`, and sentences.
-
-A recipe puts the prediction into `facts`, in the form of `memkit predict --json`. Facts are the user's and may hold
-anything, so every value is looked at here.
+"""The prediction for a rehearsal's target, which runs on a GPU. A recipe writes it into the record's `facts`, in the
+form of `memkit predict --json`. Facts may contain anything, so every value is checked.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ from typing import Any, Final
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
+from hf_memkit.measuring.report.sanitize import checked_number as _checked
 from hf_memkit.measuring.report.sanitize import number, text
 
 _VERDICTS: Final = {
@@ -26,15 +24,16 @@ _VERDICTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The prediction of a run. None and empty: not predicted.
+    """The prediction of a run. What is None or empty was not predicted.
 
     Attributes:
         verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk; `why` is its reason.
-        gpu_verdict: the same of the GPU alone.
+        gpu_verdict: the verdict for the GPU alone.
         reserved_gib: lowest and highest peak reserved.
         categories: GiB by category at the peak.
-        host_gib: RAM of one machine, page-locked RAM included; `ram_gib` is that of the machine that rehearsed.
-        is_measured: whether predictions of its kind were compared with measured runs.
+        host_gib: RAM that one machine needs, including page-locked RAM.
+        ram_gib: RAM of the machine that rehearsed.
+        is_measured: whether predictions of this kind were compared with measured runs.
     """
 
     gpu: str
@@ -56,52 +55,46 @@ class Target:
 
     @property
     def needs_gib(self) -> float:
-        """The most that it takes of the GPU."""
+        """Maximum of GPU memory that it takes."""
         return self.reserved_gib[1] + self.outside_gib
 
 
 def target_of(run: Run) -> Target | None:
-    """The prediction of the run's target; None for what is no rehearsal, or has none."""
+    """The prediction for the run's target; None if the run is no rehearsal, or has no prediction."""
     facts = run.first.run.get("facts", {})
-    return read_target(facts.get("target_prediction")) if facts.get("rehearsal") is True else None
-
-
-def read_target(content: Any) -> Target | None:
-    """The prediction of this JSON form, which may be anything; None for what is none."""
-    found = mapping(content)
-    peak = number(found, "peak_allocated_gib")
-    ends = found.get("peak_reserved_gib")
-    reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
-    low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
+    fields = mapping(facts.get("target_prediction") if facts.get("rehearsal") is True else None)
+    peak = number(fields, "peak_allocated_gib")
+    ends = fields.get("peak_reserved_gib")
+    low, high = (_checked(end) for end in (*(ends if isinstance(ends, list) else ()), None, None)[:2])
     if peak is None or low is None or high is None:
         return None
-    by_phase, by_category = mapping(found.get("phases")), mapping(found.get("categories"))
+    by_phase, by_category = mapping(fields.get("phases")), mapping(fields.get("categories"))
     phases = {phase: number(mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
-    host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
-    phase, confidence = found.get("peak_phase"), mapping(found.get("confidence"))
-    verdict = _verdict(found.get("verdict"))
+    host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(fields, name)) is not None]
+    phase, confidence = fields.get("peak_phase"), mapping(fields.get("confidence"))
+    verdict = _verdict(fields.get("verdict"))
     return Target(
-        gpu=text(found.get("gpu") or "the target's GPU", 60),
-        capacity_gib=number(found, "capacity_gib"),
+        gpu=text(fields.get("gpu") or "the target's GPU", 60),
+        capacity_gib=number(fields, "capacity_gib"),
         verdict=verdict,
-        gpu_verdict=_verdict(found.get("gpu_verdict")) or verdict,
-        why=text(found.get("why") or "", 300),
+        gpu_verdict=_verdict(fields.get("gpu_verdict")) or verdict,
+        why=text(fields.get("why") or "", 300),
         peak_gib=peak,
         peak_phase=phase if phase in PHASES else None,
         reserved_gib=(low, high),
-        outside_gib=number(found, "outside_allocator_gib") or 0.0,
+        outside_gib=number(fields, "outside_allocator_gib") or 0.0,
         categories={name: gib for name, gib in categories.items() if gib is not None},
         phases={name: gib for name, gib in phases.items() if gib is not None},
         host_gib=sum(host) if host else None,
-        ram_gib=number(found, "ram_gib"),
-        disk_gib=number(found, "disk_gib"),
+        ram_gib=number(fields, "ram_gib"),
+        disk_gib=number(fields, "disk_gib"),
         rests_on=text(confidence.get("rests_on") or "", 200),
         is_measured=confidence.get("measured_on") is not None,
     )
 
 
-def needs(target: Target) -> str:
+def sentence(target: Target) -> str:
     """`The target run is predicted to fit on RTX 4060: at most 5.5 of 7.8 GiB.`"""
     fits = _VERDICTS.get(target.gpu_verdict or "", "is predicted on")
     of = f" of {target.capacity_gib:.1f}" if target.capacity_gib else ""
@@ -113,8 +106,8 @@ def needs(target: Target) -> str:
     return f"{line} It needs more disk than this machine has free."
 
 
-def rests_on(target: Target) -> str:
-    """Peak, reserved and host memory, and what the prediction rests on."""
+def figures_and_basis(target: Target) -> str:
+    """Sentences: peak, reserved and host memory, and the basis of the prediction."""
     low, high = target.reserved_gib
     where = f" in {target.peak_phase}" if target.peak_phase else ""
     parts = [
@@ -128,8 +121,7 @@ def rests_on(target: Target) -> str:
     return f"Predicted: {', '.join(parts)}.{basis}"
 
 
-def command(run: Run, target: Target) -> str:
-    """What to type next."""
+def next_command(run: Run, target: Target) -> str:
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
     recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
     if target.gpu_verdict == "does not fit":

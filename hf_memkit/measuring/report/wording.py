@@ -1,9 +1,9 @@
-"""What text and page share. In: a run and its figures. Out: sentences of one line each, rows of a table, cleaned."""
+"""Sentences and table rows about a run. Text from the records is made safe to print."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from hf_memkit.common.terms import at
@@ -12,7 +12,7 @@ from hf_memkit.measuring.report.diagnosis import MIN_STEPS
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.summary import Summary
-from hf_memkit.measuring.report.target import command, needs, target_of
+from hf_memkit.measuring.report.target import next_command, sentence, target_of
 
 
 def title(run: Run, summary: Summary) -> str:
@@ -39,22 +39,25 @@ def title(run: Run, summary: Summary) -> str:
     return ", ".join([*parts, where])
 
 
-def course(run: Run, summary: Summary) -> str:
-    """How it ended, and what a step took."""
+def ending_and_time(run: Run, summary: Summary) -> str:
+    """How the run ended, and the time of a step."""
     line = run.ending.why
     if len(run.ranks) > 1 and run.ending.kind != "finished":
         line = f"rank {run.ended_by} {line}"
     parts = [f"{line[0].upper()}{line[1:].rstrip('.')}."]
     if summary.step_time_ms is not None:
         if run.ending.kind == "out of memory" and out_of_memory(run):
-            parts = []  # the verdict above has said it
-        predicted = f", {_predicted_time(summary.predicted_step_time_ms)}" if summary.predicted_step_time_ms else ""
+            parts = []  # the verdict contains it
+        predicted = ""
+        if expected := sorted(summary.predicted_step_time_ms):
+            predicted = f", {_time(expected[len(expected) // 2])} predicted"
+            predicted += f" ({_time(expected[0])}–{_time(expected[-1])})" if len(expected) > 1 else ""
         parts.append(f"A step took {_time(summary.step_time_ms)} (median){predicted}.")
     return " ".join(parts)
 
 
 def state(run: Run, summary: Summary) -> Literal["bad", "near", "good"]:
-    """Whether it failed (`"bad"`), or was tight (`"near"`)."""
+    """`"bad"` if the run failed, `"near"` if it was tight."""
     if run.ending.kind in ("out of memory", "failed", "killed"):
         return "bad"
     target = target_of(run)
@@ -68,12 +71,12 @@ def highest(summary: Summary) -> tuple[str, ...]:
 
 
 def verdict(run: Run, summary: Summary) -> str:
-    """The answer, in one line."""
+    """The first line of the report."""
     if run.ending.kind == "out of memory" and (line := out_of_memory(run)):
         return line
     peak = summary.peak
     if peak is None and (target := target_of(run)) is not None and run.ending.kind in ("finished", "running"):
-        return f"Rehearsal {run.ending.kind}. {needs(target)}"
+        return f"Rehearsal {run.ending.kind}. {sentence(target)}"
     if peak is None:
         rss = summary.host.get("rss_gib")
         if rss is None:
@@ -97,7 +100,7 @@ def verdict(run: Run, summary: Summary) -> str:
 
 
 def reserved(summary: Summary) -> str | None:
-    """What the allocator reserved, what else used the GPU, and what was left."""
+    """Reserved memory, memory outside the allocator, and headroom."""
     if summary.reserved_gib is None:
         return None
     parts = [f"Peak reserved {summary.reserved_gib:.1f} GiB"]
@@ -114,7 +117,6 @@ def reserved(summary: Summary) -> str | None:
 
 
 def host(summary: Summary) -> str | None:
-    """RAM and disk."""
     figures = summary.host
     if "rss_gib" not in figures and "available_gib" not in figures:
         return None
@@ -130,11 +132,11 @@ def host(summary: Summary) -> str | None:
 
 
 def unknowable(run: Run, summary: Summary) -> str | None:
-    """Which figures this device cannot give."""
+    """Which figures this device does not have."""
     if summary.peak is not None:
         return None
     if target_of(run) is not None:
-        return "A small model ran on this CPU: its memory says nothing of the target's."
+        return "A small model ran on this CPU: its memory says nothing about the target's."
     kind = text(run.first.run.get("hardware", {}).get("device_type") or "", 20)
     if kind in ("", "cpu"):
         return (
@@ -145,7 +147,7 @@ def unknowable(run: Run, summary: Summary) -> str | None:
 
 
 def out_of_memory(run: Run) -> str | None:
-    """What was requested and what was free, at the out-of-memory error that ended the run."""
+    """The out-of-memory error that ended the run, with the requested and the free memory."""
     rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
@@ -154,21 +156,13 @@ def out_of_memory(run: Run) -> str | None:
     line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
     if len(run.ranks) > 1:
         line += f" on rank {rank.rank}"
-    figures = [
-        f"{oom[name]:.2f} GiB {words}"
-        for name, words in (
-            ("requested_gib", "requested"),
-            ("free_gib", "free"),
-            ("allocated_gib", "allocated"),
-            ("capacity_gib", "total"),
-        )
-        if name in oom
-    ]
+    fields = {"requested_gib": "requested", "free_gib": "free", "allocated_gib": "allocated", "capacity_gib": "total"}
+    figures = [f"{oom[name]:.2f} GiB {words}" for name, words in fields.items() if name in oom]
     return f"{line}{': ' if figures else ''}{', '.join(figures)}."
 
 
 def nothing_to_do(run: Run, summary: Summary) -> str:
-    """What to do where there is neither a finding nor a change."""
+    """What to do if there are no findings and no changes."""
     if run.ending.kind == "out of memory":
         return f"For fixes: memkit explain {shlex.quote(text(run.folder))}"
     if run.ending.kind in ("failed", "killed"):
@@ -177,37 +171,34 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return "No memory problem found over the recorded steps."
     if run.ending.kind == "finished" and (target := target_of(run)) is not None:
         if target.gpu_verdict == "does not fit":
-            return f"Choose another GPU or variant: {command(run, target)}"
-        return f"Run it on a machine with that GPU: {command(run, target)}"
+            return f"Choose another GPU or variant: {next_command(run, target)}"
+        return f"Run it on a machine with that GPU: {next_command(run, target)}"
     if summary.steps == 0:
         return "No step recorded."
+    fits = ""
+    if summary.peak is not None and summary.headroom_gib is not None and not summary.tight:
+        fits = f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
     if summary.steps < MIN_STEPS and run.ending.kind != "running":
         steps = "One step is" if summary.steps == 1 else f"{summary.steps} steps are"
-        few = f"{steps} too few to tell whether memory grows"
-        return f"No memory problem found{_to_spare(summary)}. {few}."
-    fits = _to_spare(summary)
-    if not fits:
-        return "No memory problem found over the steps."
-    return f"No memory problem found{fits}, and memory does not grow over the steps."
+        return f"No memory problem found{fits}. {steps} too few to tell whether memory grows."
+    return f"No memory problem found{f'{fits}, and memory does not grow' if fits else ''} over the steps."
 
 
 def module_rows(run: Run) -> list[tuple[str, ...]]:
-    """The table by module, as of the first rank, and the sum of all rows below them. A record has the figures of one
-    of `repeats` equal modules, a row here those of all of them, so that the rows add up."""
-    found = []
+    """The table by module of the first rank, with a row of totals. A record contains the figures of one of `repeats`
+    equal modules, a row those of all of them."""
+    rows: list[tuple[str, ...]] = []
     totals = [0, 0, 0]
     for module in run.first.modules:
         repeats = max(1, module.get("repeats", 1))
-        counts = [
-            repeats * count
-            for count in (module.get("parameters", 0), module.get("trainable_parameters", 0), module.get("bytes", 0))
-        ]
+        sizes = module.get("parameters", 0), module.get("trainable_parameters", 0), module.get("bytes", 0)
+        counts = [repeats * size for size in sizes]
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
         places = {text(place, 20): repeats * size for place, size in module.get("places", {}).items()}
         each = places if len(places) < 2 else (f"{place} {format_size(size)}" for place, size in places.items())
         name, kind = text(module.get("name") or "(model)", 120), text(module.get("class", ""), 60)
-        found.append((name, kind, *_counts(*counts), ", ".join(each)))
-    return [*found, ("total", "", *_counts(*totals), "")] if found else []
+        rows.append((name, kind, *_counts(*counts), ", ".join(each)))
+    return [*rows, ("total", "", *_counts(*totals), "")] if rows else []
 
 
 def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
@@ -217,20 +208,8 @@ def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
     return f"{parameters:,}", of_them, format_size(size)
 
 
-def _to_spare(summary: Summary) -> str:
-    if summary.peak is None or summary.headroom_gib is None or summary.tight:
-        return ""
-    return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
-
-
 def _millions(count: int) -> str:
     return f"{count / 1e6:,.0f} M" if count >= 1e7 else f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count:,}"
-
-
-def _predicted_time(ms: Sequence[float]) -> str:
-    """`1,200 ms predicted (900 ms–1,600 ms)` of low, middle and high."""
-    middle = f"{_time(sorted(ms)[len(ms) // 2])} predicted"
-    return f"{middle} ({_time(min(ms))}–{_time(max(ms))})" if len(ms) > 1 else middle
 
 
 def _time(ms: float) -> str:

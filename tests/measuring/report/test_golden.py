@@ -23,16 +23,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def reports() -> dict[str, str]:
     """By name of the file, of runs in folders of the current one."""
-    found = {}
+    result = {}
     for name, records in (("out-of-memory", made.out_of_memory()), ("rehearsal", made.rehearsal())):
         run = load_run(made.write(Path(name), records))
         whole = page(report_answer(run), guide="report.md")
         words = re.sub(r"<(script|style|head)\b[^>]*>.*?</\1>|<[^>]+>", "\n", whole, flags=re.DOTALL)
         shown = "\n".join(line for line in map(str.strip, html.unescape(words).splitlines()) if line)
-        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}-page.txt": f"{shown}\n"}
+        result |= {f"{name}.txt": text_report(run, modules=True), f"{name}-page.txt": f"{shown}\n"}
     lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
     on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
-    return {**found, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
+    return {**result, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
 
 
 @pytest.fixture

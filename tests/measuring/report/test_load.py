@@ -13,8 +13,7 @@ import pytest
 
 from hf_memkit.common.answer.page import page
 from hf_memkit.common.errors import InputError
-from hf_memkit.measuring.report.answer import report_answer, text_report
-from hf_memkit.measuring.report.as_json import report_json
+from hf_memkit.measuring.report.answer import report_answer, report_json, text_report
 from hf_memkit.measuring.report.load import RunReader, load_run
 from hf_memkit.measuring.report.rank_reader import RankReader
 from tests.conftest import ROOT
@@ -78,7 +77,7 @@ HOSTILE = [
 
 
 def spoilt(record: dict[str, Any], rng: random.Random) -> dict[str, Any]:
-    """With hostile values in the place of some, however deep, and under a name that nobody knows."""
+    """With hostile values instead of some, at any depth, and under an unknown name."""
     changed = {
         name: rng.choice(HOSTILE) if name != "kind" and rng.random() < 0.2
         else spoilt(value, rng) if isinstance(value, dict) else value
@@ -159,7 +158,7 @@ def test_the_rank_that_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("result", "message"),
     [
         ("nothing", "no such folder"),
         ("empty", r"no memory-rank\*.jsonl .*Trainer\(callbacks="),
@@ -169,16 +168,16 @@ def test_the_rank_that_decides(tmp_path: Path) -> None:
         ("torn", "hold no record yet"),
     ],
 )
-def test_a_folder_without_records_is_one_clear_line(tmp_path: Path, found: str, message: str) -> None:
-    folder = tmp_path / found
-    if found != "nothing":
+def test_a_folder_without_records_is_one_clear_line(tmp_path: Path, result: str, message: str) -> None:
+    folder = tmp_path / result
+    if result != "nothing":
         folder.mkdir()
-    if found == "below":
+    if result == "below":
         made.write(folder / "out", made.healthy(1))
-    if found in ("recipe", "written"):
-        status = found.replace("recipe", "running")
+    if result in ("recipe", "written"):
+        status = result.replace("recipe", "running")
         (folder / "memkit-run.json").write_text(json.dumps({"status": status}))
-    if found == "torn":
+    if result == "torn":
         (folder / "memory-rank0.jsonl").write_text('{"kind": "ru')
     with pytest.raises(InputError, match=message) as error:
         load_run(folder)
@@ -237,7 +236,7 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path) -> None:
 
 
 def test_sizes_that_auto_find_batch_size_gave_up_are_told(tmp_path: Path) -> None:
-    """Nobody is told of an error that was caught on the way: the run after it knows of it."""
+    """An error that was caught is recorded only in the next run."""
     tried = [made.run_record(), made.run_record(after_oom={"step": 1, "phase": "forward", "train_batch_size": 4})]
     last = made.healthy(5, after_oom={"step": 1, "phase": "backward", "train_batch_size": 3})
     run = load_run(made.write(tmp_path, [*tried, *last]))

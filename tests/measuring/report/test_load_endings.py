@@ -36,9 +36,9 @@ def of_process(pid: int, **host: Any) -> dict[str, Any]:
 
 def ending(folder: Path, *, host: Any, records: int = -1, **last: Any) -> Ending:
     """Of a file without an `end`, written now."""
-    found = made.healthy(5, host=host)[:records]
-    found[-1] |= {"time": time.time(), **last}
-    return load_run(made.write(folder, found)).ending
+    result = made.healthy(5, host=host)[:records]
+    result[-1] |= {"time": time.time(), **last}
+    return load_run(made.write(folder, result)).ending
 
 
 def test_a_process_that_lives_and_then_does_not(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -121,10 +121,10 @@ def test_before_the_first_step(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_by_its_own_word(tmp_path: Path, end: dict[str, str], kind: str, why: str) -> None:
     records = [*made.healthy(3)[:-1], {"kind": "end", **end}]
-    found = load_run(made.write(tmp_path, records)).ending
-    assert found.kind == kind and why in found.why
+    result = load_run(made.write(tmp_path, records)).ending
+    assert result.kind == kind and why in result.why
 
 
 def test_an_oom_record_is_an_ending_without_an_end(tmp_path: Path) -> None:
-    found = load_run(made.write(tmp_path, made.out_of_memory(5)[:-1])).ending
-    assert found.kind == "out of memory" and found.why == "ran out of memory in backward of step 6"
+    result = load_run(made.write(tmp_path, made.out_of_memory(5)[:-1])).ending
+    assert result.kind == "out of memory" and result.why == "ran out of memory in backward of step 6"

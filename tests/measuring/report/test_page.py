@@ -69,7 +69,7 @@ def test_drawn_and_readable_on_every_screen(
     ground = tuple(map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))))
     assert ground == (dark if scheme == "dark" else light)
     tab.screenshot(path=tmp_path / f"{scheme}-{width}.png", full_page=True)
-    assert watched.found == []
+    assert watched.problems == []
 
 
 @pytest.mark.slow
@@ -83,11 +83,11 @@ def test_every_sort_of_run_is_drawn(written: dict[str, Path], show: Callable[...
     }
     for name, places in expected.items():
         tab, watched = show(written[name], width=360)
-        found = tab.locator("section").evaluate_all("all => all.map(s => s.id)")
-        assert found[0] == "next" and [place for place in found if place in places] == places, name
-        assert name != "rehearsal" or "timeline" not in found, "of the small model"
+        result = tab.locator("section").evaluate_all("all => all.map(s => s.id)")
+        assert result[0] == "next" and [place for place in result if place in places] == places, name
+        assert name != "rehearsal" or "timeline" not in result, "of the small model"
         assert tab.evaluate("document.documentElement.scrollWidth") <= 360, name
-        assert watched.found == [], name
+        assert watched.problems == [], name
     tab, _ = show(written["healthy"])
     shown = tab.locator("#predicted").inner_text()
     assert "peak allocated\t11.00\t11.41\t+4 %" in shown and "11.50–12.50" in shown
@@ -123,7 +123,7 @@ def test_light_and_dark_change_while_it_is_open_and_paper_is_light(
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert tab.pdf()[:5] == b"%PDF-"
-    assert watched.found == []
+    assert watched.problems == []
 
 
 def test_without_javascript_all_figures_are_there(
@@ -136,7 +136,7 @@ def test_without_javascript_all_figures_are_there(
     assert tab.locator("noscript p").first.is_visible()
     tab.locator("summary").click()
     assert tab.locator("#timeline table tbody tr").count() >= 20
-    assert watched.found == []
+    assert watched.problems == []
 
 
 TAGS = (
@@ -176,7 +176,7 @@ def test_nothing_from_the_records_becomes_part_of_the_page(
     label.locator("text").first.wait_for(state="attached")
     assert "</script><script>alert(1)" in (label.text_content() or ""), "it is shown as it is written"
     assert label.locator("a").count() == 0 and tab.locator(".hoverlayer tspan[style*='bold']").count() == 0
-    assert watched.found == []
+    assert watched.problems == []
 
 
 def test_only_addresses_of_the_documentation_become_links() -> None:
@@ -215,16 +215,16 @@ def test_a_long_run_is_thinned_and_keeps_its_highest(tmp_path: Path) -> None:
     peaks = [record["peak_allocated_gib"] for record in records if record["kind"] == "step"]
     highest = max(range(6000), key=peaks.__getitem__)
     content = page(report_answer(load_run(made.write(tmp_path, records))), guide="report.md")
-    found = re.search(r'<script type="application/json" id="charts">(.*?)</script>', content)
-    assert found is not None
-    data = json.loads(found[1])
+    result = re.search(r'<script type="application/json" id="charts">(.*?)</script>', content)
+    assert result is not None
+    data = json.loads(result[1])
     for chart in data.values():
         for trace in chart["traces"]:
             assert len(trace["x"]) == len(trace["y"]) <= POINTS
     for name, where in (("timeline", "peak allocated"), ("lengths", "step")):
         trace = next(trace for trace in data[name]["traces"] if trace["name"] == where)
         assert max(trace["y"]) == round(peaks[highest], 4)
-    assert len(found[1]) < 1_500_000
+    assert len(result[1]) < 1_500_000
 
 
 def test_a_page_is_small_enough_to_send(written: dict[str, Path]) -> None:

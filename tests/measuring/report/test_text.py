@@ -13,8 +13,7 @@ from rich.console import Console
 from hf_memkit.cli import main
 from hf_memkit.common.answer.terminal import show
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.report.answer import report_answer, text_report
-from hf_memkit.measuring.report.as_json import report_json
+from hf_memkit.measuring.report.answer import report_answer, report_json, text_report
 from hf_memkit.measuring.report.load import load_run
 from tests.measuring.report import synthetic_records as made
 
@@ -145,9 +144,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_too_few_steps_are_not_called_steady(tmp_path: Path) -> None:
-    for steps, said in ((1, "One step is too few"), (19, "19 steps are too few"), (20, "memory does not grow")):
+    for steps, lines_shown in ((1, "One step is too few"), (19, "19 steps are too few"), (20, "memory does not grow")):
         shown = " ".join(text_report(load_run(made.write(tmp_path / str(steps), made.healthy(steps)))).split())
-        assert said in shown and "No memory problem found: it fits with" in shown
+        assert lines_shown in shown and "No memory problem found: it fits with" in shown
 
 
 def test_out_of_host_memory_does_not_blame_the_gpu(tmp_path: Path) -> None:
