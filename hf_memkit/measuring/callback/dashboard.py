@@ -13,7 +13,7 @@ from hf_memkit.measuring.callback.numbers_of_ranks import RankSample
 Log = Literal["few", "all", "none"]
 LOG: Final[tuple[Log, ...]] = ("few", "all", "none")
 
-_SILENT_AFTER_S: Final = 10.0
+_SILENT_S: Final = 10.0
 """A few rounds of the exchange between ranks."""
 
 _COMPARED: Final = ("peak_allocated_gib", "peak_reserved_gib")
@@ -32,11 +32,8 @@ def add_to_log(numbers: Mapping[str, float], logs: dict[str, Any], state: Any) -
 def over_ranks(numbers: Mapping[str, float], latest: Mapping[int, RankSample], *, since_step: int) -> dict[str, float]:
     """Mean, maximum and rank of the maximum of the main numbers (GiB), and the number of ranks. Only ranks count that
     published numbers since the previous logging step, `since_step`, or a few seconds ago. `numbers`: this rank's."""
-    fresh = {
-        rank: known.numbers
-        for rank, known in latest.items()
-        if known.step >= since_step or known.age_s < _SILENT_AFTER_S
-    }
+    heard = {rank: sample for rank, sample in latest.items() if sample.step >= since_step or sample.age_s < _SILENT_S}
+    fresh = {rank: sample.numbers for rank, sample in heard.items()}
     if not fresh:
         return {}
     statistics: dict[str, float] = {"ranks_heard": len(fresh)}

@@ -39,18 +39,13 @@ def record_exception(
     snapshot: bool,
     ctrl_c: bool,
 ) -> OomNote | None:
-    """Write the `end` record, and before it an `oom` record if memory ran out.
+    """Write the `end` record, and before it an `oom` record if memory ran out; returns the note on such an error.
 
     Args:
-        error: the exception.
-        recorder: recorder of the training.
         barrier: catches errors of measuring.
         global_step: finished optimizer steps.
         snapshot: write the allocator's state too.
         ctrl_c: Ctrl-C was pressed, so that any error but out-of-memory follows from it.
-
-    Returns:
-        The note on an out-of-memory error, else None.
     """
     advice = None
     match = barrier.call("out of memory?", out_of_memory, error)

@@ -59,7 +59,6 @@ class RankNumbers:
         self._leave = weakref.finalize(self, _leave, self._shared, self._thread)
 
     def publish(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Set this rank's numbers."""
         self._shared.mine = (step, dict(numbers))
 
     def latest(self) -> dict[int, RankSample]:

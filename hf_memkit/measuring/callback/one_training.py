@@ -36,10 +36,8 @@ from hf_memkit.measuring.report.load import Run, load_run
 
 _NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 
-_STOPPED_EARLY: Final = {
-    "status": "failed",
-    "error": "training stopped early: the script caught an exception, or called exit",
-}
+_EARLY: Final = "training stopped early: the script caught an exception, or called exit"
+_STOPPED_EARLY: Final = {"status": "failed", "error": _EARLY}
 
 _INTERRUPTED: Final = {"status": "interrupted", "error_type": "KeyboardInterrupt"}
 
@@ -157,16 +155,11 @@ class Training:
         if self.silent:
             return
         step, barrier = self._state.global_step, self._barrier
+        ctrl_c = self._watch is not None and self._watch.ctrl_c
         self.advice = barrier.call(
-            "exception",
-            record_exception,
-            error,
-            self.recorder,
-            barrier,
-            global_step=step,
-            snapshot=self._snapshot,
-            ctrl_c=self._watch is not None and self._watch.ctrl_c,
-        )
+            "exception", record_exception, error, self.recorder, barrier, global_step=step, snapshot=self._snapshot,
+            ctrl_c=ctrl_c,
+        )  # fmt: skip
         if self.advice is not None:
             self._barrier.call("note", add_note, error, self.advice)
         self._end(show=self.advice is not None)
@@ -178,26 +171,20 @@ class Training:
             close_open_file(path, ended=True)
         self.close()
         self.ended = True
-        if (
-            show
-            and path.exists()
-            and (self._state.is_world_process_zero or self._barrier.call("ranks", self._is_first_to_report))
-        ):
-            self._show(path.parent)
-
-    def _show(self, folder: Path) -> None:
-        if not (self._options.html or self._options.summary):
+        if not show or not path.exists() or not (self._options.html or self._options.summary):
             return
-        run = self._barrier.call("records", load_run, folder)
+        if not self._state.is_world_process_zero and not self._barrier.call("ranks", self._is_first_to_report):
+            return
+        run = self._barrier.call("records", load_run, path.parent)
         if run is not None and self._options.html:
-            self._barrier.call("page", write_page, run, folder / PAGE)
+            self._barrier.call("page", write_page, run, path.parent / PAGE)
         if run is not None and self._options.summary:
             self._barrier.call("summary", _print_summary, run, on_stderr=self._options.summary == "stderr")
 
     def _is_first_to_report(self) -> bool:
         """Whether this rank, not rank 0, reports: it ran out of memory, and no lower rank did. Lower ranks then wait
         for gradients, or fail because of that; the launcher ends them when this process ends."""
-        if self.advice is None or not (self._options.html or self._options.summary):
+        if self.advice is None:
             return False
         time.sleep(_OTHERS_S)
         folder, rank = self.recorder.writer.path.parent, self._args.process_index
@@ -218,11 +205,8 @@ class Training:
         state = previous._state
         if previous.ended or not (self._restarts(state) or self._ooms_before > previous._ooms_before):
             return None
-        return {
-            "step": state.global_step + 1,
-            "phase": previous.recorder.tracker.phase,
-            "train_batch_size": state.train_batch_size,
-        }
+        phase = previous.recorder.tracker.phase
+        return {"step": state.global_step + 1, "phase": phase, "train_batch_size": state.train_batch_size}
 
 
 def expect_end(recorder: object, writer: RecordWriter, watch: ExceptionWatch) -> None:

@@ -123,10 +123,12 @@ def note_from_record(
 ) -> OomNote:
     """A note for a training, from its `oom` and `run` records, the cause, the changes and the records' file."""
     figures = {**record, **verdict.figures} if verdict is not None else record
+    sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
+    least = sum(sizes.values()) / 100
+    names = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
+    largest = f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in names)}." if names else ""
     return OomNote(
-        happened=" ".join(
-            part for part in (_moment(record, run), _sizes(figures), _largest_categories(record)) if part
-        ),
+        happened=" ".join(part for part in (_moment(record, run), _sizes(figures), largest) if part),
         why=_cause(verdict) if verdict is not None else "",
         helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
@@ -162,15 +164,6 @@ def _sizes(figures: Mapping[str, Any]) -> str:
     elif allocated is not None:
         sentences.append(f"PyTorch's tensors held {_size(allocated)}.")
     return " ".join(sentences)
-
-
-def _largest_categories(record: Mapping[str, Any]) -> str:
-    sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
-    least = sum(sizes.values()) / 100
-    largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
-    if not largest:
-        return ""
-    return f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
 
 
 def _cause(verdict: Verdict) -> str:

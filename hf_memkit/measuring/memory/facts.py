@@ -22,49 +22,18 @@ from hf_memkit.measuring.memory.optimizer_state import optimizer_chain
 from hf_memkit.measuring.record_types import HardwareFacts, HostFacts, RunRecord
 
 _PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "trl",
-    "bitsandbytes",
-    "torchao",
-    "liger-kernel",
-)
+    "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "bitsandbytes", "torchao", "liger-kernel",
+)  # fmt: skip
 
 _ARGUMENTS = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "auto_find_batch_size",
-    "max_steps",
-    "num_train_epochs",
-    "optim",
-    "optim_args",
-    "max_grad_norm",
-    "learning_rate",
-    "bf16",
-    "fp16",
-    "bf16_full_eval",
-    "fp16_full_eval",
-    "eval_accumulation_steps",
-    "prediction_loss_only",
-    "torch_empty_cache_steps",
-    "torch_compile",
-    "use_liger_kernel",
-    "train_sampling_strategy",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_prefetch_factor",
-    "fsdp",
-    "seed",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
+    "max_steps", "num_train_epochs", "optim", "optim_args", "max_grad_norm", "learning_rate", "bf16", "fp16",
+    "bf16_full_eval", "fp16_full_eval", "eval_accumulation_steps", "prediction_loss_only", "torch_empty_cache_steps",
+    "torch_compile", "use_liger_kernel", "train_sampling_strategy", "dataloader_num_workers", "dataloader_pin_memory",
+    "dataloader_prefetch_factor", "fsdp", "seed",
     # TRL's, which decide how long a sequence gets.
-    "max_length",
-    "packing",
-    "padding_free",
-    "activation_offloading",
-)
+    "max_length", "packing", "padding_free", "activation_offloading",
+)  # fmt: skip
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _LONGEST_LIST = 20
@@ -130,14 +99,19 @@ def memory_arguments(args: Any) -> dict[str, Any]:
     # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
     values = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
     facts["activation_checkpointing"] = any(values)
-    return {**facts, **_deepspeed_facts(args)}
+    zero = _zero(args)
+    if zero is None:
+        return facts
+    if isinstance(stage := zero.get("stage", 0), int):
+        facts["deepspeed_stage"] = stage
+    places = {name: zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
+    return facts | {f"deepspeed_{name}": str(place) for name, place in places.items() if place != "none"}
 
 
 def is_deepspeed(args: Any, optimizer: Any = None) -> bool:
     """Whether DeepSpeed runs the optimizer, inside backward."""
-    return getattr(args, "deepspeed_plugin", None) is not None or any(
-        name.startswith("DeepSpeed") for name in optimizer_chain(optimizer)
-    )
+    wrapped = any(name.startswith("DeepSpeed") for name in optimizer_chain(optimizer))
+    return wrapped or getattr(args, "deepspeed_plugin", None) is not None
 
 
 def swap_folders(args: Any) -> tuple[Path, ...]:
@@ -173,15 +147,6 @@ def model_facts(model: nn.Module) -> RunRecord:
         if isinstance(attention := getattr(config, "_attn_implementation", None), str):
             facts["attention"] = attention
     return facts
-
-
-def _deepspeed_facts(args: Any) -> dict[str, Any]:
-    zero = _zero(args)
-    if zero is None:
-        return {}
-    facts = {"deepspeed_stage": stage} if isinstance(stage := zero.get("stage", 0), int) else {}
-    places = {name: zero.get(name, {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
-    return facts | {f"deepspeed_{name}": str(place) for name, place in places.items() if place != "none"}
 
 
 def _zero(args: Any) -> Mapping[str, Any] | None:

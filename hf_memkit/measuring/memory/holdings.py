@@ -52,9 +52,8 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
             count.add("weights", tensor)
     for buffer in model.buffers():
         count.add("weights", buffer)
-    optimized = [
-        parameter for group in getattr(inner, "param_groups", None) or () for parameter in group.get("params", ())
-    ]
+    groups = getattr(inner, "param_groups", None) or ()
+    optimized = [parameter for group in groups for parameter in group.get("params", ())]
     for parameter in (*parameters, *optimized):
         count.add("gradients", parameter.grad if parameter.is_leaf else None)
     for parameter in optimized:
@@ -154,10 +153,8 @@ class StorageCount:
     def count_module(self, parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
         """Holdings of these parameters and buffers without storages counted before."""
         self.holdings = {}
-        for tensor in (
-            *(part for parameter in parameters for part in (parameter, *attached_tensors(parameter))),
-            *buffers,
-        ):
+        attached = (tensor for parameter in parameters for tensor in (parameter, *attached_tensors(parameter)))
+        for tensor in (*attached, *buffers):
             self.add("weights", tensor)
         return self.holdings
 

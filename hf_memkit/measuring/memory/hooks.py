@@ -121,11 +121,18 @@ def output_embedding(model: nn.Module) -> nn.Module | None:
 
 def is_compiled(args: Any, model: nn.Module) -> bool:
     """Whether dynamo compiles the forward of the model or of a part of it."""
-    return (
-        bool(getattr(args, "torch_compile", False))
-        or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
-        or any(_is_compiled(module) for module in model.modules())
-    )
+    if getattr(args, "torch_compile", False) or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no":
+        return True
+    for module in model.modules():
+        # By `module.compile()`, or `torch.compile` of it or of its forward, which is then an attribute of the
+        # instance; so is a forward excluded from dynamo.
+        forward = vars(module).get("forward")
+        disabled = getattr(forward, "_torchdynamo_disable", False) is True
+        if hasattr(forward, "_torchdynamo_orig_callable") and not disabled:
+            return True
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            return True
+    return False
 
 
 def needs_whole_graph(model: nn.Module) -> bool:
@@ -136,12 +143,3 @@ def needs_whole_graph(model: nn.Module) -> bool:
         return True
     closure = getattr(getattr(model, "_compiled_call_impl", None), "__closure__", None) or ()
     return any(getattr(cell.cell_contents, "fullgraph", False) is True for cell in closure)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether `module.compile()` was called, or `torch.compile` on it or on its forward, which is then an attribute of
-    the instance; so is a forward excluded from dynamo."""
-    compiled = getattr(module, "_compiled_call_impl", None) is not None
-    forward = vars(module).get("forward")
-    disabled = getattr(forward, "_torchdynamo_disable", False) is True
-    return compiled or (hasattr(forward, "_torchdynamo_orig_callable") and not disabled)

@@ -8,7 +8,7 @@ import re
 import torch
 from torch import nn
 
-from hf_memkit.measuring.memory.holdings import Holdings, StorageCount
+from hf_memkit.measuring.memory.holdings import StorageCount
 from hf_memkit.measuring.record_types import ModuleFigures
 
 _MOST_ROWS = 300
@@ -38,32 +38,33 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
         if not own and not buffers:
             continue
         sizes = [(int(getattr(p, "ds_numel", p.numel())), p.requires_grad) for p in own]
-        places = _by_place(count.count_module(own, buffers))
-        rows.append(
-            {
-                "name": name,
-                "class": type(module).__name__,
-                "parameters": sum(size for size, _ in sizes),
-                "trainable_parameters": sum(size for size, trainable in sizes if trainable),
-                "bytes": sum(places.values()),
-                "places": places,
-            }
-        )
+        places: dict[str, int] = {}
+        for (_, place), size in count.count_module(own, buffers).items():
+            places[place] = places.get(place, 0) + size
+        row: ModuleFigures = {
+            "name": name,
+            "class": type(module).__name__,
+            "parameters": sum(size for size, _ in sizes),
+            "trainable_parameters": sum(size for size, trainable in sizes if trainable),
+            "bytes": sum(places.values()),
+            "places": places,
+        }
+        rows.append(row)
     return rows
-
-
-def _by_place(holdings: Holdings) -> dict[str, int]:
-    places: dict[str, int] = {}
-    for (_, place), size in holdings.items():
-        places[place] = places.get(place, 0) + size
-    return places
 
 
 def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
     """Merge rows of layers that differ in their number only."""
     layers = [(prefix, number, list(own)) for (prefix, number), own in itertools.groupby(rows, _layer)]
     folded: list[ModuleFigures] = []
-    for _, group in itertools.groupby(layers, lambda entry: _shape(*entry) if entry[1] else object()):
+
+    def content(entry: tuple[str, str, list[ModuleFigures]]) -> object:
+        """Content of a layer for comparison, without the number in names; a row outside layers is like no other."""
+        prefix, number, layer = entry
+        names = [{**row, "name": row["name"][len(prefix) + len(number) :]} for row in layer]
+        return (prefix, names) if number else object()
+
+    for _, group in itertools.groupby(layers, content):
         equal = list(group)
         prefix, first, layer = equal[0]
         for row in layer:
@@ -78,11 +79,6 @@ def _layer(row: ModuleFigures) -> tuple[str, str]:
     """The layer of a row: the name before its number, and the number; empty for none."""
     match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
     return (match[1], match[2]) if match else ("", "")
-
-
-def _shape(prefix: str, number: str, layer: list[ModuleFigures]) -> tuple[object, ...]:
-    """Content of a layer for comparison, without the number in names."""
-    return prefix, [{**row, "name": row["name"][len(prefix) + len(number) :]} for row in layer]
 
 
 def _merge_below(rows: list[ModuleFigures], depth: int, modules: dict[str, nn.Module]) -> list[ModuleFigures]:

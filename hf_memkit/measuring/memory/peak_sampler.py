@@ -65,15 +65,9 @@ class PeakSampler:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device | None,
-        sample: Callable[[Phase], Mark],
-        on_backward: Callable[[], object],
-        *,
-        rank: int = 0,
-        swap_folders: tuple[Path, ...] = (),
-    ) -> None:
+        self, model: nn.Module, device: torch.device | None, sample: Callable[[Phase], Mark],
+        on_backward: Callable[[], object], *, rank: int = 0, swap_folders: tuple[Path, ...] = (),
+    ) -> None:  # fmt: skip
         self.inventory = Inventory(model, device, swap_folders)
         self.timeline = Timeline(self.inventory.gradient_bytes)
         self._rank = rank
@@ -165,9 +159,8 @@ class PeakSampler:
         fields: StepRecord = {"held": held_json(self._holdings | self.inventory.swapped(self._rank))}
         best = self.timeline.best
         if peak_gib is not None and best is not None and best.peak == round(peak_gib * GIB):
-            categories = categories_of(
-                best, self._holdings, states_before=self._states_before, engine_gradients=self._engine_gradients
-            )
+            engine_gradients = self._engine_gradients
+            categories = categories_of(best, self._holdings, self._states_before, engine_gradients=engine_gradients)
             fields["categories"] = categories_gib(categories, peak_gib)
         now = time.perf_counter()
         self._schedule.watched(self._cost_s + now - started, time.monotonic())
@@ -181,9 +174,7 @@ class PeakSampler:
         segment = self.timeline.at(mark)
         if segment is not None:
             engine_gradients = self._count_engine_gradients(holdings)
-            categories = categories_of(
-                segment, holdings, states_before=states_before, engine_gradients=engine_gradients
-            )
+            categories = categories_of(segment, holdings, states_before, engine_gradients=engine_gradients)
             fields["categories"] = categories_gib(categories, round(segment.peak / GIB, 10))
         return fields
 

@@ -37,15 +37,9 @@ class RunRecorder:
     """Records one training. Any method may raise: the callback calls it through the barrier."""
 
     def __init__(
-        self,
-        folder: Path,
-        args: Any,
-        barrier: ErrorBarrier,
-        *,
-        phases: bool = True,
-        log_everything: bool = False,
+        self, folder: Path, args: Any, barrier: ErrorBarrier, *, phases: bool = True, log_everything: bool = False,
         readers: Sequence[MemoryReader] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.writer = RecordWriter(folder / f"memory-rank{args.process_index}.jsonl")
         swap_folders = barrier.call("swap folders", facts.swap_folders, args) or ()
         all_readers = list(readers_for_this_machine(args.device) if readers is None else readers)
@@ -84,13 +78,9 @@ class RunRecorder:
         self.tracker.merge_optimizer = bool(self._barrier.call("deepspeed", facts.is_deepspeed, self._args, optimizer))
         device = self.readers.device
         self._sampler = PeakSampler(
-            model,
-            device,
-            self._window.sample,
-            self.tracker.on_backward,
-            rank=self._args.process_index,
+            model, device, self._window.sample, self.tracker.on_backward, rank=self._args.process_index,
             swap_folders=self._swap_folders,
-        )
+        )  # fmt: skip
         self._barrier.call("hooks", self._attach, model, optimizer)
         self._capacity = {name: round(value, 10) for name, value in self.readers.capacity().items()}
         self.tracker.train_begin()
@@ -161,9 +151,8 @@ class RunRecorder:
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
         numbers = {name: value for name, value in (metrics or {}).items() if isinstance(value, Real)}
-        plain = {
-            name: value if isinstance(value, int) else float(value) for name, value in numbers.items()
-        }  # numpy's numbers become Python's
+        # numpy's numbers become Python's.
+        plain = {name: value if isinstance(value, int) else float(value) for name, value in numbers.items()}
         self._between_steps("evaluate", {"step": state.global_step, "metrics": plain})
 
     def save(self, state: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,8 @@ import torch
 _MOST_FRAMES = 16
 
 _SEGMENT = (
-    "device",
-    "address",
-    "total_size",
-    "allocated_size",
-    "active_size",
-    "stream",
-    "segment_type",
-    "is_expandable",
-)
+    "device", "address", "total_size", "allocated_size", "active_size", "stream", "segment_type", "is_expandable",
+)  # fmt: skip
 _BLOCK = ("address", "size", "requested_size", "state")
 
 
@@ -37,17 +29,14 @@ def stop_history() -> None:
 def write_snapshot(path: str | Path) -> int:
     """Write the allocator's segments; returns their number. `{"segments": [{…, "blocks": [{…, "frames": ["file:line
     function", …]}]}]}`, sizes in bytes as in `torch.cuda.memory_snapshot`, 16 lines a block."""
-    segments = [
-        {name: segment[name] for name in _SEGMENT if name in segment}
-        | {"blocks": list(map(_block, segment["blocks"]))}
-        for segment in torch.cuda.memory._snapshot()["segments"]
-    ]
+    segments: list[dict[str, Any]] = []
+    for segment in torch.cuda.memory._snapshot()["segments"]:
+        blocks = []
+        for block in segment["blocks"]:
+            fields = {name: block[name] for name in _BLOCK if name in block}
+            frames = [f"{f['filename']}:{f['line']} {f['name']}" for f in block.get("frames", ())[:_MOST_FRAMES]]
+            blocks.append({**fields, "frames": frames} if frames else fields)
+        segments.append({**{name: segment[name] for name in _SEGMENT if name in segment}, "blocks": blocks})
     with Path(path).open("w", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))
     return len(segments)
-
-
-def _block(block: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {name: block[name] for name in _BLOCK if name in block}
-    frames = [f"{f['filename']}:{f['line']} {f['name']}" for f in block.get("frames", ())[:_MOST_FRAMES]]
-    return {**fields, "frames": frames} if frames else fields

@@ -65,7 +65,6 @@ class Timeline:
 
     _body_start: int | None
     _tail_start: int | None
-    _forwards: int
 
     def __init__(self, gradient_bytes: Callable[[], int]) -> None:
         self.splits = False
@@ -171,16 +170,13 @@ class Timeline:
 
     def _reset_micro_batch(self) -> None:
         """Start a micro-batch in which nothing has run."""
-        self._activations = 0
-        self._losses = 0
-        self._body_start = None
-        self._tail_start = None
-        self._forwards = 0
-        self._forwards_left_by_backward = 0
+        self._activations = self._losses = 0
+        self._body_start = self._tail_start = None
+        self._forwards = self._forwards_left_by_backward = 0
 
 
 def categories_of(
-    segment: Segment, holdings: Holdings, *, states_before: int | None = None, engine_gradients: int = 0
+    segment: Segment, holdings: Holdings, states_before: int | None = None, *, engine_gradients: int = 0
 ) -> dict[Category, int]:
     """Bytes by category at the segment's peak: none is negative, and they add up to `segment.peak`.
 

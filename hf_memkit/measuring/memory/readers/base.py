@@ -118,18 +118,14 @@ class ReaderGroup:
         if self._allocator is None:
             return Mark()
         if self._mark is None:
-            return self._mark_from_counters(self._allocator)
+            sizes = {**self._collect("read", [self._allocator]), **self._collect("peak", [self._allocator])}
+            names = ("allocated_gib", "peak_allocated_gib", "peak_reserved_gib")
+            return Mark(*(round(sizes[name] * GIB) if name in sizes else None for name in names))
         try:
             return self._mark()
         except Exception as error:
             self._note(self._allocator, "mark", error)
             return Mark()
-
-    def _mark_from_counters(self, reader: MemoryReader) -> Mark:
-        """A mark for a reader without `mark`."""
-        sizes = {**self._collect("read", [reader]), **self._collect("peak", [reader])}
-        names = ("allocated_gib", "peak_allocated_gib", "peak_reserved_gib")
-        return Mark(*(round(sizes[name] * GIB) if name in sizes else None for name in names))
 
     def _collect(self, method: str, readers: Iterable[MemoryReader]) -> dict[str, float]:
         numbers: dict[str, float] = {}
