@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_memkit.cli.options import Nodes, more, option, show_what_can_be_shown, with_options
+from hf_memkit.cli.options import show_what_can_be_shown, with_options
+from hf_memkit.cli.predict_options import PredictOptions
 from hf_memkit.cli.printing import print_json
-from hf_memkit.cli.training_options import TrainingOptions, no_script
-from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -38,47 +37,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
   The script runs on this machine up to Trainer.train(); files that it writes before stay.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions(TrainingOptions):
-    data: Annotated[str | None, no_script("With --recipe: your data; its worst batch is predicted.")] = None
-    technique: Annotated[
-        list[str] | None,
-        no_script(
-            "With --model: use this technique instead of the preset's for the same purpose. Repeatable.",
-            metavar="NAME",
-        ),
-    ] = None
-    gpus: Annotated[int | None, option("GPUs on each machine. Default: the command's or recipe's, or 1.", min=1)] = (
-        None
-    )
-    nodes: Nodes = 1
-    compare_with: Annotated[
-        str | None,
-        more(
-            "With SCRIPT: Python of another environment. Compares the memory that its libraries need.", metavar="PATH"
-        ),
-    ] = None
-    no_search: Annotated[
-        bool, option("With SCRIPT: if it does not fit, search for no setup that does.", "--no-search")
-    ] = False
-
-    def refuse_contradictions(self) -> None:
-        if self.html is not None and self.compare_with is not None:
-            raise InputError("--html, --compare-with: mutually exclusive: a page shows one prediction. Omit one.")
-        self.refuse_wrong_subject("predict")
-        for flag, value in (("--compare-with PATH", self.compare_with), ("--no-search", self.no_search)):
-            if value and self.script is None:
-                raise InputError(
-                    f"{flag.split()[0]}: needs a training script: memkit predict train.py {flag} -- ARGUMENTS"
-                )
-
-    def request(self) -> tuple[Recipe | None, Request]:
-        """(the recipe if there is one, the request for a training without a script)."""
-        names = ("data", "gpu", "gpu_memory", "ram", "gpus", "nodes")
-        request = Request(**{name: getattr(self, name) for name in names})
-        return self.read(request, tuple(self.technique or ()))
 
 
 @with_options

@@ -18,8 +18,8 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
-    from hf_memkit.cli.predict import PredictOptions
     from hf_memkit.cli.predict_next import NextSetup
+    from hf_memkit.cli.predict_options import PredictOptions
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob

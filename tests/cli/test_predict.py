@@ -19,8 +19,9 @@ from rich.console import Console
 from hf_memkit import predict_recipe
 from hf_memkit.cli import predict_answer
 from hf_memkit.cli.main import main
-from hf_memkit.cli.predict import PredictOptions, _resolved
+from hf_memkit.cli.predict import _resolved
 from hf_memkit.cli.predict_next import NextSetup
+from hf_memkit.cli.predict_options import PredictOptions
 from hf_memkit.cli.predict_script import searched
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.common.units import GIB, MIB

@@ -77,7 +77,7 @@ def test_every_form_has_a_page_on_which_names_are_text(
     shown = tab.locator("main").inner_text()
     assert EVIL in tab.locator(".lead p").inner_text() and tab.locator("main img, script").count() == 0
     assert tab.locator("h1").inner_text() == lines[0] and tab.locator(".lead.good").count() == 1
-    words = [line.partition("; measured")[0] for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: "))]
+    words = [line.partition("; checked")[0] for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: "))]
     missing = [line for line in words if line not in shown]
     assert not missing
     assert (tmp_path / "page.html").stat().st_size < 100_000, "no chart, so no Plotly"
