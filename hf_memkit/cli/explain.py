@@ -66,7 +66,7 @@ def explain(
             print("\nOther ranks (--json has the details)")
         for other in others:
             print(f"  {other.headline()}")
-    return 0 if any(explanation.found is not None for explanation in explanations) else 1
+    return 0 if any(explanation.error is not None for explanation in explanations) else 1
 
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
@@ -195,7 +195,7 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             found.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
             found.append(explain_oom(str(error)))
-    told = [explanation for explanation in found if explanation.found is not None]
+    told = [explanation for explanation in found if explanation.error is not None]
     if told:
         return told, None
     name = text(folder)

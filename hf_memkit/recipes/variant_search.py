@@ -72,13 +72,7 @@ class _Judged:
 
 
 def choose(
-    recipe: Recipe,
-    machine: Machine,
-    request: Request,
-    *,
-    use_hub: bool,
-    judge: Judge = predict,
-    runs: bool = False,
+    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge = predict, runs: bool = False
 ) -> tuple[Setup, Prediction | None]:
     """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none, and its prediction if one
     was made: the first variant, with its first kind of checkpointing, that fits; if none does, the first that is

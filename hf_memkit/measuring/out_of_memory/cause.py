@@ -14,12 +14,7 @@ from hf_memkit.common.units import GIB, MIB
 from hf_memkit.measuring.out_of_memory.change import Remedy
 from hf_memkit.measuring.out_of_memory.conditions import smaller_batch
 from hf_memkit.measuring.out_of_memory.device_tools import allocator_variable, tools_of
-from hf_memkit.measuring.out_of_memory.known_messages import (
-    AFTER_AN_ASSERTION,
-    ANSWERS,
-    Cause,
-    wrong_index,
-)
+from hf_memkit.measuring.out_of_memory.known_messages import AFTER_AN_ASSERTION, ANSWERS, Cause, wrong_index
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.remedies import (
     OWN_CONTEXT,

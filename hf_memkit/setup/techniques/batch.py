@@ -145,11 +145,7 @@ def split_batch(
             why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
             lowered = f"; {micro_batch_size} a GPU {why}"
     each = f" × {processes} processes" if processes > 1 else ""
-    return (
-        micro,
-        accumulation,
-        f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}",
-    )
+    return (micro, accumulation, f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}")
 
 
 def _share(sequences: int, processes: int) -> int:

@@ -28,9 +28,7 @@ def adamw_fused(setup: Setup) -> Setup:
     """Trainer's default AdamW in one fused kernel, without the foreach form's whole copy of the parameters at the
     peak."""
     return setup.put(
-        "arguments.optim",
-        "adamw_torch_fused",
-        "one kernel, and no parameter-sized temporaries as foreach has",
+        "arguments.optim", "adamw_torch_fused", "one kernel, and no parameter-sized temporaries as foreach has"
     )
 
 

@@ -133,9 +133,7 @@ def length_grouped(setup: Setup) -> Setup:
     values={"pack_length": int},
     bounds={"pack_length": (2, None)},
     planned=InPlans(
-        "",
-        "packing",
-        never="it changes which tokens an optimizer step has, and so how many steps an epoch has",
+        "", "packing", never="it changes which tokens an optimizer step has, and so how many steps an epoch has"
     ),
 )
 def packing(setup: Setup) -> Setup:

@@ -1,4 +1,4 @@
-"""The arithmetic of each verdict, and what is said of allocator settings."""
+"""The arithmetic of each verdict, and the advice on allocator settings."""
 
 from __future__ import annotations
 
