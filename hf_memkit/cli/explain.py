@@ -71,7 +71,7 @@ def explain(
             answer = answer.then(Lines(["Other ranks (--json has the details):"]), Lines(headlines, "command"))
         width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
         show(answer, console=Console(width=width, highlight=False))
-    return 0 if any(explanation.verdict is not None for explanation in explanations) else 1
+    return 0 if any(explanation.error is not None for explanation in explanations) else 1
 
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
@@ -194,7 +194,7 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             explanations.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
             explanations.append(explain_oom(str(error)))
-    if known := [explanation for explanation in explanations if explanation.verdict is not None]:
+    if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
     name = text(folder)
     none = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."

@@ -1,8 +1,7 @@
-"""What a script could do in another way: by what its Trainer is, and what the rules of `checks/` let through.
+"""The techniques of the catalogue that a plan can try on a script: choices by slot.
 
-In: the script's own training, GPU and number of GPUs. Out: choices by slot. The catalogue
-(`hf_memkit/setup/techniques/`) says what they are; here stand only conditions that need a trace. Whether a choice fits
-and pays is for the search to find out.
+Omits choices that the script's Trainer does not support or that a rule of `checks/` refuses. The search decides
+whether a choice fits and is faster.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
-from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
+from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
 from hf_memkit.setup.techniques.allocator import user_settings
 from hf_memkit.setup.techniques.registry import CATALOGUE, Group, Technique
 
@@ -34,23 +33,23 @@ _SLOTS: Final = (
     "loss", "loss with code", "attention", "optimizer", "checkpointing", "allocator", "precision", "small optimizer",
     "padding", "engine", "method",
 )  # fmt: skip
-"""What a setup decides, in this order."""
+"""In this order."""
 
 LeftOut = dict[str, str]
-"""Name of a choice → why no setup has it."""
+"""Name of a choice → reason why no setup has it."""
 
 _LEAST_PADDING: Final = 0.05
-"""Of a batch: where less is padding, leaving it out is not worth another attention."""
+"""Share of a batch: with less padding, padding-free batches are not worth another attention implementation."""
 
 _TRITON: Final = 7.0
-"""The least compute capability that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
+"""Minimum compute capability of Triton (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
 _NO_CHECKPOINTING: Final = Alternative(
     "checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}
 )
 
 _NO_NEW_HEAD: Final = ("ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
-"""Ends of names of classes whose checkpoints have all layers."""
+"""Suffixes of model classes whose checkpoints contain the head."""
 
 _SPLIT: Final = ("zero2", "zero3")
 """DeepSpeed presets that save nothing on one GPU."""
@@ -63,13 +62,13 @@ _FREE: Final = ("attention", "optimizer")
 
 
 def _rows(slot: str) -> list[Technique]:
-    """The techniques of a slot, from the fastest to the leanest; of "", those that no plan has."""
+    """The techniques of a slot, in order of falling memory use; of "", those that no plan has."""
     turns = [(row.planned.turn, row) for row in CATALOGUE.values() if row.planned and row.planned.slot == slot]
     return [row for _, row in sorted(turns, key=lambda each: each[0])]
 
 
 def alternative(row: Technique, **changes: Any) -> Alternative:
-    """A technique as plans try it, with other values of these fields."""
+    """A technique as a choice of a plan, with `changes` of its fields."""
     assert row.planned is not None
     return replace(
         Alternative(
@@ -81,15 +80,15 @@ def alternative(row: Technique, **changes: Any) -> Alternative:
 
 
 ADAPTERS: Final = {row.name: alternative(row).name for row in _rows("method")}
-"""Methods that `--also` takes besides optimizers, and what a setup with one is called."""
+"""Methods that `--also` takes besides optimizers → their names in a plan."""
 
 IN_NO_PLAN: Final[LeftOut] = {row.planned.name: row.planned.never for row in _rows("") if row.planned}
-"""What no plan has, whatever the script."""
+"""Techniques that no plan has."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Script:
-    """What the conditions read."""
+    """The arguments of conditions."""
 
     own: TracedTraining
     machine: Machine
@@ -107,12 +106,12 @@ def choices_for(
     also: tuple[str, ...] = (),
     nvme_path: str | None = None,
 ) -> dict[str, list[Alternative | None]]:
-    """By slot, from the fastest to the leanest; None stands for what the script does itself.
+    """Slot → choices, in order of falling memory use; None stands for the unchanged script.
 
     Args:
-        left_out: gets what no setup has, and why.
-        also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
-        nvme_path: folder that DeepSpeed may swap to; None: it may not.
+        left_out: receives the names of omitted choices, with the reason.
+        also: other methods to try: names of `ADAPTERS`, and optimizers (`optim`).
+        nvme_path: folder for DeepSpeed's swap files; None: no swapping.
     """
     script = _Script(own, machine, environment, gpus)
     special: dict[str, Callable[[], list[Alternative | None]]] = {
@@ -120,27 +119,27 @@ def choices_for(
         "engine": lambda: [None, *_engines(script, left_out, nvme_path)],
         "method": lambda: [None, *_methods(script, also, left_out)],
     }
-    ways = {slot: special[slot]() if slot in special else _tried(slot, script, left_out) for slot in _SLOTS}
-    if len(ways["loss"]) > 1:
-        ways["loss with code"] = [None]  # a fused loss needs no code
+    by_slot = {slot: special[slot]() if slot in special else _choices(slot, script, left_out) for slot in _SLOTS}
+    if len(by_slot["loss"]) > 1:
+        by_slot["loss with code"] = [None]  # a fused loss needs no code
     left_out |= IN_NO_PLAN
-    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in ways.items()}
+    return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in by_slot.items()}
 
 
-def _tried(slot: str, script: _Script, left_out: LeftOut) -> list[Alternative | None]:
+def _choices(slot: str, script: _Script, left_out: LeftOut) -> list[Alternative | None]:
     choices: list[Alternative | None] = []
     for row in _rows(slot):
         choice = alternative(row)
-        made = _CONDITIONS.get(row.name, _unless_set)(script, row, choice)
-        if isinstance(made, Alternative):
-            choices.append(made)
-        elif made:
-            left_out[choice.name] = made
+        outcome = _CONDITIONS.get(row.name, _unless_set)(script, row, choice)
+        if isinstance(outcome, Alternative):
+            choices.append(outcome)
+        elif outcome:
+            left_out[choice.name] = outcome
     return choices or [None] if slot in _FREE else [None, *choices]
 
 
 def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alternative]:
-    """Evaluations whose predictions do not stay on the GPU, in batches of a micro-batch, then of one row."""
+    """Evaluations with predictions in RAM, with batches as large as the micro-batch, then of one row."""
     arguments = own.arguments
     rows = arguments.per_device_eval_batch_size or 1
     in_ram = {"arguments.eval_accumulation_steps": 1} if arguments.eval_accumulation_steps is None else {}
@@ -157,12 +156,12 @@ def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alter
 
 
 def micro_batches(sequences: int) -> list[int]:
-    """The sizes of a micro-batch that divide what one GPU takes in an optimizer step, the largest first."""
+    """The divisors of one GPU's sequences in an optimizer step, the largest first."""
     return [size for size in range(sequences, 0, -1) if sequences % size == 0]
 
 
 def wrong_sequences(sequences: int, gpus: int) -> str:
-    """Why an optimizer step on so many GPUs cannot have so many sequences, as a message; empty: it can."""
+    """Error message if `sequences` cannot be divided over `gpus`; empty if it can."""
     if sequences >= 1 and sequences % gpus == 0:
         return ""
     below = sequences // gpus * gpus
@@ -171,7 +170,7 @@ def wrong_sequences(sequences: int, gpus: int) -> str:
 
 
 def of_batch(batch: BatchEffects) -> tuple[Group, str]:
-    """What another micro-batch does to the result: (group, in words)."""
+    """The effect of another micro-batch on the result: (group, in words)."""
     if batch.rows_compared:
         return "another method", ROWS_COMPARED
     if batch.scaled_by_accumulation:
@@ -194,7 +193,7 @@ def of_batch(batch: BatchEffects) -> tuple[Group, str]:
 
 
 def undivided(batch: BatchEffects) -> str:
-    """Why accumulation scales the gradients, where it does, and what to change."""
+    """Why accumulation scales the gradients of this training, and the fix."""
     if batch.loss_func:
         return "compute_loss_func ignores num_items_in_batch, and Trainer does not divide its loss: divide a sum by it"
     return (
@@ -204,7 +203,6 @@ def undivided(batch: BatchEffects) -> str:
 
 
 def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative | None]:
-    """From the fastest to the leanest."""
     if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
@@ -226,7 +224,7 @@ def _own_checkpointing(arguments: TracedArguments) -> str:
 
 
 Condition = Callable[[_Script, Technique, Alternative], Alternative | str]
-"""Gives the alternative for this script; or why it has none: empty if nobody need read it."""
+"""Returns the alternative for this script, or the reason why it has none; empty: no reason to print."""
 
 
 def _not_installed(*packages: str) -> str:
@@ -236,10 +234,10 @@ def _not_installed(*packages: str) -> str:
 
 
 def _unless_set(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    """The condition of a row that has no other: the script does not have these settings, and the packages are here."""
+    """The default condition: the script does not have these settings, and the packages are installed."""
     known = script.own.arguments.known()
-    asked = {key.removeprefix("arguments."): value for key, value in choice.settings.items()}
-    if all(known.get(name) == value for name, value in asked.items()):
+    wanted = {key.removeprefix("arguments."): value for key, value in choice.settings.items()}
+    if all(known.get(name) == value for name, value in wanted.items()):
         return ""
     return _not_installed(*row.packages) or choice
 
@@ -300,8 +298,8 @@ def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternat
 
 
 def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
-    """Rows behind one another instead of padding, as TRL's `padding_free` has them. It does not cut rows, and has to
-    have that in its arguments (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    """TRL's `padding_free`. It does not truncate rows, and refuses `max_length` (trl 1.16.0: sft_trainer.py,
+    `SFTTrainer.__init__`)."""
     own = script.own
     padding, cut_at = own.facts.padding, own.arguments.max_length
     if padding.is_left_out or not padding.share:
@@ -336,13 +334,13 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
     "bf16-autocast": _precision,
     "fp16-autocast": _precision,
     "adamw-8bit": _eight_bit,
-    # 8-bit AdamW says why not.
+    # The reason is printed for 8-bit AdamW.
     "paged-adamw-8bit": lambda script, row, choice: (
         choice if isinstance(_eight_bit(script, row, choice), Alternative) else ""
     ),
     "padding-free": _without_padding,
 }
-"""Of rows that need more than their settings."""
+"""Conditions of rows for which the default one is not enough."""
 
 
 def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
@@ -378,8 +376,8 @@ def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Itera
 
 
 def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
-    """The preset with this folder, and with buffers that hold the largest weight's share: of a larger one DeepSpeed
-    stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
+    """The preset with this folder, and with buffers large enough for the largest weight's share, without which
+    DeepSpeed stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
     config = presets.load(ON_DISK)
     zero = config["zero_optimization"]
     for part in ("offload_optimizer", "offload_param"):
@@ -412,7 +410,7 @@ def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Itera
 
 
 def _no_adapters(own: TracedTraining, name: str) -> str:
-    """Why a script cannot have LoRA, or QLoRA, put into it; empty: it can."""
+    """Why LoRA or QLoRA cannot be added to the script; empty: it can."""
     if why := _not_installed("peft"):
         return why
     if own.facts.model.adapters:
@@ -422,7 +420,7 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
     if not own.facts.model.of_transformers:
         return f"{own.model.kind} is not a model class of transformers: PEFT does not know its layers"
     kind = own.model.kind
-    if not told_of_model(kind) and not kind.endswith(_NO_NEW_HEAD):
+    if not peft_arguments(kind) and not kind.endswith(_NO_NEW_HEAD):
         return f"PEFT has no task type for {kind}, and would leave a new head untrained"
     if own.facts.own_optimizer:
         return "the script creates its own optimizer, for the parameters of the whole model"
@@ -438,14 +436,14 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
 
 
 def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
-    of_model = {key: value for key, (value, _) in told_of_model(own.model.kind).items()}
+    of_model = {key: value for key, (value, _) in peft_arguments(own.model.kind).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **of_model}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
     over = ", over 4-bit weights" if name == "qlora" else ""
     result = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
     kwargs = own.arguments.activation_checkpointing_kwargs or {}
     if kwargs.get("use_reentrant"):
-        # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
+        # The first layer's input needs no gradient, and a reentrant checkpoint would then give its layers none.
         settings["arguments.activation_checkpointing_kwargs"] = {**kwargs, "use_reentrant": False}
     if name == "qlora":
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
@@ -457,7 +455,7 @@ def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
 def _legal(
     choices: list[Alternative | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
 ) -> list[Alternative | None]:
-    """Without those in which a rule finds a mistake that the script does not make itself."""
+    """The choices without those that a rule refuses."""
     legal: list[Alternative | None] = []
     for choice in choices:
         if choice is not None and (why := refused(choice.settings, own.arguments, machine, gpus)):
@@ -468,7 +466,7 @@ def _legal(
 
 
 def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
-    """The mistake that a rule finds in the script with these settings, and not in the script itself; empty: none."""
+    """The error of a rule about the script with these settings that the script alone does not have; empty: none."""
     before = {each.rule for each in _problems(arguments.known(), machine, gpus)}
     given = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("arguments.")}
     others = {key: value for key, value in settings.items() if key.startswith("adapter.")}

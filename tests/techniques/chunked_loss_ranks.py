@@ -32,10 +32,10 @@ def differences(own: Any, chunked: Any, read: Any) -> list[float]:
     inputs = {**batch(2 + dist.get_rank()), "num_items_in_batch": 31}
     with summed_in_fp64():
         expected = float(own(inputs))
-    found = float(chunked(inputs))
+    actual = float(chunked(inputs))
     theirs, ours = (read(step) for step in (own, chunked))
     assert theirs and len(theirs) == len(ours)
-    return [abs(found - expected), max(float((a - b).abs().max()) for a, b in zip(theirs, ours, strict=True))]
+    return [abs(actual - expected), max(float((a - b).abs().max()) for a, b in zip(theirs, ours, strict=True))]
 
 
 class Plain:
@@ -50,8 +50,8 @@ class Plain:
         return loss.detach()
 
     def gradients(self) -> list[torch.Tensor]:
-        found = [value.grad for value in self.model.parameters()]
-        return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in found]
+        actual = [value.grad for value in self.model.parameters()]
+        return [value.full_tensor() if hasattr(value, "full_tensor") else value for value in actual]
 
 
 def replicated(model: Any) -> Plain:
@@ -98,22 +98,22 @@ def rank(number: int, port: int) -> dict[str, list[float]]:
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     dist.init_process_group("gloo")
-    found: dict[str, list[float]] = {}
+    actual: dict[str, list[float]] = {}
     for kind, wrap in (("replicated", replicated), ("sharded", sharded), ("stage 3", Stage3)):
         for model_type in ("gpt2", "llama"):
             model = causal_model(model_type)
             with_part = copy.deepcopy(model)
             install(with_part, chunk_tokens=CHUNK)
-            found[f"{kind}, {model_type}"] = differences(wrap(model), wrap(with_part), lambda step: step.gradients())
+            actual[f"{kind}, {model_type}"] = differences(wrap(model), wrap(with_part), lambda step: step.gradients())
     dist.barrier()
     dist.destroy_process_group()
-    return found
+    return actual
 
 
 def liger() -> dict[str, list[float]]:
     """How far Liger's kernel is from the checkpointed loop: of the loss, and the largest of the gradients."""
     chunked_loss_sum._why_not_liger = lambda hidden: ""  # it would ask for a GPU
-    found: dict[str, list[float]] = {}
+    actual: dict[str, list[float]] = {}
     for model_type in ("gpt2", "llama"):
         for smoothing in (0.0, 0.1):
             model = causal_model(model_type)
@@ -125,8 +125,8 @@ def liger() -> dict[str, list[float]]:
                 loss.backward()
             pairs = zip(model.parameters(), fused.parameters(), strict=True)
             gradient = max(float((theirs.grad - ours.grad).abs().max()) for theirs, ours in pairs)
-            found[f"liger, {model_type}, {smoothing}"] = [abs(float(losses[0] - losses[1])), gradient]
-    return found
+            actual[f"liger, {model_type}, {smoothing}"] = [abs(float(losses[0] - losses[1])), gradient]
+    return actual
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ def main() -> None:
             running.append(pool.submit(liger))
         first, second, *rest = (each.result() for each in running)
     larger = {name: [max(pair) for pair in zip(first[name], second[name], strict=True)] for name in first}
-    print("FOUND " + json.dumps({name: value for found in (larger, *rest) for name, value in found.items()}))
+    print("FOUND " + json.dumps({name: value for actual in (larger, *rest) for name, value in actual.items()}))
 
 
 if __name__ == "__main__":

@@ -34,11 +34,11 @@ def test_each_composed_function_is_the_fused_one(name: str) -> None:
     for scale in (0.1, 1.0, 10.0):
         value = scale * torch.randn(1000, generator=torch.Generator().manual_seed(0))
         own, other = value.clone().requires_grad_(), value.clone().requires_grad_()
-        expected, found = holder["act"](own), fused["act"](other)
+        expected, actual = holder["act"](own), fused["act"](other)
         # A few units in the last place: the same function, with its operations in another order.
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * scale)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6 * scale)
         expected.sum().backward()
-        found.sum().backward()
+        actual.sum().backward()
         torch.testing.assert_close(other.grad, own.grad, rtol=1e-5, atol=2e-6)
 
 

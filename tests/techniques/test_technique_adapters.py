@@ -41,13 +41,13 @@ NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Saved models by type, with random weights: only loading quantises."""
-    found = {}
+    actual = {}
     for kind, shape in SHAPES.items():
         torch.manual_seed(0)
-        found[kind] = tmp_path_factory.mktemp(kind)
+        actual[kind] = tmp_path_factory.mktemp(kind)
         config = AutoConfig.for_model(kind, vocab_size=256, **shape)
-        AutoModelForCausalLM.from_config(config).save_pretrained(found[kind])
-    return found
+        AutoModelForCausalLM.from_config(config).save_pretrained(actual[kind])
+    return actual
 
 
 def load(folder: Path, quantization: dict[str, Any] | None = None, dtype: torch.dtype = torch.bfloat16) -> Any:

@@ -114,14 +114,14 @@ def test_torch_reads_the_variable_at_first_use_and_the_old_names_first() -> None
 
 
 def test_the_user_s_own_variable_is_kept_and_said() -> None:
-    said: list[str] = []
+    output: list[str] = []
     users = {OLD_VARIABLES[0]: "max_split_size_mb:64"}
-    assert not set_allocator("expandable_segments:True", said.append, users)
-    assert VARIABLE not in users and "ALLOC_CONF=max_split_size_mb:64 overrides" in said[0]
+    assert not set_allocator("expandable_segments:True", output.append, users)
+    assert VARIABLE not in users and "ALLOC_CONF=max_split_size_mb:64 overrides" in output[0]
     same = {VARIABLE: "expandable_segments: True"}
-    assert set_allocator("expandable_segments:True", said.append, same) and len(said) == 1
+    assert set_allocator("expandable_segments:True", output.append, same) and len(output) == 1
     empty: dict[str, str] = {}
-    assert set_allocator("expandable_segments:True", said.append, empty) and len(said) == 1
+    assert set_allocator("expandable_segments:True", output.append, empty) and len(output) == 1
     assert empty == {VARIABLE: "expandable_segments:True"}
 
 
@@ -129,10 +129,10 @@ def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPa
     assert too_late("expandable_segments:True") == ""  # torch is imported here, and that is fine
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**21)
-    said: list[str] = []
+    output: list[str] = []
     nothing: dict[str, str] = {}
-    assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
-    assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
+    assert not set_allocator("expandable_segments:True", output.append, nothing) and nothing == {}
+    assert "before Python starts" in output[0] and "_accelerator_setAllocatorSettings" in output[0]
     assert "Set it before Python starts" in too_late("backend:cudaMallocAsync")
 
 

@@ -109,7 +109,7 @@ class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 def test_a_stream_s_last_window_leaks_into_the_next_epoch(tmp_path: Path) -> None:
     """A trap that docs/techniques/batch.md names: Trainer does not know where a stream ends, and the gradients of a
     window that its end cut short stay for the next step. Fails when transformers mends it: then drop the warning."""
-    found = {}
+    actual = {}
     for count in (4, 5):
         rows = [{key: value[:4] for key, value in row.items()} for row in sequences(count)]
         values = {"output_dir": str(tmp_path / str(count)), "use_cpu": True, "report_to": "none", "disable_tqdm": True,
@@ -119,9 +119,9 @@ def test_a_stream_s_last_window_leaks_into_the_next_epoch(tmp_path: Path) -> Non
             model=causal_model(), args=TrainingArguments(**values), train_dataset=Stream(rows), data_collator=pad
         )
         trainer.train()
-        found[count] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert found[4][2] == pytest.approx(found[4][0], rel=1e-6)  # the second epoch begins as the first
-    assert found[5][2] > 1.5 * found[5][0]  # the fifth sequence, left over, is in it once more
+        actual[count] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert actual[4][2] == pytest.approx(actual[4][0], rel=1e-6)  # the second epoch begins as the first
+    assert actual[5][2] > 1.5 * actual[5][0]  # the fifth sequence, left over, is in it once more
 
 
 def test_learning_rate_for_another_batch() -> None:

@@ -40,10 +40,10 @@ def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
     undo()
     after = one_pass(model)
     assert before.gradients
-    for found in (during, again, after):
-        assert torch.equal(found.hidden, before.hidden)
-        assert found.gradients.keys() == before.gradients.keys()
-        assert all(torch.equal(found.gradients[name], value) for name, value in before.gradients.items())
+    for actual in (during, again, after):
+        assert torch.equal(actual.hidden, before.hidden)
+        assert actual.gradients.keys() == before.gradients.keys()
+        assert all(torch.equal(actual.gradients[name], value) for name, value in before.gradients.items())
 
 
 def setup_of(technique: str, **values: Any) -> Setup:
@@ -127,7 +127,7 @@ def test_a_pass_that_fails_leaves_nothing_open(place: str) -> None:
         def forward(self, *_: Any, **__: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    # In the place of a whole block no hook of the part is on it, so that only that of the model around it is left.
+    # A replaced block has no hook of the part: only the hook of the model around it is left.
     blocks = model.transformer.h
     parent, name = (blocks[1], "mlp") if place == "layer" else (blocks, "1")
     kept = getattr(parent, name)
@@ -137,9 +137,9 @@ def test_a_pass_that_fails_leaves_nothing_open(place: str) -> None:
     setattr(parent, name, kept)
     one = torch.ones(1, requires_grad=True)
     assert (one * one).grad_fn._saved_self is one  # no hook on saved tensors is left: it would give a copy
-    found = one_pass(model)
-    assert torch.equal(found.hidden, expected.hidden)
-    assert all(torch.equal(found.gradients[name], value) for name, value in expected.gradients.items())
+    actual = one_pass(model)
+    assert torch.equal(actual.hidden, expected.hidden)
+    assert all(torch.equal(actual.gradients[name], value) for name, value in expected.gradients.items())
 
 
 def test_segments_take_the_cache_away_as_transformers_does() -> None:
@@ -211,10 +211,10 @@ class Switching(TrainerCallback):  # type: ignore[misc]
         ([Switching()], "6 of 6 layers .*gradient_checkpointing is False"),
     ],
 )
-def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], said: str, tmp_path: Path) -> None:
+def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], output: str, tmp_path: Path) -> None:
     model = model_of("gpt2", dropout=0.1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(RuntimeError, match=output):
         train(setup_of("activation-checkpointing"), tmp_path, model, callbacks=callbacks)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # before the first step
 

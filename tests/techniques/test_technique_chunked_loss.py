@@ -1,4 +1,4 @@
-"""The loss in chunks against that over all logits: values, gradients, and whatever else asks a model for logits."""
+"""The chunked loss against the loss over all logits: values, gradients, and other uses of a model's logits."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def assert_same(own: Any, chunked: Any, tolerance: float = TOLERANCE, **inputs: 
     """The same loss and the same gradients from both models."""
     with summed_in_fp64():
         expected = own(**inputs)
-    found = chunked(**inputs)
+    actual = chunked(**inputs)
     expected.loss.backward()
-    found.loss.backward()
-    assert found.logits is None and expected.logits is not None
-    torch.testing.assert_close(found.loss, expected.loss, rtol=0, atol=tolerance, check_dtype=False)
+    actual.loss.backward()
+    assert actual.logits is None and expected.logits is not None
+    torch.testing.assert_close(actual.loss, expected.loss, rtol=0, atol=tolerance, check_dtype=False)
     theirs, ours = gradients(own), gradients(chunked)
     assert ours.keys() == theirs.keys() and len(ours) > 0
     for name, value in theirs.items():
@@ -90,9 +90,9 @@ def test_label_smoothing_is_trainers(items: int | None) -> None:
     output = own(input_ids=inputs["input_ids"])
     expected = LabelSmoother(epsilon=0.1)(output, inputs["labels"], shift_labels=True, num_items_in_batch=items)
     expected.backward()
-    found = chunked(**inputs, num_items_in_batch=items).loss
-    found.backward()
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
+    actual = chunked(**inputs, num_items_in_batch=items).loss
+    actual.backward()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
     for name, value in gradients(own).items():
         torch.testing.assert_close(gradients(chunked)[name], value, rtol=0, atol=TOLERANCE)
 
@@ -130,9 +130,9 @@ def test_sixteen_bits_give_a_loss_in_32() -> None:
 
 def test_a_tuple_keeps_its_places() -> None:
     own, chunked = pair(causal_model())
-    expected, found = own(**batch(), return_dict=False), chunked(**batch(), return_dict=False)
-    assert len(expected) == len(found)
-    assert found[1] is None and abs(float(found[0]) - float(expected[0])) < TOLERANCE
+    expected, actual = own(**batch(), return_dict=False), chunked(**batch(), return_dict=False)
+    assert len(expected) == len(actual)
+    assert actual[1] is None and abs(float(actual[0]) - float(expected[0])) < TOLERANCE
 
 
 def test_an_evaluation_makes_logits_only_for_those_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,12 +147,12 @@ def test_an_evaluation_makes_logits_only_for_those_who_look(monkeypatch: pytest.
 
     monkeypatch.setattr(torch.nn.functional, "linear", counting)
     with torch.no_grad():
-        expected, found = own(**batch()), chunked(**batch())
+        expected, actual = own(**batch()), chunked(**batch())
         assert max(rows, default=0) <= CHUNK  # nothing made all of them yet
-        assert found.logits.shape == expected.logits.shape and isinstance(found.logits, torch.Tensor)
-        torch.testing.assert_close(found.logits.detach(), expected.logits, rtol=0, atol=0)
-        assert torch.equal(found.logits.argmax(-1), expected.logits.argmax(-1))
-        torch.testing.assert_close(found.loss, expected.loss, rtol=0, atol=TOLERANCE)
+        assert actual.logits.shape == expected.logits.shape and isinstance(actual.logits, torch.Tensor)
+        torch.testing.assert_close(actual.logits.detach(), expected.logits, rtol=0, atol=0)
+        assert torch.equal(actual.logits.argmax(-1), expected.logits.argmax(-1))
+        torch.testing.assert_close(actual.loss, expected.loss, rtol=0, atol=TOLERANCE)
     assert sum(count > CHUNK for count in rows) == 1  # made once
     prompt = batch()["input_ids"][:1, :4]
     assert torch.equal(
@@ -218,9 +218,9 @@ def test_a_training_with_accumulation_and_its_evaluation(tmp_path: Path) -> None
 def test_compiled() -> None:
     own, chunked = pair(causal_model())
     compiled = torch.compile(chunked, backend="eager")
-    found, expected = compiled(**batch()).loss, own(**batch()).loss
-    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
-    found.backward()
+    actual, expected = compiled(**batch()).loss, own(**batch()).loss
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE)
+    actual.backward()
     expected.backward()
     torch.testing.assert_close(
         chunked.transformer.wte.weight.grad, own.transformer.wte.weight.grad, rtol=0, atol=TOLERANCE
@@ -305,8 +305,8 @@ def test_models_that_it_is_not_for() -> None:
         ({"engine": "liger"}, "Liger's kernel needs a CUDA GPU"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_options_that_cannot_be(options: dict[str, Any], printed: str) -> None:
+    with pytest.raises(ValueError, match=printed):
         install(causal_model(), **options)
 
 

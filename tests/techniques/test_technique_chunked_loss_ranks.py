@@ -19,7 +19,7 @@ KINDS = ("replicated", "sharded", "stage 3")
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, list[float]]:
+def actual() -> dict[str, list[float]]:
     """(difference of the loss, largest of the gradients) by what was compared."""
     ops.build(("deepspeed_shm_comm",), print, cpu=True)
     environment = {
@@ -38,8 +38,8 @@ def found() -> dict[str, list[float]]:
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_copied_split_or_gathered(kind: str, model_type: str, found: dict[str, list[float]]) -> None:
-    loss, gradient = found[f"{kind}, {model_type}"]
+def test_weights_copied_split_or_gathered(kind: str, model_type: str, actual: dict[str, list[float]]) -> None:
+    loss, gradient = actual[f"{kind}, {model_type}"]
     assert loss <= 1e-6 and gradient <= 1e-6
 
 
@@ -50,7 +50,7 @@ def test_weights_copied_split_or_gathered(kind: str, model_type: str, found: dic
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 def test_ligers_real_kernel_in_tritons_interpreter(
-    model_type: str, smoothing: float, found: dict[str, list[float]]
+    model_type: str, smoothing: float, actual: dict[str, list[float]]
 ) -> None:
-    loss, gradient = found[f"liger, {model_type}, {smoothing}"]
+    loss, gradient = actual[f"liger, {model_type}, {smoothing}"]
     assert loss < 1e-6 and gradient < 1e-6

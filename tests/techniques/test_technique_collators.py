@@ -120,12 +120,12 @@ def test_padding_takes_care_of_what_a_batch_can_hold() -> None:
     assert two["labels"].tolist() == [[1] * 5 + [-100] * 3] and two["input_ids"].shape == (1, 4)
     before = pad_batches.PadBatches(1)([{"input_ids": [0, 0, 7, 8, 0], "attention_mask": [0, 0, 1, 1, 0]}])
     assert before["input_ids"].tolist() == [[7, 8]] and before["attention_mask"].tolist() == [[1, 1]]
-    for rows, said in (
+    for rows, output in (
         ([{"text": "x"}], "no input_ids"),
         ([{"input_ids": [1, 2], "labels": [1]}], r"labels: shape \(1,\)"),
         ([{"input_ids": [1]}, {"input_ids": [1], "labels": [1]}], "labels"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=output):
             pad_batches.PadBatches(1)(rows)
     with pytest.raises(ValueError, match="multiple=0"):
         part(pad_batches, multiple=0)

@@ -134,11 +134,11 @@ def test_dynamic_lengths_are_compiled_twice_and_no_more(train: Train) -> None:
 
 def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "false")
-    said: list[str] = []
+    output: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            output.append(record.getMessage())
 
     keep = Keep()
     logger = transformers_logging.get_logger("transformers.memkit")
@@ -148,7 +148,7 @@ def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.M
         train(Mean(), numbers(6), guard, torch_compile_backend="eager", max_steps=6)
     finally:
         logger.removeHandler(keep)
-    assert len(said) == 1 and "2 more graphs after step 2" in said[0]
+    assert len(output) == 1 and "2 more graphs after step 2" in output[0]
     with pytest.raises(ValueError, match="most=-1"):
         recompilation_guard.trainer_options(model=Mean(), processing_class=None, arguments=None, most=-1)
 
@@ -176,7 +176,7 @@ def test_settings() -> None:
         ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "ignores modes. Remove it"),
     ],
 )
-def test_what_cannot_train_is_answered_with_what_can(values: dict[str, str], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_what_cannot_train_is_answered_with_what_can(values: dict[str, str], output: str) -> None:
+    with pytest.raises(SettingError, match=output):
         applied(**values)
     assert all("inductor" in text or "openxla" in text for text in RETIRED.values())

@@ -26,13 +26,13 @@ def lacking(has: Callable[[Technique], bool]) -> list[str]:
 def proved() -> frozenset[tuple[str, str]]:
     """(kind, technique) of every test that carries `@proves` with names written out."""
     marker = re.compile(r'@proves\(\s*"(same-result|memory)"((?:,\s*"[\w-]+")+)')
-    found = [
+    actual = [
         (kind, name)
         for path in (ROOT / "tests").rglob("test_*.py")
         for kind, names in marker.findall(path.read_text())
         for name in re.findall(r'"([\w-]+)"', names)
     ]
-    return frozenset(found)
+    return frozenset(actual)
 
 
 @cache
@@ -45,10 +45,10 @@ def drawn() -> frozenset[str]:
 def has_a_page(one: Technique) -> bool:
     page = (ROOT / "docs" / "techniques" / f"{one.family}.md").read_text()
     sections = re.findall(rf"^## {re.escape(one.name)}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    found = [
+    actual = [
         part for text in sections for part in text.strip().split("\n\n") if part[:1].isalnum() or part[:1] in "`*"
     ]
-    return len(sections) == 1 and bool(found) and len(found[0].split()) >= 20
+    return len(sections) == 1 and bool(actual) and len(actual[0].split()) >= 20
 
 
 def test_each_has_its_page_with_a_paragraph_that_a_person_can_read() -> None:

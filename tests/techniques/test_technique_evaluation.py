@@ -63,10 +63,10 @@ def samples(length: int | None = TOKENS) -> list[dict[str, Any]]:
 
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """The ordinary metric, from all logits."""
-    found, labels = prediction.predictions, prediction.label_ids
-    found = (found.argmax(-1) if found.ndim == 3 else found)[:, :-1]
+    actual, labels = prediction.predictions, prediction.label_ids
+    actual = (actual.argmax(-1) if actual.ndim == 3 else actual)[:, :-1]
     counted = labels[:, 1:] != -100
-    return {"token_accuracy": float((found == labels[:, 1:])[counted].mean())}
+    return {"token_accuracy": float((actual == labels[:, 1:])[counted].mean())}
 
 
 Evaluate = Callable[..., tuple[dict[str, float], Held]]
@@ -125,8 +125,8 @@ def test_streamed_accuracy_is_the_accuracy_and_holds_nothing(evaluate: Evaluate,
             row["labels"] = model(row["input_ids"][None]).logits[0].argmax(-1).roll(1)
     expected, _ = evaluate({"compute_metrics": token_accuracy}, data)
     assert 0.3 < expected["eval_token_accuracy"] < 0.7
-    found, held = evaluate(streaming(), data, batch_eval_metrics=True)
-    assert found == pytest.approx(expected, abs=1e-12)
+    actual, held = evaluate(streaming(), data, batch_eval_metrics=True)
+    assert actual == pytest.approx(expected, abs=1e-12)
     assert held.tensors == [0, 0, 0] and held.arrays == [0, 0, 0]
 
 
@@ -145,11 +145,11 @@ def test_a_metric_of_one_s_own_can_be_streamed(evaluate: Evaluate, length: int |
 
 
 def test_streaming_that_would_do_nothing_is_refused() -> None:
-    for arguments, said in (
+    for arguments, output in (
         ({"batch_eval_metrics": False}, "batch_eval_metrics=False"),
         ({"batch_eval_metrics": True, "prediction_loss_only": True}, "prediction_loss_only=True"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=output):
             streamed_metrics.trainer_options(
                 model=causal_model(), processing_class=None, arguments=SimpleNamespace(**arguments)
             )
@@ -166,8 +166,8 @@ def test_classes_are_not_shifted() -> None:
 @proves("same-result", "eval-accumulation")
 def test_moved_logits_give_the_same_metric_and_leave_the_device(evaluate: Evaluate) -> None:
     expected, held = evaluate({"compute_metrics": token_accuracy})
-    found, moved = evaluate({"compute_metrics": token_accuracy}, eval_accumulation_steps=1)
-    assert found == expected
+    actual, moved = evaluate({"compute_metrics": token_accuracy}, eval_accumulation_steps=1)
+    assert actual == expected
     sizes = [4 * (LOGITS + LABELS), 4 * (LOGITS + LABELS), 2 * (LOGITS + LABELS)]  # of three batches
     assert held.tensors == np.cumsum(sizes).tolist() and held.arrays == [0, 0, 0]
     assert moved.tensors == sizes and moved.arrays == [0, *np.cumsum(sizes)[:2]]

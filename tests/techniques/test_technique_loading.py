@@ -115,8 +115,8 @@ def test_workers_bring_the_same_batches(tmp_path: Path) -> None:
     setup = applied("pinned-workers")
     arguments = {key: value for key, value in setup.arguments.items() if key != "dataloader_pin_memory"}
     plain, nobody = run(tmp_path / "plain")
-    found, processes = run(tmp_path / "workers", **arguments)
-    assert found == plain and nobody == [0, 0, 0, 0]
+    actual, processes = run(tmp_path / "workers", **arguments)
+    assert actual == plain and nobody == [0, 0, 0, 0]
     assert processes == [2, 4, 4, 4]
 
 

@@ -59,8 +59,8 @@ def test_the_curve_is_of_the_technique_s_own_settings(name: str) -> None:
     ran, now = arm["optimizer"].get("class"), setup.get("optimizer.class")
     assert (ran is None) is (now is None)
     assert find_optimizer(ran or "") is find_optimizer(now or "")  # the module has moved since some of them ran
-    usual = {"optim": None, "optim_args": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
-    for key, default in usual.items():
+    defaults = {"optim": None, "optim_args": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
+    for key, default in defaults.items():
         assert arm["arguments"].get(key, default) == setup.get(f"arguments.{key}", default)
     for key in ("block_size", "bf16_stochastic_round", "momentum"):
         assert arm["optimizer"].get(key) == setup.get(f"optimizer.{key}")

@@ -58,9 +58,9 @@ def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = N
     for state in trainer.create_optimizer().state.values() if seed is not None else ():
         state["seed"] = seed
     trainer.train()
-    found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(found) == 8 and sum(found[4:]) < sum(found[:4]) - 0.1
-    return found
+    actual = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(actual) == 8 and sum(actual[4:]) < sum(actual[:4]) - 0.1
+    return actual
 
 
 def test_the_table_has_all_of_trainers_names() -> None:
@@ -171,9 +171,9 @@ def test_no_technique_breaks_a_rule_about_optimizers(name: str) -> None:
     from hf_memkit.catalog.models import describe
 
     facts = describe(architecture(name)["model_type"], architecture=architecture(name), use_hub=False)
-    found = check(replace(Subject.of_setup(setup), model=facts))
+    actual = check(replace(Subject.of_setup(setup), model=facts))
     # A word embedding larger than all the rest is the tiny model's, not the technique's.
-    assert [one for one in found if one.rule != "embeddings-stay-in-32-bits"] == []
+    assert [one for one in actual if one.rule != "embeddings-stay-in-32-bits"] == []
 
 
 @pytest.mark.parametrize(("name", "law"), [("lars", 8.0), ("lamb", 8.0**0.5)])

@@ -42,16 +42,16 @@ class Sizes(TrainerCallback):  # type: ignore[misc]
     """Bytes of weights, gradients and matrix-shaped states, as the optimizer's step finds and leaves them."""
 
     def __init__(self) -> None:
-        self.found: dict[str, int] = {}
+        self.actual: dict[str, int] = {}
 
     def on_pre_optimizer_step(self, *args: Any, model: Any, **others: Any) -> None:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.found["weights"] = sum(parameter.nbytes for parameter in model.parameters())
-        self.found["gradients"] = sum(parameter.grad.nbytes for parameter in parameters)
+        self.actual["weights"] = sum(parameter.nbytes for parameter in model.parameters())
+        self.actual["gradients"] = sum(parameter.grad.nbytes for parameter in parameters)
 
     def on_step_end(self, *args: Any, optimizer: Any, **others: Any) -> None:
         states = [value for state in optimizer.state.values() for value in state.values()]
-        self.found["states"] = sum(value.nbytes for value in states if torch.is_tensor(value) and value.dim())
+        self.actual["states"] = sum(value.nbytes for value in states if torch.is_tensor(value) and value.dim())
 
 
 def train(
@@ -73,12 +73,12 @@ def train(
     with torch.compiler.set_stance("force_eager"):  # torchao compiles its step: longer than these trainings
         trainer.train()
     trainer.losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    trainer.sizes = sizes.found
+    trainer.sizes = sizes.actual
     return trainer
 
 
 class Fp16Arithmetic(Trainer):  # type: ignore[misc]
-    """accelerate leaves fp16 out on a CPU without a word (rule fp16-ignored-on-cpu): here it is, without a scaler."""
+    """accelerate silently ignores fp16 on a CPU (rule fp16-ignored-on-cpu): here it is on, without a scaler."""
 
     def compute_loss_context_manager(self) -> Any:
         return torch.autocast("cpu", torch.float16)
@@ -190,15 +190,15 @@ def test_frozen_half_weights_train_the_same_adapters(tmp_path: Path) -> None:
 @proves("memory", "half-weights-deepspeed")
 @pytest.mark.operators
 def test_half_weights_under_deepspeed_train_as_fp32() -> None:
-    """ZeRO-2 in a process of its own: losses within bf16's rounding, 2 bytes a weight where the model is, and fp32
+    """ZeRO-2 in a separate process: losses within bf16's rounding, 2 bytes a weight where the model is, and fp32
     master weights and moments in the engine."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "tests.techniques.half_weights_driver"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=500)
     lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
     assert lines, done.stderr[-3000:]
-    found = json.loads(lines[0].removeprefix("FOUND "))
-    whole, half = found["fp32"], found["half-weights-deepspeed"]
+    actual = json.loads(lines[0].removeprefix("FOUND "))
+    whole, half = actual["fp32"], actual["half-weights-deepspeed"]
     assert half["losses"] == pytest.approx(whole["losses"], rel=1e-2) and half["losses"] != whole["losses"]
     each = PARAMETER_BYTES["half-weights-deepspeed"]
     assert half["weights"] == each.weights * half["parameters"]
@@ -224,11 +224,11 @@ def test_trainer_s_tf32_switch_sticks(tmp_path: Path) -> None:
     before = torch.backends.fp32_precision
     try:
         enable_tf32.cache_clear()
-        found = []
+        actual = []
         for on in (True, False, True):
             enable_tf32(on)
-            found.append(torch.backends.fp32_precision)
-        assert found == ["tf32", "ieee", "ieee"]
+            actual.append(torch.backends.fp32_precision)
+        assert actual == ["tf32", "ieee", "ieee"]
     finally:
         torch.backends.fp32_precision = before
         enable_tf32.cache_clear()

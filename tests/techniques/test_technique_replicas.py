@@ -42,5 +42,5 @@ def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) ->
 
 
 def test_deepspeed_needs_no_replicas() -> None:
-    setup = Setup(preset="x", job=gpt2_job(None, gpus=2)).put("deepspeed.config", {}, "an engine of its own")
+    setup = Setup(preset="x", job=gpt2_job(None, gpus=2)).put("deepspeed.config", {}, "another engine")
     assert data_parallel(setup) == setup

@@ -1,8 +1,7 @@
-"""What to change. In: a failed job, or a run's records. Out: rows of the catalogue (`hf_memkit/setup/techniques/`) as
-changes to that job, without what is on already, cannot touch the memory that ran out, or would make the run fail.
+"""Selects changes to a failed job from the catalogue (`hf_memkit/setup/techniques/`).
 
-From a message alone, a row's `offered` says where it is proposed, and in which order. With records, what saves most
-comes first.
+Omits what is on already, does not free the memory that ran out, or makes the run fail. Without records, a row's
+`offered` gives places and order; with records, the largest saving comes first.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHE
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
+from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 from hf_memkit.setup.techniques.registry import CATALOGUE, Technique
 
@@ -26,25 +25,25 @@ _SAME_ADVICE: Final[Mapping[str, str]] = {
     "cross entropy": "logits", "optimizer states": "optimizer", "optimizer step": "optimizer",
     "generate": "generation", "gathered weights": "save", "merged adapters": "merge", "backward": "forward",
 }  # fmt: skip
-"""Places and phases with the advice of another."""
+"""Places and phases with the same advice as another."""
 
 _HALF: Final = ("half", "fewer", "smaller")
 
 _MOST: Final[Mapping[Memory, int]] = {"device": 3}
-"""Changes at most; four for other memory, whose last one is more of it."""
+"""Maximum number of changes; 4 for other memory, the last of which is more RAM or disk."""
 
 _NOT_OF_THE_JOB: Final = (
     "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
     "compiler-killed",
 )  # fmt: skip
-"""Forms whose fix is that of the cause alone."""
+"""Forms for which only the remedies of the cause help."""
 
 _NOTICED: Final = 0.002
-"""Share of the GPU. Less is within the allocator's rounding: its segments have 2 to 20 MiB each."""
+"""A smaller share of the GPU is within the allocator's rounding: its segments have 2 to 20 MiB each."""
 
 
 def change_for(row: Technique, failed: FailedJob) -> Change | None:
-    """The row as a change to this job; None where it does not apply."""
+    """The row as a change to this job; None if it does not apply."""
     device, given = failed.message.device_type, [name for name in row.unless if name not in _FEATURES]
     if row.devices and device not in row.devices and (device is not None or failed.ranked):
         return None
@@ -63,7 +62,7 @@ def change_for(row: Technique, failed: FailedJob) -> Change | None:
 
 
 def _with_current(change: Change, failed: FailedJob) -> Change | None:
-    """The change with the present value, and with half of it where it asks for that; None below 2, and if it is on."""
+    """The change with the current value, and with half of that for `half`; None if it is on or cannot be halved."""
     section, _, name = change.key.partition(".")
     current = failed.argument(name)
     if section != "arguments" or change.current is not None:
@@ -79,7 +78,7 @@ def _with_current(change: Change, failed: FailedJob) -> Change | None:
 
 
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
-    """What to change where no records give figures, under the user's own names of the arguments."""
+    """The changes to a job without records, under the user's names of the arguments."""
     memory = failed.message.memory
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
@@ -95,14 +94,14 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
 
 
 def _offered(memory: Memory, place: str) -> list[Technique]:
-    """What is proposed for this memory and place, in order. A row that is offered for `host` is for all places."""
+    """The rows for this memory and place, in order. `host` alone means all places in RAM."""
     key = place if memory == "device" else f"{memory}/{place}"
     turns = [(row.offered.get(key, row.offered.get(memory)), row) for row in CATALOGUE.values()]
     return [row for turn, row in sorted(turns, key=lambda each: each[0] or 0) if turn is not None]
 
 
 def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
-    """The changes that remain for this job. Two values for one setting are no advice; two commands are."""
+    """The rows that apply as changes: one for each setting, and all commands."""
     by_key: dict[str, Change] = {}
     for row in rows:
         if row.name == "global-batch" and failed.trace.phase == "evaluate":
@@ -113,7 +112,7 @@ def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
 
 
 def _place(failed: FailedJob) -> str:
-    """What the memory was for: the place, else the phase, else anything."""
+    """The key of `offered`: the place of the allocation, else the phase, else `anything`."""
     message, trace = failed.message, failed.trace
     in_a_step = trace.place is None and trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
@@ -133,7 +132,7 @@ def _place(failed: FailedJob) -> str:
         return "dispatched"
     if message.memory == "device" and in_a_step and failed.larger_by > 1:
         return "larger than the GPU"
-    if failed.large_and_unknown:
+    if failed.large_without_frame:
         return "one large tensor"
     prefix = "" if message.memory == "device" else f"{message.memory}/"
     known = {key for row in CATALOGUE.values() for key in row.offered}
@@ -142,22 +141,22 @@ def _place(failed: FailedJob) -> str:
 
 
 def _renamed(change: Change, job: RunView) -> Change:
-    """The change under the name that the user's file has for the argument."""
+    """The change under the argument's name in the user's file."""
     section, _, name = change.key.partition(".")
-    own = job.names.get(name) if section == "arguments" else None
-    return replace(change, key=f"arguments.{own}") if own is not None else change
+    theirs = job.names.get(name) if section == "arguments" else None
+    return replace(change, key=f"arguments.{theirs}") if theirs is not None else change
 
 
 def suggest(
     run: RunRecord, moment: Mapping[str, Any], *, modules: ModulesRecord | None = None, limit: int = 3
 ) -> list[Change]:
-    """The changes that save most for this job, largest first; changes to what is trained come last.
+    """The changes with the largest savings for this job, largest first; other methods of training come last.
 
-    If the largest have no figure, the last place goes to a change with a measured saving, if there is one.
+    One of the `limit` changes has a measured saving, if there is any.
 
     Args:
         run: the `run` record.
-        moment: an `OomRecord`, or the `StepRecord` of the highest peak; `cause` in it selects the kind of change.
+        moment: an `OomRecord`, or the `StepRecord` of the highest peak; its `cause` selects the kind of change.
         modules: the `modules` record, which gives the saving of an 8-bit optimizer.
         limit: maximum number of changes.
     """
@@ -167,25 +166,25 @@ def suggest(
     in_ram = job.cause in ("host memory", "shared memory")
     memory: Memory = "host" if in_ram else "device"
     message = OomMessage("record", "PyTorch", memory, device_type=job.hardware.get("device_type"))
-    failed = FailedJob(message, Traced(phase=cast(Any, job.phase)), job, ranked=True)
+    failed = FailedJob(message, TracebackFacts(phase=cast(Any, job.phase)), job, ranked=True)
     proposals = [
         (row.group == "another method", -change.at_most_gib, change)
         for row in CATALOGUE.values()
         if row.settings and row.in_ram_only is in_ram and (change := change_for(row, failed)) is not None
-        and change.at_most_gib is not None and not _too_little(job, change.at_most_gib)
+        and change.at_most_gib is not None and not _negligible(job, change.at_most_gib)
     ]  # fmt: skip
     chosen: dict[str, Change] = {}
     for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
-        chosen.setdefault(change.key, change)  # two values for one setting are no advice
+        chosen.setdefault(change.key, change)  # one value for each setting
     changes = list(chosen.values())
     first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
     if len(first) > 1 and measured and measured[0] not in first:
-        return [*first[:-1], measured[0]]  # it is the one to count on
+        return [*first[:-1], measured[0]]
     return first
 
 
-def _too_little(job: RunView, at_most_gib: float) -> bool:
-    """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
+def _negligible(job: RunView, at_most_gib: float) -> bool:
+    """Whether the saving is too small to matter, such as smaller states of a few adapters."""
     capacity = job.hardware.get("capacity_gib")
     return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity
 
@@ -198,17 +197,17 @@ def changes_for_run(
     modules: ModulesRecord | None = None,
     phase: Any = None,
 ) -> list[Change]:
-    """What to change in a job with records: with measured savings, and outside the GPU by the table too."""
+    """The changes to a job with records; for memory outside the GPU, the catalogue's order with measured savings."""
     measured = suggest(run, {**moment, "cause": cause} if cause is not None else moment, modules=modules)
     if message is None or message.memory == "device" or cause not in ("host memory", "shared memory"):
         return measured
     by_key = {change.key: change for change in measured}
-    table = changes_for(FailedJob(message, Traced(phase=phase), RunView(run, moment)), cause)
-    return [by_key.get(change.key, change) for change in table]
+    changes = changes_for(FailedJob(message, TracebackFacts(phase=phase), RunView(run, moment)), cause)
+    return [by_key.get(change.key, change) for change in changes]
 
 
-def grows_with_the_batch(trace: Traced) -> bool:
-    """Whether a smaller batch may shrink the allocation; False if it depends on the model alone."""
+def grows_with_the_batch(trace: TracebackFacts) -> bool:
+    """Whether the allocation may depend on the batch, not on the model alone."""
     model_only = ("optimizer states", "optimizer step", "gathered weights", "merged adapters")
     phases = ("load", "resume", "save", "optimizer", "best_model", "merge")
     return trace.place not in model_only if trace.place else trace.phase not in phases

@@ -1,4 +1,4 @@
-"""What memkit proposes, a change to a job or a remedy for a cause, and how either is printed."""
+"""A proposed change to a job, or a remedy for a cause, and its text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hf_memkit.setup.techniques.registry import Technique
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as it is printed: `NAME=value` for the environment, `name: value` or `name: current → value` for an
-    argument."""
+    """A setting as text: `NAME=value` for the environment, else `name: value` or `name: current → value`."""
     section, _, name = key.rpartition(".")
     if key == "command":
         return str(value)
@@ -29,8 +28,8 @@ def assignment(key: str, value: object, current: object = None) -> str:
 class Change:
     """One change to a job, with the fields of a `ProposedChange`.
 
-    `key` is `section.name`: `arguments` for fields of TrainingArguments, under the name that the run's transformers
-    has; `environment` for variables; `data`, `model` and `adapter` for what the script decides.
+    `key` is `section.name`: `arguments` for fields of TrainingArguments, by their names in the run's transformers;
+    `environment` for variables; `data`, `model` and `adapter` for the script's code.
     """
 
     key: str
@@ -41,11 +40,11 @@ class Change:
     basis: str | None = None
     current: Any = None
     at_most_gib: float | None = None
-    """The most that it can save, which gives the order; not shown."""
+    """Maximum saving, by which changes are ordered; not printed."""
 
     @classmethod
     def of(cls, row: Technique) -> Change:
-        """As the catalogue has it, whatever the job."""
+        """The change of a row of the catalogue, before it is adapted to a job."""
         return cls(row.key, row.settings[row.key], row.saves, row.costs)
 
     def to_json(self) -> ProposedChange:
@@ -60,7 +59,7 @@ class Change:
 
     @property
     def name_and_value(self) -> str:
-        """`optim = adamw_bnb_8bit`: a key of TrainingArguments goes by its name alone, a command by its text."""
+        """`optim = adamw_bnb_8bit`, or the text of a command."""
         if self.key == "command":
             return printable(str(self.value), 120)
         value = "" if self.value is None else f" = {printable(str(self.value), 120)}"
@@ -84,7 +83,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One setting that helps, or does not help, against a cause in any job: `helps` says which, `reason` why."""
+    """One setting that helps against a cause in any job, or does not help (`helps`)."""
 
     key: str
     value: str

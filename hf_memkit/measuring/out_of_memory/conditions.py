@@ -1,5 +1,7 @@
-"""What the rows of the catalogue need beyond their data, by the row's name: `WHEN` advice proposes one, how it is
-`ADAPTED` to a job without records, and what it saves by `ESTIMATES` from a record. Most rows need none of these.
+"""Functions for rows of the catalogue, by the row's name, where the row's data are not enough.
+
+`WHEN`: whether advice proposes the row. `ADAPTED`: the row as a change to a job without records. `ESTIMATES`: the row
+as a change with its saving, from a record.
 """
 
 from __future__ import annotations
@@ -25,20 +27,18 @@ _STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
 _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
-"""What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
-on its way to the GPU, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
-`memkit ds show zero2-offload --model …` has the ledger)."""
+"""Maximum bytes of RAM a parameter with ZeRO-Offload: fp32 master weight, gradient and two moments, the 16-bit copy,
+and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload
+--model …` prints the ledger)."""
 
 _FIRST: Final = 1e6
-"""For a change that removes the cause itself at almost no cost: before all others."""
+"""GiB, so that a change that removes the cause at almost no cost comes before all others."""
 
 _ONE_ARRAY: Final = 16 * GIB
-"""A single request from which the array itself is too large, whatever else is in RAM: half of a small machine's."""
+"""A larger single request is itself the cause: it takes half of a small machine's RAM."""
 
 _MOST_MAPS: Final = 8
-"""Processes of a `map` at most: each holds its rows and a copy of the tokenizer."""
-
-# ---- when ----
+"""Maximum processes of a `map` to propose: each holds its rows and a copy of the tokenizer."""
 
 
 def _small_states(failed: FailedJob) -> bool:
@@ -46,21 +46,19 @@ def _small_states(failed: FailedJob) -> bool:
 
 
 def _shows_offload(failed: FailedJob) -> bool:
-    """Whether offloaded states may be what fills RAM."""
-    job, shown = failed.job, failed.uses("offload")
-    if failed.offloads_to_disk or failed.resumes or shown:
-        return shown and not failed.offloads_to_disk and not failed.resumes
-    unreadable = failed.uses("DeepSpeed") and isinstance(job.argument("deepspeed"), str)
+    """Whether offloaded states may fill RAM."""
+    if failed.offloads_to_disk or failed.resumes or failed.uses("offload"):
+        return failed.uses("offload") and not failed.offloads_to_disk and not failed.resumes
+    unreadable = failed.uses("DeepSpeed") and isinstance(failed.argument("deepspeed"), str)
     no_deepspeed = failed.platform == "Windows" or failed.message.form in ("windows-commit", "notebook")
-    return not no_deepspeed and (unreadable or not job.arguments)
+    return not no_deepspeed and (unreadable or not failed.job.arguments)
 
 
 def _trains(failed: FailedJob) -> bool:
     return failed.trace.phase != "evaluate"
 
 
-def _anew(failed: FailedJob) -> bool:
-    """Whether no checkpoint has states that fit one optimizer and engine only."""
+def _is_new(failed: FailedJob) -> bool:
     return not failed.resumes
 
 
@@ -74,18 +72,20 @@ WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
     "chunked-loss": _trains,
     "newer-trl": _trains,
     "adamw-fused": lambda failed: failed.job.optim in ("", "adamw_torch"),
-    # Adafactor, LOMO, SGD and the like hold less than 8-bit AdamW, or are another algorithm.
+    # Other optimizers (Adafactor, LOMO, SGD) hold less than 8-bit AdamW, or are another algorithm.
     "adamw-8bit": lambda failed: (
-        _anew(failed) and not _small_states(failed) and (failed.job.optim or "adamw").lower().startswith("adamw")
+        _is_new(failed)
+        and not _small_states(failed)
+        and (failed.job.optim or "adamw").lower().startswith("adamw")
     ),
-    # Managed memory fails there.
+    # Managed memory fails on Windows and WSL2.
     "paged-adamw-8bit": lambda failed: (
-        _anew(failed) and _small_states(failed) and failed.platform not in ("Windows", "WSL2")
+        _is_new(failed) and _small_states(failed) and failed.platform not in ("Windows", "WSL2")
     ),
-    "unpaged-states": _anew,
-    "lora": _anew,
-    "zero2-offload": _anew,
-    "zero3-offload-optimizer": _anew,
+    "unpaged-states": _is_new,
+    "lora": _is_new,
+    "zero2-offload": _is_new,
+    "zero3-offload-optimizer": _is_new,
     "zero3-infinity-optimizer": _shows_offload,
     # Frames show bitsandbytes' weights, most likely in 4 bit.
     "qlora": lambda failed: not failed.uses("quantized weights") or failed.argument("load_in_8bit"),
@@ -109,19 +109,17 @@ WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
     "smaller-map-batches": lambda failed: not failed.recorded,
     "streamed-data": lambda failed: not failed.recorded,
     "other-processes": lambda failed: tools_of(failed.message.device_type).processes,
-    # Where the fix for the cause has it; and for managed memory.
+    # Not if the remedies of the cause contain it, nor for managed memory.
     "more-ram": lambda failed: (
         not failed.message.in_cgroup and failed.message.form not in ("kubernetes-node", "bitsandbytes-managed")
     ),
     "more-ram-for-wsl": lambda failed: failed.platform in (None, "WSL2"),
 }  # fmt: skip
-"""A row that is not here is proposed wherever its data allow."""
-
-# ---- adapted to a job ----
+"""Whether advice proposes a row; other rows have no condition beyond their data."""
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller divisor of the micro-batch, at most `most` if there is one; None for one sample, or unknown."""
+    """The next smaller divisor of the micro-batch, at most `most`; None for one sample, or if it is unknown."""
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and "samples" in job.moment:
         samples = job.moment["samples"]
@@ -169,22 +167,9 @@ def _eight_bit(failed: FailedJob, change: Change) -> Change:
     return replace(change, key="arguments.use_8bit_adam", value=True, reason=change.reason.partition(";")[0])
 
 
-def _fused(failed: FailedJob, change: Change) -> Change | None:
-    return change if failed.trace.place == "optimizer step" and failed.trace.library == "PyTorch" else None
-
-
 def _zero3(failed: FailedJob, change: Change) -> Change | None:
     in_ram = failed.message.memory == "host" and not failed.uses("DeepSpeed")
     return None if in_ram or failed.message.device_type == "mps" else change
-
-
-def _infinity(failed: FailedJob, change: Change) -> Change:
-    shown = failed.uses("offload")
-    return change if shown else replace(change, reason=f"if DeepSpeed offloads states to RAM: {change.reason}")
-
-
-def _eval_accumulation(failed: FailedJob, change: Change) -> Change:
-    return change if failed.job.count("eval_accumulation_steps") is None else replace(change, value="half")
 
 
 def _workers(failed: FailedJob, change: Change) -> Change:
@@ -205,15 +190,23 @@ ADAPTED: Final[Mapping[str, Adapt]] = {
     "activation-checkpointing": _checkpointing,
     "chunked-loss": _chunked_loss,
     "adamw-8bit": _eight_bit,
-    "adamw-fused": _fused,
+    "adamw-fused": lambda failed, change: (
+        change if (failed.trace.place, failed.trace.library) == ("optimizer step", "PyTorch") else None
+    ),
     "paged-adamw-8bit": lambda failed, change: replace(change, value=paged_form(failed.job.optim)),
     "unpaged-states": lambda failed, change: replace(
         change, value=find_optimizer(failed.job.optim).unpaged or change.value
     ),
     "zero3": _zero3,
-    "zero3-infinity-optimizer": _infinity,
+    "zero3-infinity-optimizer": lambda failed, change: (
+        change
+        if failed.uses("offload")
+        else replace(change, reason=f"if DeepSpeed offloads states to RAM: {change.reason}")
+    ),
     "smaller-model": lambda failed, change: replace(change, current=failed.argument("model_name_or_path")),
-    "eval-accumulation": _eval_accumulation,
+    "eval-accumulation": lambda failed, change: (
+        change if failed.job.count("eval_accumulation_steps") is None else replace(change, value="half")
+    ),
     "vllm-over-gpus": lambda failed, change: replace(
         change, value=2 * (failed.job.count("vllm_tensor_parallel_size") or 1)
     ),
@@ -225,19 +218,18 @@ ADAPTED: Final[Mapping[str, Adapt]] = {
     "other-processes": lambda failed, change: replace(change, value=tools_of(failed.message.device_type).processes),
 }
 
-# ---- what it saves, from a record ----
 
 _HELD: Final = {"activations": "activations hold", "loss": "logits and loss hold", "gradients": "gradients hold",
                 "optimizer": "optimizer states hold", "weights": "weights hold"}  # fmt: skip
 
 
 def _up_to(change: Change, gib: float, figures: str = "") -> Change:
-    """The change, ranked by the most that it can save."""
+    """The change with its maximum saving."""
     return replace(change, at_most_gib=gib, reason=f"{change.reason}; {figures}" if figures else change.reason)
 
 
 def by_share(failed: FailedJob, change: Change, frees: Mapping[Any, float]) -> Change | None:
-    """By what the categories hold that the row works on; None where that is nothing."""
+    """The change with its share of the categories that the row frees; None if they hold nothing."""
     job = failed.job
     held = {category: job.gib(category) or 0.0 for category in frees}
     phases = ACTIVATION_PHASES if {"activations", "loss"} & {*frees} else STATES_PHASES
@@ -247,16 +239,15 @@ def by_share(failed: FailedJob, change: Change, frees: Mapping[Any, float]) -> C
     return _up_to(change, most, ", ".join(f"{_HELD[name]} {size:.2f} GiB" for name, size in held.items() if size))
 
 
-def _of_batch(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_batch(failed: FailedJob, change: Change) -> Change | None:
     job, smaller = failed.job, smaller_batch(failed.job)
-    before_forward = job.phase == "data"
-    held = None if before_forward or job.activations_unknown else job.of_the_batch
     if job.phase not in (*ACTIVATION_PHASES, "data") or smaller is None:
         return None
-    if before_forward or job.activations_unknown:
-        what = "tensors computed before the model's forward grow with the samples" if before_forward else ""
-        return _up_to(smaller, 2.0, what)
-    if not held:
+    if job.phase == "data":
+        return _up_to(smaller, 2.0, "tensors computed before the model's forward grow with the samples")
+    if job.activations_unknown:
+        return _up_to(smaller, 2.0)
+    if not (held := job.batch_gib):
         return None
     saves = held * (1 - smaller.value / smaller.current)
     basis = (
@@ -267,9 +258,9 @@ def _of_batch(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(smaller, saves, f"activations and loss hold {held:.2f} GiB for {smaller.current} samples")
 
 
-def _of_length(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_length(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    longest, held = job.moment.get("longest_sequence"), job.of_the_batch
+    longest, held = job.moment.get("longest_sequence"), job.batch_gib
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return None
     saves = held * (1 - (longest // 2) / longest)
@@ -281,20 +272,15 @@ def _of_length(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, saves, f"the longest has {longest} tokens")
 
 
-def _of_checkpointing(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_checkpointing(failed: FailedJob, change: Change) -> Change | None:
     change = _checkpointing(failed, change)
     if failed.job.activations_unknown:
         return _up_to(change, 1.0) if failed.job.phase in ACTIVATION_PHASES else None
     return by_share(failed, change, CATALOGUE["activation-checkpointing"].frees)
 
 
-def _of_sdpa(failed: FailedJob, change: Change) -> Change | None:
-    eager = failed.job.run.get("attention") == "eager"
-    return by_share(failed, change, CATALOGUE["sdpa-attention"].frees) if eager else None
-
-
-def _of_autocast(failed: FailedJob, change: Change) -> Change | None:
-    """Activations halve; each weight gets a 16-bit copy while it runs."""
+def _estimate_autocast(failed: FailedJob, change: Change) -> Change | None:
+    """Autocast halves activations and adds a 16-bit copy of the weights."""
     job = failed.job
     held, copies = job.gib("activations"), (job.parameters or 0) * 2 / GIB
     if job.phase not in ACTIVATION_PHASES or not held or job.has_bf16 is None or not job.weights_in_fp32:
@@ -305,7 +291,7 @@ def _of_autocast(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, held / 2 - copies, figures)
 
 
-def _of_fragments(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_fragments(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
     is_on, cached = "expandable_segments:true" in settings, job.moment.get("fragmentation_gib")
@@ -316,10 +302,10 @@ def _of_fragments(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, _FIRST, f"{f'{cached:.2f} GiB' if cached is not None else 'enough memory'} was cached")
 
 
-def _of_eight_bit(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_eight_bit(failed: FailedJob, change: Change) -> Change | None:
     job, row = failed.job, find_optimizer(failed.job.optim)
     held = job.gib("optimizer") if job.phase in STATES_PHASES else None
-    if job.phase == "optimizer":  # the first step is making them
+    if job.phase == "optimizer":  # the first step may not have all states yet
         held = max(held or 0.0, job.states_gib_per(_STATES_BYTES) or 0.0)
     plain = row.algorithm == "AdamW" and row.bits == 32 and not job.optim.endswith(("_xla", "_npu_fused"))
     if not held or not plain:
@@ -329,7 +315,7 @@ def _of_eight_bit(failed: FailedJob, change: Change) -> Change | None:
     if embeddings is None or trained is None or not measured or embeddings > trained:
         return _up_to(change, most, figures)
     if abs(measured - trained * _STATES_BYTES / GIB) > 0.02 * measured:
-        return _up_to(change, most, figures)  # 16-bit states, or on other devices: the arithmetic does not hold
+        return _up_to(change, most, figures)  # 16-bit states, or states on other devices
     saves = (trained - embeddings) * (_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
     basis = (
         f"{held:.2f} GiB of states, measured, at 8 bytes a parameter; the {trained - embeddings:,} of {trained:,} "
@@ -338,14 +324,14 @@ def _of_eight_bit(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(replace(change, saves_gib=round(saves, 2), basis=basis), saves, figures)
 
 
-def _of_paged(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_paged(failed: FailedJob, change: Change) -> Change | None:
     row = find_optimizer(failed.job.optim)
-    own = (row.algorithm, row.packages, row.bits) == ("AdamW", ("bitsandbytes",), 8)
-    change = replace(change, value=paged_form(failed.job.optim))
-    return by_share(failed, change, {"optimizer": 1.0}) if own else None
+    if (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
+        return None
+    return by_share(failed, replace(change, value=paged_form(failed.job.optim)), {"optimizer": 1.0})
 
 
-def _of_fused(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_fused(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or not job.on_cuda:
@@ -356,8 +342,8 @@ def _of_fused(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, copy, f"here they have {copy:.2f} GiB")
 
 
-def _of_frozen(failed: FailedJob, change: Change) -> Change | None:
-    """Frozen fp32 weights in 16 bit, if only adapters are trained."""
+def _estimate_frozen(failed: FailedJob, change: Change) -> Change | None:
+    """Frozen fp32 weights in 16 bits, if only adapters are trained."""
     job = failed.job
     held, parameters = job.gib("weights"), (job.parameters or 0) - (job.trainable or 0)
     frozen = parameters * 4 / GIB
@@ -370,7 +356,7 @@ def _of_frozen(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, frozen / 2, f"here they take {frozen:.2f} GiB")
 
 
-def _of_offload(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_offload(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     held, needs = job.model_states, job.states_gib_per(_OFFLOADED_BYTES)
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
@@ -382,8 +368,8 @@ def _of_offload(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, held, f"gradients and states hold {held:.2f} GiB there now")
 
 
-def _of_split(failed: FailedJob, change: Change) -> Change | None:
-    """`zero3` where `zero2` is in use."""
+def _estimate_split(failed: FailedJob, change: Change) -> Change | None:
+    """ZeRO-2 for a job without DeepSpeed, ZeRO-3 for a job with ZeRO-2."""
     job, processes = failed.job, failed.job.run.get("world_size", 1)
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
     held = job.gib("weights") if stage == 2 else job.model_states
@@ -394,23 +380,23 @@ def _of_split(failed: FailedJob, change: Change) -> Change | None:
     return _up_to(change, held * (1 - 1 / processes), f"each of the {processes} processes now holds a full copy")
 
 
-def _of_predictions(failed: FailedJob, change: Change) -> Change | None:
-    """Without categories, the change to what usually holds most comes first."""
+def _estimate_predictions(failed: FailedJob, change: Change) -> Change | None:
+    """Smaller evaluations, in a fixed order if categories are unknown."""
     job, name = failed.job, change.key.rpartition(".")[2]
     share = {"per_device_eval_batch_size": 0.75, "eval_accumulation_steps": 1.0, "prediction_loss_only": 0.0}
     most = share.get(name, 0.5) * (1.0 + (job.gib("loss") or 0.0))
-    if job.phase != "evaluate" or (name == "per_device_eval_batch_size" and job.count(name) is None):
+    if job.phase != "evaluate":
         return None
-    if name != "per_device_eval_batch_size" and job.keeps_no_predictions:
+    if name == "per_device_eval_batch_size":
+        return _up_to(change, most) if job.count(name) is not None else None
+    if job.keeps_no_predictions or (most and job.argument("batch_eval_metrics")):
         return None
-    if (most and name != "per_device_eval_batch_size" and job.argument("batch_eval_metrics")) or (
-        name == "eval_accumulation_steps" and job.argument(name) is not None
-    ):
+    if name == "eval_accumulation_steps" and job.argument(name) is not None:
         return None
     return _up_to(change, most, "" if most else "already so if the Trainer has no compute_metrics")
 
 
-def _of_save(failed: FailedJob, change: Change) -> Change | None:
+def _estimate_save(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     only_model = change.key == CATALOGUE["save-only-model"].key
     applies = job.deepspeed or job.fsdp if only_model else job.stage == 3
@@ -418,31 +404,35 @@ def _of_save(failed: FailedJob, change: Change) -> Change | None:
 
 
 ESTIMATES: Final[Mapping[str, Adapt]] = {
-    "global-batch": _of_batch,
-    "shorter-sequences": _of_length,
-    "activation-checkpointing": _of_checkpointing,
-    "sdpa-attention": _of_sdpa,
-    "bf16-autocast": _of_autocast,
-    "fp16-autocast": _of_autocast,
-    "expandable-segments": _of_fragments,
-    "empty-cache-steps": _of_fragments,
-    "adamw-8bit": _of_eight_bit,
-    "paged-adamw-8bit": _of_paged,
-    "adamw-fused": _of_fused,
-    "half-weights-frozen": _of_frozen,
-    "zero2-offload": _of_offload,
-    "zero3-offload-optimizer": _of_offload,
-    "zero2": _of_split,
-    "zero3": _of_split,
+    "global-batch": _estimate_batch,
+    "shorter-sequences": _estimate_length,
+    "activation-checkpointing": _estimate_checkpointing,
+    "sdpa-attention": lambda failed, change: (
+        by_share(failed, change, CATALOGUE["sdpa-attention"].frees)
+        if failed.job.run.get("attention") == "eager"
+        else None
+    ),
+    "bf16-autocast": _estimate_autocast,
+    "fp16-autocast": _estimate_autocast,
+    "expandable-segments": _estimate_fragments,
+    "empty-cache-steps": _estimate_fragments,
+    "adamw-8bit": _estimate_eight_bit,
+    "paged-adamw-8bit": _estimate_paged,
+    "adamw-fused": _estimate_fused,
+    "half-weights-frozen": _estimate_frozen,
+    "zero2-offload": _estimate_offload,
+    "zero3-offload-optimizer": _estimate_offload,
+    "zero2": _estimate_split,
+    "zero3": _estimate_split,
     "zero3-infinity-optimizer": lambda failed, change: (
         _up_to(change, 4.0, f"they take {failed.job.states_in_ram:.2f} GiB of RAM") if failed.job.deepspeed else None
     ),
-    "small-evaluation-batch": _of_predictions,
-    "eval-accumulation": _of_predictions,
-    "preprocess-logits": _of_predictions,
-    "loss-only-evaluation": _of_predictions,
-    "zero3-shards": _of_save,
-    "save-only-model": _of_save,
+    "small-evaluation-batch": _estimate_predictions,
+    "eval-accumulation": _estimate_predictions,
+    "preprocess-logits": _estimate_predictions,
+    "loss-only-evaluation": _estimate_predictions,
+    "zero3-shards": _estimate_save,
+    "save-only-model": _estimate_save,
     "fewer-workers": lambda failed, change: (
         _up_to(_workers(failed, change), 3.0) if failed.job.count("dataloader_num_workers") else None
     ),
@@ -450,4 +440,4 @@ ESTIMATES: Final[Mapping[str, Adapt]] = {
         _up_to(change, 1.0) if failed.argument("dataloader_pin_memory") is True and failed.job.on_cuda else None
     ),
 }
-"""Else by the row's `frees`; a row without is not proposed from records."""
+"""Changes with savings from a record. Other rows are estimated by `frees`, and not proposed without it."""

@@ -1,4 +1,4 @@
-"""Explains an out-of-memory error: what happened, why, what helps. In: a message, a log or a run's records."""
+"""Explains an out-of-memory error from a message, a log or a run's records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
 from hf_memkit.measuring.out_of_memory.known_messages import Cause
 from hf_memkit.measuring.out_of_memory.message import OomMessage, printable, show
-from hf_memkit.measuring.out_of_memory.messages import FoundMessage, find_messages, most_telling, parse_message
+from hf_memkit.measuring.out_of_memory.messages import LoggedError, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
 from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, RunView
-from hf_memkit.measuring.out_of_memory.surroundings import Command, Surroundings, Watched
+from hf_memkit.measuring.out_of_memory.surroundings import Command, ObservedLog, Surroundings
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 
 _ROWS: Final = (
@@ -52,7 +52,7 @@ _KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
 }
 
 _LISTED: Final = 5
-"""Further messages that the text lists; the JSON has all of them."""
+"""Maximum number of further messages in the text; the JSON has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class Explanation:
     """An out-of-memory error, explained.
 
     Attributes:
-        found: the message that is explained; None if the text has no known message.
-        verdict: the cause; None if `found` is.
+        error: the message that is explained; None if the text has no known message.
+        verdict: the cause; None without an error.
         others: the other messages of the log.
-        changes: what to change, with measured savings if there are records; generic otherwise.
-        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, and the prediction if there was one.
+        changes: what to change, with measured savings if there are records.
+        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens` and the prediction.
         fitted: whether the changes start from the user's arguments.
-        next_steps: commands that predict the job and find one that fits.
+        next_steps: memkit commands for this job.
     """
 
-    found: FoundMessage | None
+    error: LoggedError | None
     verdict: Verdict | None = None
-    others: tuple[FoundMessage, ...] = ()
+    others: tuple[LoggedError, ...] = ()
     changes: tuple[Change, ...] = ()
     job: Mapping[str, Any] | None = None
     fitted: bool = False
@@ -79,7 +79,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "found": self.found.to_json() if self.found is not None else None,
+            "found": self.error.to_json() if self.error is not None else None,
             "verdict": self.verdict.to_json() if self.verdict is not None else None,
             "others": [other.to_json() for other in self.others],
             "changes": [change.to_json() for change in self.changes],
@@ -93,16 +93,16 @@ class Explanation:
 
     def answer(self) -> Answer:
         """What `memkit explain` shows: what happened, the cause, what helps and what to type next."""
-        if self.found is None or self.verdict is None:
+        if self.error is None or self.verdict is None:
             nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
             return Answer(title="Out of memory", verdict=nothing)
-        first = printable(f"{_sentence(self.found.message)}{self._where()}.")
-        return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.found)))
+        first = printable(f"{_sentence(self.error.message)}{self._where(self.error)}.")
+        return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.error)))
 
-    def _blocks(self, found: FoundMessage) -> Iterator[AnswerBlock]:
+    def _blocks(self, error: LoggedError) -> Iterator[AnswerBlock]:
         assert self.verdict is not None
-        yield Lines([printable(line) for line in self._allocation(found)])
-        yield Facts(list(_figures(found.message)))
+        yield Lines([printable(line) for line in self._allocation(error)])
+        yield Facts(list(_figures(error.message)))
         yield Lines([f"Cause: {self.verdict.cause}"], "strong")
         yield Lines([sentence(printable(self.verdict.why, 2_000))])
         for remedies, title in (
@@ -112,11 +112,12 @@ class Explanation:
             if remedies:
                 yield Changes([Item(sentence(each.reason), each.assignment) for each in remedies], heading=title)
         if self.changes:
-            seen = found.trace
+            seen = error.trace
             known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
             heading = "What to change" if known else "Generic fixes"
             yield Changes([item_of_change(each) for each in self.changes], numbered=True, heading=heading)
-        if self._came_later():
+        job, too_large = self.job or {}, self.verdict.cause == "size"
+        if too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FIRST_STEPS:
             yield Lines([_WORST_BATCH])
         if self.next_steps:
             yield Code("", [printable(step, 2_000) for step in self.next_steps], heading="What to type next")
@@ -126,48 +127,40 @@ class Explanation:
         if prediction and "peak_allocated_gib" in prediction:
             yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
         if self.others:
-            others = [(_place(each), printable(each.message.quote, 200)) for each in self.others[:_LISTED]]
+            others = [(_line(each), printable(each.message.quote, 200)) for each in self.others[:_LISTED]]
             yield Facts(others, heading="Also in this log")
         if len(self.others) > _LISTED:
             yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
 
-    def _allocation(self, found: FoundMessage) -> Iterator[str]:
-        """What the traceback shows of the allocation."""
-        seen = found.trace
-        if seen.place is not None:
-            whose = f" ({seen.library})" if seen.library is not None else ""
-            where = f", in {seen.frame}" if seen.frame is not None else ""
-            yield f"The allocation was for: {seen.place}{whose}{where}."
-        if seen.in_use:
-            yield f"In use, by the traceback: {', '.join(sorted(seen.in_use))}."
+    def _allocation(self, error: LoggedError) -> Iterator[str]:
+        """The traceback's lines on the allocation."""
+        trace = error.trace
+        if trace.place is not None:
+            library = f" ({trace.library})" if trace.library is not None else ""
+            frame = f", in {trace.frame}" if trace.frame is not None else ""
+            yield f"The allocation was for: {trace.place}{library}{frame}."
+        if trace.in_use:
+            yield f"In use, by the traceback: {', '.join(sorted(trace.in_use))}."
 
     def headline(self) -> str:
         """What failed and the cause, on one line."""
-        if self.found is None or self.verdict is None:
+        if self.error is None or self.verdict is None:
             return "no out-of-memory message"
-        return printable(f"{_sentence(self.found.message)}{self._where()}: {self.verdict.cause}", 300)
+        return printable(f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}", 300)
 
-    def _where(self) -> str:
-        assert self.found is not None
+    def _where(self, error: LoggedError) -> str:
         if self.job is not None:
             parts = [f"in {self.job['phase']}"] if self.job.get("phase") else []
             parts += [f"{name} {self.job[name]}" for name in ("step", "rank") if self.job.get(name) is not None]
             if self.job.get("longest_sequence"):
                 parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
             return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
-        phase = f", in {self.found.phase}" if self.found.phase is not None else ""
-        if self.found.phase == "after":
-            phase = ", after training"
-        return f" ({_place(self.found, phase)})"
-
-    def _came_later(self) -> bool:
-        """Whether steps had fitted before one that is too large."""
-        job, too_large = self.job or {}, self.verdict is not None and self.verdict.cause == "size"
-        return too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FITTED
+        phase = f", in {error.phase}" if error.phase is not None else ""
+        return f" ({_line(error, ', after training' if error.phase == 'after' else phase)})"
 
 
-_FITTED: Final = 2
-"""From the end of the first step on there are optimizer states: the second shows what every later one needs."""
+_FIRST_STEPS: Final = 2
+"""Optimizer states exist from the end of the first step: the second needs what every later one needs."""
 
 _WORST_BATCH: Final = (
     "Earlier steps fit, so this batch was probably larger. `memkit predict SCRIPT -- ARGUMENTS` finds the largest "
@@ -192,56 +185,63 @@ def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
 def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) -> Explanation:
     """Explains the out-of-memory error in a message or a log.
 
-    Knows the messages of torch (1.x to now; CUDA, ROCm, XPU, MPS, CPU), cuBLAS, cuDNN, NCCL, bitsandbytes, DeepSpeed,
-    Triton, vLLM, TensorFlow and JAX, and the traces of a process that the system killed. Uses the text alone and reads
-    nothing from this machine.
+    Knows the messages of torch (since 1.0; CUDA, ROCm, XPU, MPS, CPU), cuBLAS, cuDNN, NCCL, bitsandbytes, DeepSpeed,
+    Triton, vLLM, TensorFlow and JAX, and logs of a process that the system killed. Reads nothing from this machine.
 
     Args:
         text: the message or log; or a file opened with `newline=""`, which is read in bounded memory.
-        arguments: the job's TrainingArguments and script arguments. The changes then start from these values and omit
-            what is already on.
+        arguments: the job's TrainingArguments and script arguments, from which the changes then start.
 
     Returns:
-        The explanation. `found` is None if the text has no known message; sizes are bytes in `found.message` and GiB
+        The explanation. `error` is None if the text has no known message. Sizes are bytes in `error.message` and GiB
         in `verdict.figures`.
 
     >>> print(explain_oom(str(error)).text())
     """
     seen = Surroundings()
     log = io.StringIO(text, newline="") if isinstance(text, str) else text
-    found = find_messages(cast(TextIO, Watched(log, seen)))  # which is read by readline alone
-    chosen = most_telling(found)
+    errors = find_messages(cast(TextIO, ObservedLog(log, seen)))  # which only calls readline
+    chosen = most_telling(errors)
     if chosen is None:
         return Explanation(None)
-    others = tuple(one for one in found if one is not chosen)
+    others = tuple(error for error in errors if error is not chosen)
     if seen.rocm and chosen.message.form == "cuda-raw":
         chosen = replace(chosen, message=replace(chosen.message, device_type="rocm"))
     if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
         managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
         chosen = replace(chosen, message=managed)
-    command = _command(seen.command, chosen)
+    command, script = seen.command, chosen.trace.script
+    if script is not None and (command is None or (command.target and not command.runs(script))):
+        command = Command(script)
     if arguments is None and command is not None:
         arguments = command.values() or None
-    known = arguments is not None
     failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
     tensor = failed.requested_tensor
     if tensor is not None and failed.trace.place is None:
         failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
-    message, job, place = failed.message, failed.job, failed.trace.place
-    growing = place == "predictions of an evaluation"
-    grows = grows_with_the_batch(failed.trace)
-    judged = judge(
-        message, allocator_settings=seen.allocator, watermark=seen.watermark, samples=failed.samples, grows=grows,
-        growing=growing, assertion=seen.assertion,
-    )  # fmt: skip
-    verdict = for_job(judged, job, seen.platform)
+    message, trace = failed.message, failed.trace
+    verdict = judge(
+        message,
+        allocator_settings=seen.allocator,
+        watermark=seen.watermark,
+        samples=failed.samples,
+        grows=grows_with_the_batch(trace),
+        growing=trace.place == "predictions of an evaluation",
+        assertion=seen.assertion,
+    )
+    verdict = for_job(verdict, failed.job, seen.platform)
     if tensor is not None:
         verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
-    elif failed.large_and_unknown:
+    elif failed.large_without_frame:
         verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
-    changes = changes_for(failed, verdict.cause)
-    told = replace(chosen, trace=failed.trace)
-    return Explanation(told, verdict, others, changes, fitted=known, next_steps=_next(command, failed, verdict.cause))
+    return Explanation(
+        replace(chosen, trace=trace),
+        verdict,
+        others,
+        changes_for(failed, verdict.cause),
+        fitted=arguments is not None,
+        next_steps=_next(command, failed, verdict.cause),
+    )
 
 
 _LARGE_REQUEST: Final = (
@@ -252,58 +252,51 @@ _PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", 
 _NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 
 
-def _command(seen: Command | None, chosen: FoundMessage) -> Command | None:
-    """The job's script and its arguments, from its frames and from the last command in the log."""
-    script = chosen.trace.script
-    if script is None or (seen is not None and (not seen.target or seen.runs(script))):
-        return seen
-    return Command(script)
-
-
 def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
-    """What to type next: memkit predicts and plans trainings on NVIDIA GPUs."""
+    """Commands that predict and plan the job, which memkit can do on NVIDIA GPUs."""
     message = failed.message
     if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
         return ()
-    bare = cause == "unknown" and message.memory == "device"
-    if (cause not in _PREDICTABLE and not bare) or failed.trace.place == "merged adapters":
+    without_sizes = cause == "unknown" and message.memory == "device"
+    if (cause not in _PREDICTABLE and not without_sizes) or failed.trace.place == "merged adapters":
         return ()
-    gpu = _box(message.capacity_bytes) if message.capacity_bytes is not None else ""
+    gpu = ""
+    if message.capacity_bytes is not None:  # the size on the GPU's box, such as 24GB
+        capacity = message.capacity_bytes / GIB
+        boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
+        gpu = f"{boxes[0] if boxes else math.ceil(capacity)}GB"
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
     return tuple(command.typed(verb, gpu) for verb in verbs)
 
 
-def _box(capacity_bytes: int) -> str:
-    """The size on the box of a GPU of this capacity: `24GB`."""
-    capacity = capacity_bytes / GIB
-    boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
-    return f"{boxes[0] if boxes else math.ceil(capacity)}GB"
-
-
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
-    """Explains an `oom` record, with changes for that job and the savings that its records give."""
+    """Explains an `oom` record, with changes for that job and their measured savings."""
     message, job, phase = from_record(oom), RunView(run, oom), oom.get("phase")
-    judged = judge(
+    verdict = judge(
         message,
         allocator_settings=job.hardware.get("allocator_settings"),
         samples=oom.get("samples") or None,
         grows=phase not in ("load", "save", "optimizer"),
-        own=_pid(run),
+        own=run.get("host", {}).get("pid"),
         torch=job.version("torch"),
     )
-    verdict = for_job(judged, job)
+    verdict = for_job(verdict, job)
     changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)
-    return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
+    return Explanation(LoggedError(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
-    """Explains a training whose records end early without an error. `why`: how they end. `in_ram`: they show that host
-    RAM ran out; else the cause is `unknown`."""
-    message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
+    """Explains a training whose records end early without an error.
+
+    Args:
+        why: how they end.
+        in_ram: whether they show that host RAM ran out; otherwise the cause is `unknown`.
+    """
+    message = OomMessage("sigkill", "the system", "host", printable(why), pid=run.get("host", {}).get("pid"))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []
     verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
-    return Explanation(FoundMessage(message, 1), verdict, (), tuple(changes), _job(run, last))
+    return Explanation(LoggedError(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 
 def from_record(oom: OomRecord) -> OomMessage:
@@ -329,14 +322,10 @@ def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
     return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
 
 
-def _pid(run: RunRecord) -> int | None:
-    return run.get("host", {}).get("pid")
-
-
-def _place(found: FoundMessage, phase: str = "") -> str:
-    rank = f", rank {found.rank}" if found.rank is not None else ""
-    times = f", {found.count} times" if found.count > 1 else ""
-    return f"line {found.line}{rank}{phase}{times}"
+def _line(error: LoggedError, phase: str = "") -> str:
+    rank = f", rank {error.rank}" if error.rank is not None else ""
+    times = f", {error.count} times" if error.count > 1 else ""
+    return f"line {error.line}{rank}{phase}{times}"
 
 
 def _sentence(message: OomMessage) -> str:

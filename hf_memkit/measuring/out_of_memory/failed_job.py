@@ -1,4 +1,4 @@
-"""A job that ran out of memory, as far as it is known: its message, its traceback, its arguments or records."""
+"""A job that ran out of memory: its message, its traceback, and its arguments or records."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.other_names import LENGTHS
 from hf_memkit.measuring.out_of_memory.run_view import RunView, mapping
 from hf_memkit.measuring.out_of_memory.surroundings import Platform
-from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
+from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
 
 _ROUNDED: Final = 0.0051
-"""torch prints a size with two decimals of its unit."""
+"""torch prints sizes with two decimals."""
 
 _SEGMENT: Final = 2 * MIB
 """torch rounds a request of 10 MiB or more up to it (torch: c10/core/CachingDeviceAllocator.h, kRoundLarge)."""
 
 _LARGE: Final = 2 * GIB
-"""A single request from which nearly all are logits or attention scores: a linear layer of 8,192 tokens and 28,672
-16-bit numbers needs 0.44 GiB, logits of 8,192 tokens over a vocabulary of 128,256 in fp32 3.91."""
+"""Nearly all larger requests are logits or attention scores: a linear layer of 8,192 tokens and 28,672 16-bit numbers
+needs 0.44 GiB; logits of 8,192 tokens over a vocabulary of 128,256 need 3.91 GiB in fp32."""
 
 _ZERO_3: Final = re.compile(r"z(?:ero)?[-_]?3|stage[-_]?3|infinity")
-"""In the name of a DeepSpeed config that cannot be read here."""
+"""ZeRO-3 in the file name of a DeepSpeed config."""
 
 _TYPES: Final = {2: "2 bytes", 4: "4 bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedTensor:
-    """What the size of a request shows: the place, and the product that gives the size."""
+    """A tensor whose size is the request, and the product that gives the size."""
 
     place: Literal["logits", "attention"]
     product: str
@@ -44,30 +44,35 @@ class RequestedTensor:
 
 @dataclass(frozen=True)
 class FailedJob:
-    """A job that ran out of memory: the message, what the traceback above it shows, its arguments or records, and the
-    system if it is not plain Linux and the log shows it."""
+    """A job that ran out of memory.
+
+    Attributes:
+        trace: what the traceback above the message shows.
+        job: the job's arguments or records.
+        platform: the system, if it is not plain Linux.
+        ranked: whether changes are ordered by their savings, from records.
+    """
 
     message: OomMessage
-    trace: Traced
+    trace: TracebackFacts
     job: RunView
     platform: Platform | None = None
     ranked: bool = False
-    """Whether changes are ranked by what they save, from records."""
 
     @property
     def larger_by(self) -> float:
-        """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
+        """Requested size in multiples of the GPU; 0 if unknown."""
         limit = self.message.usable_bytes
         return (self.message.requested_bytes or 0) / limit if limit else 0.0
 
     @property
     def resumes(self) -> bool:
-        """Whether the training goes on from a checkpoint, whose optimizer states fit one optimizer and engine only."""
+        """Whether it resumes from a checkpoint, so that optimizer and engine must stay."""
         return self.trace.phase == "resume" or bool(self.argument("resume_from_checkpoint"))
 
     @property
     def recorded(self) -> bool:
-        """Whether the job is known from its records, which begin with the first step."""
+        """Whether records of the run are known; they begin with the first step."""
         return "versions" in self.job.run
 
     def argument(self, name: str) -> Any:
@@ -78,21 +83,21 @@ class FailedJob:
 
     @property
     def samples(self) -> int | None:
-        """Samples of the micro-batch; of an evaluation's batch in one."""
+        """Samples of the micro-batch, or of the evaluation's batch."""
         return self.job.count(f"per_device_{'eval' if self.trace.phase == 'evaluate' else 'train'}_batch_size")
 
     def named(self, names: Iterable[str]) -> str:
-        """The first of these names among the arguments with a number; empty if there is none."""
+        """The first of these arguments that has a number; empty if none has."""
         return next((name for name in names if self.job.count(name) is not None), "")
 
     def under_name(self, change: Change, names: Iterable[str]) -> Change:
-        """The change to the first of these arguments that has a number; as it is, if there is none."""
+        """The change under the first of these names that has a number among the arguments."""
         name = self.named(names)
         return replace(change, key=f"arguments.{name}") if name else change
 
     @cached_property
     def in_use(self) -> frozenset[Feature]:
-        """Techniques that the frames or the arguments show in use."""
+        """Techniques in use, by the frames or the arguments."""
         job = self.job
         zero = mapping(mapping(job.argument("deepspeed")).get("zero_optimization"))
         adapters = ("use_peft", "lora_r", "lora_rank", "load_in_4bit", "load_in_8bit")
@@ -132,12 +137,12 @@ class FailedJob:
 
     @property
     def requests_a_tensor(self) -> bool:
-        """Whether the size in the message is one tensor's: not a cache's, a buffer's or a whole program's."""
+        """Whether the message is about one tensor, not a cache, a buffer or a whole program."""
         return self.message.form in ("torch-device", "torch-mps", "torch-mps-buffer")
 
     @property
-    def large_and_unknown(self) -> bool:
-        """Whether one large tensor was requested, and no frame shows for what: backward runs in C++."""
+    def large_without_frame(self) -> bool:
+        """Whether one large tensor was requested without a frame that shows its purpose: backward runs in C++."""
         if not self.requests_a_tensor:
             return False
         trace = self.trace
@@ -147,7 +152,7 @@ class FailedJob:
 
     @cached_property
     def requested_tensor(self) -> RequestedTensor | None:
-        """The logits or attention scores whose size is the request, by arguments and model; None if it is neither."""
+        """The logits or attention scores with the requested size, by arguments and model; None if neither has it."""
         requested, samples = self.message.requested_bytes, self.samples
         length = self.job.count(self.named(LENGTHS))
         if not requested or samples is None or length is None or not self.requests_a_tensor:
@@ -159,24 +164,24 @@ class FailedJob:
         sizes = f"{samples} × {length:,} tokens"
         for size, kind in _TYPES.items():
             for vocabulary in self._vocabularies():
-                # A causal language model's loss shifts the tokens by one.
-                if any(_is(requested, samples * tokens * vocabulary * size) for tokens in (length, length - 1)):
+                # The loss of a causal language model shifts the tokens by one.
+                if any(_is_size(requested, samples * tokens * vocabulary * size) for tokens in (length, length - 1)):
                     return RequestedTensor("logits", f"{sizes} × {vocabulary:,} words of the vocabulary × {kind}")
             heads = self._config("num_attention_heads", "n_head")
-            if heads is not None and _is(requested, samples * heads * length**2 * size):
+            if heads is not None and _is_size(requested, samples * heads * length**2 * size):
                 return RequestedTensor("attention", f"{samples} × {heads} heads × {length:,}² tokens × {kind}")
         return None
 
     def _config(self, *names: str) -> int | None:
-        """A number of the model's config: from the arguments, or of a well-known model that they name."""
+        """A number of the model's config: from the arguments, or of a known model that they name."""
         name = self.argument("model_name_or_path")
         known = built_in(name) if isinstance(name, str) else None
         places = (self.job.arguments, known[1].config if known is not None else {})
-        found = (place.get(name) for place in places for name in names)
-        return next((value for value in found if isinstance(value, int)), None)
+        values = (place.get(name) for place in places for name in names)
+        return next((value for value in values if isinstance(value, int)), None)
 
     def _vocabularies(self) -> Iterator[int]:
-        """The model's, if it is known; else those of the well-known models of its type, or of all."""
+        """The model's vocabulary size, or those of known models of its type, or of all known models."""
         own = self._config("vocab_size", "vocabulary")
         if own is not None:
             yield own
@@ -186,8 +191,8 @@ class FailedJob:
         yield from sorted({int(config["vocab_size"]) for config in of_type or configs})
 
 
-def _is(requested: int, exact: int) -> bool:
-    """Whether torch prints `exact` bytes as a request of `requested`."""
+def _is_size(requested: int, exact: int) -> bool:
+    """Whether torch prints a request of `exact` bytes as `requested`."""
     unit = GIB if requested >= GIB else MIB
     return exact - _ROUNDED * unit <= requested <= exact + _SEGMENT + _ROUNDED * unit
 

@@ -1,8 +1,7 @@
-"""Numbers in a message. In: its text from the first words on. Out: the fields, in bytes, and where the message ends.
+"""Reads the sizes in a message, in bytes, and where the message ends.
 
-Sizes are read as libraries print them: torch prints KiB, MiB and GiB; the kernel's kB are 1024 bytes; MPS prints "GB"
-and means 2**30 bytes (torch: aten/src/ATen/mps/MPSAllocator.mm, `format_size`), as XLA's "G" and Ray's "GB" do. Every
-pattern is bounded: no text, however long or strange, takes more than linear time.
+torch prints KiB, MiB and GiB; the kernel's kB are 1024 bytes; "GB" of MPS (torch: aten/src/ATen/mps/MPSAllocator.mm,
+`format_size`) and of Ray, and "G" of XLA, are 2**30 bytes. All patterns are bounded, so any text takes linear time.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPE
 
 _POWER: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 
-# NVML answers -1 for a process's memory where it cannot tell (Windows, WSL2), and torch prints that as a size:
-# 17179869184.00 GiB. No machine has 2**60 bytes.
+# On Windows and WSL2, NVML gives -1 for a process's memory, and torch prints it as 17179869184.00 GiB.
 _ABSURD: Final = 2**60
 
 
 def to_bytes(number: str, unit: str, *, binary: bool = False) -> int | None:
-    """Bytes of a size; None where the number stands for "not known". `binary`: GB means 2**30 here."""
+    """The size in bytes; None if it is absurd and so means "unknown". `binary`: GB means 2**30 bytes."""
     value = float(re.sub(r"[,_']", "", number))
     letter = unit[0].lower()
     factor = 1 if letter == "b" else (1024 if binary or "i" in unit else 1000) ** _POWER[letter]
@@ -40,14 +38,14 @@ _WORDS: Final = (
     "you Unable for an array shape type bytes KiB MiB GiB TiB KB MB GB "
     "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_NPU_ALLOC_CONF PYTORCH_ALLOC_CONF"
 )
-"""Of messages with sizes: they are long, so that terminals, collectors and forums break them inside a word."""
+"""Words of messages with sizes, which are long: terminals, collectors and forums break them inside a word."""
 _WHOLE: Final = frozenset(_WORDS.split())
 _IN_WORD: Final = re.compile(r"([A-Za-z_']+)\n([A-Za-z_']+)")
 _IN_SIZE: Final = re.compile(r"\d\.?\n\.?\d[\d.]{0,20} ?(?:bytes|[KMGT]i?B|has\b)|[A-Za-z]\n[.:;)]")
 
 
 def joined(text: str, following: str) -> str:
-    """`text` and the line after it: with a blank between them, unless the break is inside a word or a number."""
+    """`text` and the next line, with a space between them unless the break is inside a word or a number."""
     at = f"{text[-30:]}\n{following[:30]}"
     word = _IN_WORD.search(at)
     inside = word[1] + word[2] in _WHOLE if word is not None else _IN_SIZE.search(at) is not None
@@ -56,11 +54,11 @@ def joined(text: str, following: str) -> str:
 
 Figures = tuple[dict[str, Any], int]
 Reader = Callable[[str], Figures]
-"""From the text that begins at the head: the fields, and the end of the message in that text."""
+"""From the text of a message to its fields, and where the message ends in it."""
 
-# torch: c10/cuda/CUDACachingAllocator.cpp, where OutOfMemoryError is raised. 0.4 to 1.3 say "cached" and mean reserved
+# torch: c10/cuda/CUDACachingAllocator.cpp, where OutOfMemoryError is raised. 0.4 to 1.3 print "cached" for reserved
 # - allocated, 1.4 to 2.0 "reserved in total by PyTorch", 2.1 and later "is reserved by PyTorch but unallocated". 1.8
-# and later know "allowed". What stands behind a colon is of c10/cuda/CUDAMallocAsyncAllocator.cpp.
+# and later have "allowed". The words before a colon are of c10/cuda/CUDAMallocAsyncAllocator.cpp.
 _DEVICE: Final = {
     "requested_bytes": re.compile(rf"[Tt]ried to allocate {SIZE}|\bRequested {{0,20}}: {SIZE}"),
     "capacity_bytes": re.compile(
@@ -99,9 +97,9 @@ _KILLED: Final = re.compile(
 
 
 def device_figures(text: str) -> Figures:
-    """The figures of torch's own allocators (CUDA, HIP, XPU; NPU writes them alike)."""
+    """The sizes of torch's allocators (CUDA, HIP, XPU, NPU)."""
     values, end = _sizes(_DEVICE, text)
-    # NVML's 0 is no size: a process on a GPU holds at least its context. In a container NVML cannot see processes.
+    # A process on a GPU holds at least its context. NVML gives 0 in a container, where it sees no processes.
     values["process_bytes"] = values.get("process_bytes") or None
     unallocated = values.pop("_unallocated", None)
     if values.get("allowed_bytes", 0) is None:
@@ -110,12 +108,12 @@ def device_figures(text: str) -> Figures:
         values["reserved_bytes"] = values["allocated_bytes"] + unallocated
     if index := _INDEX.search(text):
         values["device"] = int(index[1])
-    found = list(_PROCESS.finditer(text))
-    values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3]) or None) for one in found)
+    processes = list(_PROCESS.finditer(text))
+    values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3]) or None) for one in processes)
     if variable := _VARIABLE.search(text):
         values["variable"] = variable[0]
     last = _LAST_WORDS.search(text)
-    return values, max([end, *(one.end() for one in found), last.end() if last is not None else 0])
+    return values, max([end, *(one.end() for one in processes), last.end() if last is not None else 0])
 
 
 _VLLM: Final = (
@@ -127,66 +125,66 @@ _VLLM: Final = (
 
 
 def vllm_figures(text: str) -> Figures:
-    """What vLLM wants and what it finds."""
+    """The memory that vLLM needs, and the free memory."""
     values: dict[str, Any] = {}
     end = 0
     for pattern, names in _VLLM:
-        if found := pattern.search(text):
-            *sizes, unit = found.groups()
+        if match := pattern.search(text):
+            *sizes, unit = match.groups()
             values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
-            end = max(end, found.end())
+            end = max(end, match.end())
     return values, end
 
 
 def request(text: str) -> Figures:
-    """What was asked for, where that is the only number."""
-    found = _REQUEST.search(text)
-    if found is None:
+    """The requested size, if it is the only number."""
+    match = _REQUEST.search(text)
+    if match is None:
         return {}, 0
-    size = int(found[3]) if found[3] else to_bytes(found[1], found[2])
-    return {"requested_bytes": size}, found.end()
+    size = int(match[3]) if match[3] else to_bytes(match[1], match[2])
+    return {"requested_bytes": size}, match.end()
 
 
 def numbers(pattern: str, *names: str) -> Reader:
-    """A reader that takes whole numbers (bytes) from the groups of `pattern`."""
+    """A reader of whole numbers (bytes): the groups of `pattern`, by name."""
     compiled = re.compile(pattern)
 
     def read(text: str) -> Figures:
-        found = compiled.search(text)
-        if found is None:
+        match = compiled.search(text)
+        if match is None:
             return {}, 0
-        values = {name: int(value) for name, value in zip(names, found.groups(), strict=True) if value is not None}
-        return values, found.end()
+        values = {name: int(value) for name, value in zip(names, match.groups(), strict=True) if value is not None}
+        return values, match.end()
 
     return read
 
 
 def killed(text: str) -> Figures:
-    """The kernel's line: who was killed, and how much RAM it held."""
+    """The killed process and its RAM, from the kernel's line."""
     values: dict[str, Any] = {}
-    who, resident = _KILLED.search(text), _RESIDENT.search(text)
-    if who is not None:
-        values |= {"pid": int(who[1] or who[4] or who[5]), "process_name": who[2] or who[3]}
+    process, resident = _KILLED.search(text), _RESIDENT.search(text)
+    if process is not None:
+        values |= {"pid": int(process[1] or process[4] or process[5]), "process_name": process[2] or process[3]}
     if resident is not None:
         values["resident_bytes"] = int(resident[1]) * 1024
-    return values, max((found.end() for found in (who, resident) if found is not None), default=0)
+    return values, max((match.end() for match in (process, resident) if match is not None), default=0)
 
 
 def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = False) -> Figures:
     values: dict[str, Any] = {}
     end = 0
     for name, pattern in patterns.items():
-        if found := pattern.search(text):
-            number, unit = (group for group in found.groups() if group is not None)
+        if match := pattern.search(text):
+            number, unit = (group for group in match.groups() if group is not None)
             values[name] = to_bytes(number, unit, binary=binary)
-            end = max(end, found.end())
+            end = max(end, match.end())
     return values, end
 
 
 mps_figures: Final = partial(_sizes, _MPS, binary=True)
-"""The figures of torch's allocator for MPS."""
+"""The sizes of torch's allocator for MPS."""
 
-# Schedulers and clusters: what a job uses, and what it may use. Ray: _private/memory_monitor.py; its GB are 2**30.
+# Schedulers and clusters: RAM in use, and the limit. Ray: _private/memory_monitor.py; its GB are 2**30 bytes.
 _HOST: Final = (
     re.compile(rf"was {SIZE} / {SIZE} \([\d.]{{1,12}}\)"),
     re.compile(rf"\b{SIZE} exceeded limit {SIZE}"),  # PBS
@@ -201,31 +199,31 @@ _HSA_FREE: Final = re.compile(r"Available Free mem ?: ?(\d{1,9}) MB")
 
 
 def host_figures(text: str) -> Figures:
-    """RAM in use and in total, as a scheduler or a cluster writes it."""
-    if found := _SLURM.search(text):
-        return {"used_bytes": int(found[1]) * 1024, "total_bytes": int(found[2]) * 1024}, found.end()
-    if found := _ALLOWED.search(text):
-        return {"total_bytes": to_bytes(found[1], found[2])}, found.end()
+    """RAM in use and the limit, from a scheduler or a cluster."""
+    if match := _SLURM.search(text):
+        return {"used_bytes": int(match[1]) * 1024, "total_bytes": int(match[2]) * 1024}, match.end()
+    if match := _ALLOWED.search(text):
+        return {"total_bytes": to_bytes(match[1], match[2])}, match.end()
     for pattern in _HOST:
-        if found := pattern.search(text):
-            used, total = to_bytes(found[1], found[2], binary=True), to_bytes(found[3], found[4], binary=True)
-            return {"used_bytes": used, "total_bytes": total}, found.end()
+        if match := pattern.search(text):
+            used, total = to_bytes(match[1], match[2], binary=True), to_bytes(match[3], match[4], binary=True)
+            return {"used_bytes": used, "total_bytes": total}, match.end()
     return {}, 0
 
 
 def evicted_figures(text: str) -> Figures:
-    """The RAM that a container used, in Kubernetes' units, or the process that a node's kernel killed."""
-    if found := _EVICTED.search(text):
-        return {"used_bytes": to_bytes(found[1], found[2] or "B")}, found.end()
-    if found := _VICTIM.search(text):
-        return {"process_name": found[1], "pid": int(found[2])}, found.end()
+    """The RAM of an evicted container (Kubernetes), or the process that a node's kernel killed."""
+    if match := _EVICTED.search(text):
+        return {"used_bytes": to_bytes(match[1], match[2] or "B")}, match.end()
+    if match := _VICTIM.search(text):
+        return {"process_name": match[1], "pid": int(match[2])}, match.end()
     return {}, 0
 
 
 def hsa_figures(text: str) -> Figures:
-    """What was free when ROCm's runtime gave up; its MB are 2**20."""
-    found = _HSA_FREE.search(text)
-    return ({"free_bytes": int(found[1]) << 20}, found.end()) if found is not None else ({}, 0)
+    """The free memory that ROCm's runtime prints; its MB are 2**20 bytes."""
+    match = _HSA_FREE.search(text)
+    return ({"free_bytes": int(match[1]) << 20}, match.end()) if match is not None else ({}, 0)
 
 
 # tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.
@@ -236,10 +234,10 @@ _XLA: Final = {
     "capacity_bytes": re.compile(rf"Used [\d.]{{1,12}}[KMGT] of {_XLA_SIZE} hbm"),
 }
 xla_figures: Final = partial(_sizes, _XLA, binary=True)
-"""What XLA requested, what was free, and the size of the accelerator's memory."""
+"""XLA's request, the free memory, and the size of the accelerator's memory."""
 
 
 def cuda_figures(text: str) -> Figures:
-    """Whose error it is: torch for ROCm says CUDA, and names HIP's error behind it."""
+    """The device type: torch for ROCm writes CUDA in the error, and HIP's error code after it."""
     hip = re.search(r"Search for .?hipError\w{1,40}", text[:600])
     return ({"device_type": "rocm"}, hip.end()) if hip is not None else ({}, 0)

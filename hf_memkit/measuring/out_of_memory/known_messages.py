@@ -1,4 +1,4 @@
-"""Messages that need no arithmetic. In: the message. Out: cause, why, settings."""
+"""The cause, reason and remedies of messages that need no arithmetic."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ Cause = Literal[
     "index out of range",
     "unknown",
 ]
-"""The causes that a verdict can name. The error may name memory where an index was out of range."""
-
+"""The causes of a verdict. An index out of range can raise an error about memory."""
 
 Answer = tuple[Cause, str, tuple[Remedy, ...]]
 _Answers = Callable[[OomMessage], Answer]
 
 AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn-alloc", "cudnn-algorithm", "nccl")
-"""Forms that also follow a failed assertion in a kernel: every later call on the device then fails, in any words."""
-
+"""Forms that also follow a failed assertion in a kernel: every later call on the device then fails."""
 
 _LIMIT: Final = Remedy("command", "a larger memory limit", LIMITS)
 _RAM_CHECK: Final = Remedy(
@@ -49,10 +47,10 @@ _MORE_SHM: Final = "docker run --shm-size 8g (or --ipc host)"
 
 
 def _room(message: OomMessage) -> tuple[Remedy, ...]:
-    """What makes PyTorch leave memory to others; a smaller job does too."""
-    tools = tools_of(message.device_type)
+    """A setting with which PyTorch leaves memory to other libraries."""
+    module = tools_of(message.device_type).module
     why = "caps PyTorch, which then raises its own error, with sizes, instead of this one"
-    return (Remedy(f"{tools.module}.set_per_process_memory_fraction", "below 1", why),) if tools.fraction else ()
+    return (Remedy(f"{module}.set_per_process_memory_fraction", "below 1", why),) if module else ()
 
 
 def _processes(message: OomMessage) -> tuple[Remedy, ...]:
@@ -65,7 +63,7 @@ def _always(cause: Cause, why: str, *settings: Remedy) -> _Answers:
 
 
 def _sized(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Answers:
-    """An answer in which `{}` is the sentence `asked` with the requested size, or `unknown` without one."""
+    """An answer with `asked` and the requested size at `{}`, or with `unknown` if there is no size."""
 
     def answer(message: OomMessage) -> Answer:
         size = message.requested_bytes
@@ -108,12 +106,12 @@ def _cublas(message: OomMessage) -> Answer:
 
 
 def wrong_index(assertion: str) -> Answer:
-    """The answer where a kernel in the same log met an index out of range."""
+    """The answer if the log has a kernel's failed assertion about an index."""
     classes = "n_classes" in assertion or "cur_target" in assertion
     what = "a label above the number of classes" if classes else "a token ID above the vocabulary"
     why = (
         f"A kernel found an index out of range: Assertion `{assertion}` failed, above in this log. GPU memory did not "
-        f"run out; every later call fails, in whatever words. Most often it is {what}."
+        f"run out; every later call fails with another error. Most often it is {what}."
     )
     fix = "num_labels" if classes else "model.resize_token_embeddings"
     value = "at least the largest label + 1; -100 for labels to ignore" if classes else "len(tokenizer)"
@@ -148,7 +146,7 @@ def _triton(message: OomMessage) -> Answer:
 
 
 _TINY: Final = 1 << 20
-"""A request that hardly ever fails for want of RAM: Linux ends a process before it refuses so little."""
+"""A smaller request rarely fails for lack of RAM: Linux kills a process before it refuses so little."""
 
 
 def _host_allocation(message: OomMessage) -> Answer:
@@ -196,9 +194,9 @@ def _sigkill(message: OomMessage) -> Answer:
 def _vllm_start(message: OomMessage) -> Answer:
     free, capacity, wanted = message.free_bytes, message.capacity_bytes, message.requested_bytes
     asked = f"{show(wanted)}, its share of the GPU," if wanted else "its share of the GPU"
-    found = f" {show(free)} of {show(capacity)} are free." if free is not None and capacity else ""
+    sizes = f" {show(free)} of {show(capacity)} are free." if free is not None and capacity else ""
     why = (
-        f"vLLM could not reserve {asked} at start.{found} Another process, or the model that this job trains, uses "
+        f"vLLM could not reserve {asked} at start.{sizes} Another process, or the model that this job trains, uses "
         "the rest."
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
@@ -458,4 +456,4 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
         Remedy("command", "df -h", "shows which disk is full: the output folder's, HF_HOME's or /tmp"),
     ),
 }  # fmt: skip
-"""By form. The other forms have sizes, from which `cause` computes the cause."""
+"""By form. Other forms have sizes, from which `cause` computes the cause."""

@@ -1,11 +1,11 @@
-"""Lines of a log. In: a text or a file of any length. Out: each line's own words, and who wrote it.
+"""Splits a log of any length into lines, without the prefixes of launchers, and with the rank that wrote each.
 
-Launchers, schedulers, containers, loggers, notebooks and forums put something before each line. `clean` takes off what
-is built of known pieces in any order: dates, levels, names, brackets. For anything else a traceback shows the prefix:
-what stands before `File "x.py", line 3, in f` stands, with other numbers, before its neighbours (`same_prefix`).
+Launchers, schedulers, containers, loggers, notebooks and forums put a prefix before each line. `clean` removes
+prefixes of known pieces in any order: dates, levels, names, brackets. A traceback shows any other prefix: the text
+before `File "x.py", line 3, in f` precedes the next lines too, with other numbers (`same_prefix`).
 
-Lines are bounded in memory: one is at most `MAX_LINE` characters; longer ones (a progress bar without line ends) come
-in pieces that overlap, so that a message on a seam is whole in one of them.
+A line has at most `MAX_LINE` characters. Longer ones (a progress bar without line ends) are read in pieces that
+overlap, so that each message is whole in one of them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, Final, TextIO
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
 
-_ESCAPE: Final = re.compile(  # as characters, and as syslog, JSON and editors write them
+_ESCAPE: Final = re.compile(  # as characters, and as text of syslog, JSON and editors
     r"(?:#033|\\033|\\x1b|\\u001b|\^\[|␛)\[[0-9;]{0,40}[mK]"
     r"|\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])"
 )
 
 _LINK: Final = re.compile(r"\[([^\]\n]{1,300})\]\((?:https?://|file:)[^)\n]{0,400}\)")
-"""What a copied notebook cell or issue makes of a path: `[trainer.py](https://localhost:8080/#)`."""
+"""A path in a copied notebook cell or issue: `[trainer.py](https://localhost:8080/#)`."""
 
-# What launchers, srun and loggers put before each line with a rank: the group that is a number.
+# A prefix of launchers, srun and loggers with a rank: the group that is a number.
 _RANK: Final = re.compile(
     r"\s{0,4}(?:\[(?:rank|Rank|RANK|default|gpu|GPU):? ?(\d{1,5})\]:? ?(?:\[[^\]\n]{0,90}\] ?:? ?)?"
     r"|\[\d{1,5},(?:mpirank:)?(\d{1,5})[^\]\n]{0,60}\]<std(?:err|out)>: ?"  # mpirun --tag-output, SageMaker
@@ -41,8 +41,8 @@ _LEVEL: Final = r"(?:ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)"
 _TIME: Final = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
 _DATE: Final = r"(?:\d{2,4}[-/.]\d\d[-/.]\d{2,4}|\d\d[-/]\d\d)"
 
-# Each begins in the first column, or behind the piece before it, and ends with at most one blank: the others are the
-# line's own indentation. A line of source is indented, so that none of these takes it for a prefix.
+# A piece ends with at most one space: further spaces are the line's indentation. A line of source is indented, so that
+# no piece matches it.
 _PIECE: Final = re.compile(
     r"\((?:[^()\n]{0,80}\bpid=\d{1,10}[^)\n]{0,60}|raylet|autoscaler[^)\n]{0,40})\) ?"  # Ray, vLLM
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,6}(?:\d{1,10} )?[\w./-]{1,120}:\d{1,6}\] ?"  # glog, torch's own
@@ -61,20 +61,23 @@ _PIECE: Final = re.compile(
     r"|> ?|E {3}(?= {0,12}\S)"  # a quotation, pytest
 )
 _BOX: Final = re.compile(r"\s{0,4}[│┃║|▌] {0,2}")
-"""What Rich or a notebook draws."""
+"""Boxes of Rich and notebooks."""
 _BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
 _PIECES: Final = 8
 
 _WRITER: Final = re.compile(
     r"(?<![\w.])[A-Za-z][\w./@]{0,60}?[-=\[/](?:\w{1,40}-)?\d{1,12}|(?<![\w.])[a-z]{1,40}\d{1,6}(?=: )"
 )
-"""What tells processes apart in a prefix without a rank: `trainer-1`, `pid=4321`, `python[4321]`, `node17: `."""
+"""A process or machine in a prefix without a rank: `trainer-1`, `pid=4321`, `python[4321]`, `node17: `."""
 
 
 @dataclass(eq=False)
 class LogLine:
-    """One line, or one piece of a long one; `number` counts from 1. Heads that begin before column `fresh` have been
-    seen in the piece before; those behind `cut` (None: the last piece) are left to the next."""
+    """One line, or one piece of a long one; `number` counts from 1.
+
+    Only messages that begin between the columns `fresh` and `cut` (None: the end) are of this piece: the pieces before
+    and after it have the others.
+    """
 
     number: int
     raw: str
@@ -83,36 +86,36 @@ class LogLine:
 
     @property
     def text(self) -> str:
-        """The line's own words."""
+        """The line without prefix."""
         return self._cleaned[0]
 
     @property
     def rank(self) -> int | None:
-        """The rank that a launcher wrote before it."""
+        """The rank in the prefix."""
         return self._cleaned[1]
 
     @property
     def writer(self) -> tuple[str, ...]:
-        """The names of a process, a container or a machine before it; empty if there are none."""
+        """The names of a process, container or machine in the prefix."""
         return self._cleaned[2]
 
     def same_writer(self, other: LogLine) -> bool:
-        """Whether one process may have written both."""
+        """Whether one process may have written both lines."""
         return self.rank == other.rank and (self.writer == other.writer or not self.writer or not other.writer)
 
     def beginning(self, length: int) -> LogLine:
-        """The line without what stands behind its first characters."""
+        """The first characters of the line."""
         return LogLine(self.number, self.raw[:length])
 
     @cached_property
     def _cleaned(self) -> tuple[str, int | None, tuple[str, ...]]:
-        # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
+        # Pieces of a line are not cleaned: `fresh` and `cut` are columns of the raw text.
         whole = not self.fresh and self.cut is None
         return clean(self.raw) if whole else (self.raw, None, ())
 
 
 def lines(log: str | TextIO) -> Iterator[LogLine]:
-    """The lines of `log`. A carriage return ends one too (a progress bar writes over itself), but is not counted."""
+    """The lines of `log`. A carriage return (of a progress bar) ends a line too, but is not counted."""
     stream = io.StringIO(log, newline="") if isinstance(log, str) else log
     number, carried = 1, ""
     while piece := stream.readline(MAX_LINE):
@@ -132,12 +135,12 @@ def lines(log: str | TextIO) -> Iterator[LogLine]:
 
 
 _ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\d-\d\dT?[\d:.,+Z -]{{0,30}})?$")
-"""What a JSON line says beside the line itself: the stream, the level, the time."""
+"""Other texts in a JSON line: the stream, the level, the time."""
 
 
 def _of_json(text: str) -> list[str]:
-    """The lines in the texts of a JSON object (docker, structured logging, torchelastic) or of a JSON text (a saved
-    notebook); else the line itself."""
+    """The lines in a JSON object (docker, structured logging, torchelastic) or JSON text (a saved notebook); else the
+    line itself."""
     try:
         texts = _texts(json.loads(text.strip().removesuffix(",")))
     except (ValueError, RecursionError):
@@ -154,27 +157,27 @@ def _texts(value: Any) -> list[str]:
 
 
 def clean(text: str) -> tuple[str, int | None, tuple[str, ...]]:
-    """`text` without colours, links and the prefixes before a line's own words; the rank and the names in them."""
+    """(`text` without colours, links and prefixes; the rank in the prefixes; the names in them)."""
     text = _ESCAPE.sub("", text)
     if "](" in text:
         text = _LINK.sub(r"\1", text)
     rank: int | None = None
     start = 0
     for _ in range(_PIECES):
-        found = _RANK.match(text, start) or _PIECE.match(text, start) or _BOX.match(text, start)
-        if found is None or found.end() == start:
+        piece = _RANK.match(text, start) or _PIECE.match(text, start) or _BOX.match(text, start)
+        if piece is None or piece.end() == start:
             break
-        if found.re is _RANK and rank is None:
-            rank = int(next(group for group in found.groups() if group is not None))
-        start = found.end()
+        if piece.re is _RANK and rank is None:
+            rank = int(next(group for group in piece.groups() if group is not None))
+        start = piece.end()
     end = _BOX_END.search(text, max(start, len(text) - 210))
     writer = tuple(_WRITER.findall(text[:start])) if start else ()
     return text[start : end.start() if end is not None else len(text)], rank, writer
 
 
 def same_prefix(prefix: str) -> re.Pattern[str]:
-    """What stands before the neighbours of a line that begins with `prefix`: the same, with other numbers. Of the
-    blanks that follow, as many as `prefix` ends with: the others are the neighbour's indentation."""
+    """Pattern of `prefix` before other lines: with other numbers, and at most as many spaces at the end (further
+    spaces are the other line's indentation)."""
     words = prefix.rstrip()
     parts = re.split(r"(\d+|\s+)", words[:200])
     kinds = (r"\d+" if part.isdigit() else r"\s*" if part.isspace() else re.escape(part) for part in parts)

@@ -1,16 +1,18 @@
-"""What an out-of-memory message says, as numbers; and text of unknown origin, made safe to show."""
+"""The sizes in an out-of-memory message, and text from logs made safe for a terminal."""
 
 from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from hf_memkit.common.units import GIB, MIB
 
 Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel"]
-"""Which memory ran out: the device's (`device_type` names it; `tpu` is an accelerator of XLA), the machine's RAM,
-page-locked RAM, /dev/shm, a disk, or what one GPU kernel may use on the chip."""
+"""Which memory ran out: the device's, RAM, page-locked RAM, /dev/shm, a disk, or the on-chip memory of a kernel."""
+
+_ROUNDING: Final = 0.01
+"""Share by which a printed size may differ from the real one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,23 @@ class OomMessage:
     """One out-of-memory message. Sizes are bytes; None if the text does not give them.
 
     Attributes:
-        form: which known form it has (`patterns.py`).
-        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu`, `neuron`; None if unknown or not
-            device memory.
+        form: its name in `patterns.FORMS`.
+        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `mlu`, `hpu`, `tpu` (XLA) or `neuron`; None if unknown, or
+            if the memory is not a device's.
         device: index of the GPU.
         free_bytes: as the driver reports it.
         allocated_bytes: PyTorch's tensors, private pools included.
-        reserved_bytes: what PyTorch has from the driver: allocated and cached.
+        reserved_bytes: allocated and cached by PyTorch.
         allowed_bytes: the cap (`set_per_process_memory_fraction`, MPS's high watermark).
-        private_pools_bytes: part of the allocated memory that only CUDA graphs may use.
-        process_bytes: all of this process on the GPU, the CUDA context included.
+        private_pools_bytes: the allocated memory that only CUDA graphs may use.
+        process_bytes: memory of this process on the GPU, with the CUDA context.
         other_bytes: MPS: memory of this process outside PyTorch's allocator.
         processes: the other processes that NVML lists.
         limit_bytes: kernel: the hardware limit; DeepSpeed: the size of one buffer.
         pid, process_name, resident_bytes: the process that was killed, and its host RAM.
-        used_bytes, total_bytes: host RAM in use, and how much there is or the job may use.
+        used_bytes, total_bytes: host RAM in use, and the machine's or the job's limit.
         in_cgroup: True for the limit of a container or job, False for the machine's.
-        variable: the allocator's environment variable, as this version of torch names it.
+        variable: name of the allocator's environment variable in this version of torch.
         quote: the message text, shortened, without control characters.
     """
 
@@ -83,6 +85,21 @@ class OomMessage:
         """The cap of the process, or the total of the GPU."""
         return self.allowed_bytes or self.capacity_bytes
 
+    @property
+    def has_own_size(self) -> bool:
+        """Whether `process_bytes` is plausible: in a container, NVML may print less than PyTorch reserved."""
+        size, reserved = self.process_bytes, self.reserved_bytes
+        return size is not None and (reserved is None or size >= (1 - _ROUNDING) * reserved)
+
+    @property
+    def other_processes(self) -> tuple[Process, ...]:
+        """The processes except this one: in a container, the smallest that holds what PyTorch reserved."""
+        if self.has_own_size or self.reserved_bytes is None:
+            return self.processes
+        large = [process for process in self.processes if (process.size_bytes or 0) >= self.reserved_bytes]
+        own = min(large, key=lambda process: process.size_bytes or 0, default=None)
+        return tuple(process for process in self.processes if process is not own)
+
     def to_json(self) -> dict[str, Any]:
         """The fields that the text gives; the others are absent."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -98,13 +115,15 @@ def printable(text: str, limit: int = 600) -> str:
         for character in text[: 4 * limit]
         if character.isspace() or not unicodedata.category(character).startswith("C")
     )
-    joined = " ".join(cleaned.split())
-    return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+    line = " ".join(cleaned.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def show(size_bytes: float) -> str:
-    """`"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`: in the unit that torch takes, so that a figure reads as in the
-    message (`units.format_size` takes the next larger one from a tenth of it on)."""
+    """A size in the unit that torch prints: `"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`.
+
+    `units.format_size` differs: it takes the next larger unit from a tenth of it on.
+    """
     if size_bytes >= GIB:
         return f"{size_bytes / GIB:.2f} GiB"
     if size_bytes >= MIB:

@@ -1,8 +1,7 @@
-"""A job's arguments, under whatever names a tool gives them. In: what a file or a command line holds. Out: a job whose
-arguments have the names of TrainingArguments, and the user's own name of each.
+"""Translates the arguments of other tools to the names of TrainingArguments.
 
-Names are those of axolotl, LLaMA-Factory, ms-swift, unsloth, torchtune, NeMo, litgpt, OpenRLHF and diffusers' scripts,
-at the top of the file or one level below it.
+Knows the names of axolotl, LLaMA-Factory, ms-swift, unsloth, torchtune, NeMo, litgpt, OpenRLHF and diffusers' scripts,
+at the top level of a file or one level below.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ LENGTHS: Final = (
     "max_length", "max_seq_length", "max_seq_len", "block_size", "cutoff_len", "model_max_length", "sequence_len",
     "seq_length", "seq_len", "max_len", "sequence_length",
 )  # fmt: skip
-"""Names of the longest sequence, in tokens."""
+"""Names of the maximum sequence length, in tokens."""
 
 PIXELS: Final = ("max_pixels", "image_max_pixels", "max_pixel")
-"""Names of the largest image, in pixels."""
+"""Names of the maximum image size, in pixels."""
 
 MAP_PROCESSES: Final = ("preprocessing_num_workers", "dataset_num_proc", "dataset_processes", "num_proc")
-"""Names of the number of processes that make the rows (`num_proc` of datasets' `map`)."""
+"""Names of the number of processes that preprocess rows (`num_proc` of datasets' `map`)."""
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "per_device_train_batch_size": (
@@ -47,24 +46,24 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
                            "model"),
     "resume_from_checkpoint": ("resume",),
 }  # fmt: skip
-"""Today's name of an argument → names that other tools give it, the clearest first: `batch_size` may be all GPUs'."""
+"""Current name of an argument → its names in other tools, the clearest first: `batch_size` may be that of all GPUs."""
 
 _VAGUE: Final = ("batch_size", "bs", "num_workers", "model", "optimizer", "resume")
-"""Names that mean the training only at the top of a file, or in a section of that name."""
+"""Names that belong to the training only at the top level of a file, or in a section with "train" in its name."""
 
 _SECTIONS: Final = ("deepspeed", "fsdp_config")
-"""Arguments that hold a section themselves."""
+"""Arguments whose value is a section."""
 
 
 def job_of(arguments: Mapping[str, Any]) -> RunView:
-    """A job from a user's arguments. What they do not set stays unknown: a script has defaults of its own."""
+    """A job from a user's arguments. Arguments that are not set stay unknown: a script may have other defaults."""
     given = dict(_flat(arguments))
     values = {current_name(name): value for name, value in given.items()}
     names = {current_name(name): name for name in given if current_name(name) != name}
     for field, others in _NAMES.items():
-        own = next((name for name in others if name in given), None)
-        if field not in values and own is not None:
-            values[field], names[field] = given[own], own
+        other = next((name for name in others if name in given), None)
+        if field not in values and other is not None:
+            values[field], names[field] = given[other], other
     values |= _derived(given, values)
     engine = "DeepSpeedEngine" if values.get("deepspeed") else ""
     size = mapping(values.get("deepspeed")).get("train_micro_batch_size_per_gpu")
@@ -75,45 +74,45 @@ def job_of(arguments: Mapping[str, Any]) -> RunView:
 
 
 def _flat(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The arguments, and those one level below; what stands at the top takes precedence."""
+    """The arguments of the top level, which takes precedence, and of the level below."""
     for name, value in arguments.items():
         if not isinstance(value, Mapping) or name in _SECTIONS:
             yield str(name), value
     for name, value in arguments.items():
         if isinstance(value, Mapping) and name not in _SECTIONS and not name.endswith("_kwargs"):
-            clear = "train" in str(name).lower()
+            of_training = "train" in str(name).lower()
             yield from (
                 (str(inner), each) for inner, each in value.items()
-                if inner not in arguments and (clear or inner not in _VAGUE)
+                if inner not in arguments and (of_training or inner not in _VAGUE)
             )  # fmt: skip
 
 
 def _derived(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """What other tools' switches mean in the names of transformers."""
-    found: dict[str, Any] = {}
+    """Arguments of transformers that switches of other tools mean."""
+    derived: dict[str, Any] = {}
     kinds = {str(given.get(name)).lower() for name in ("adapter", "finetuning_type", "train_type", "tuner_type")}
     if kinds & {"lora", "qlora", "dora"} or given.get("use_lora"):
-        found["use_peft"] = True
+        derived["use_peft"] = True
     bits = next((given[name] for name in ("quantization_bit", "quant_bits") if name in given), None)
     if "qlora" in kinds or bits == 4:
-        found["load_in_4bit"] = True
+        derived["load_in_4bit"] = True
     if bits == 8:
-        found["load_in_8bit"] = True
+        derived["load_in_8bit"] = True
     if given.get("use_8bit_adam") and "optim" not in values:
-        found["optim"] = "adamw_bnb_8bit"
+        derived["optim"] = "adamw_bnb_8bit"
     flash = any(
         given.get(name) in (True, "fa2", "fa3") for name in ("flash_attention", "use_flash_attn", "flash_attn")
     )
     if flash and "attn_implementation" not in values:
-        found["attn_implementation"] = "flash_attention_2"
+        derived["attn_implementation"] = "flash_attention_2"
     if (given.get("sdp_attention") or given.get("flash_attn") == "sdpa") and "attn_implementation" not in values:
-        found["attn_implementation"] = "sdpa"
-    # LLaMA-Factory and axolotl load the weights in the type that they compute in (LLaMA-Factory: model/patcher.py,
-    # patch_config; axolotl: loaders/model.py, _set_quantization_config).
+        derived["attn_implementation"] = "sdpa"
+    # LLaMA-Factory and axolotl load the weights in the compute dtype (LLaMA-Factory: model/patcher.py, patch_config;
+    # axolotl: loaders/model.py, _set_quantization_config).
     if "dtype" not in values and ("base_model" in given or "finetuning_type" in given):
         for name, dtype in (("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("fp16", "float16")):
             if given.get(name) not in (None, False):
-                found.setdefault("dtype", dtype)
+                derived.setdefault("dtype", dtype)
     if given.get("fsdp_config") and not values.get("fsdp"):
-        found["fsdp"] = True
-    return found
+        derived["fsdp"] = True
+    return derived

@@ -1,7 +1,6 @@
-"""Every form of message that is known: how it is recognised, which memory it is about, which reader takes its numbers.
+"""The known forms of out-of-memory messages: the words, the memory that ran out, and the reader of the sizes.
 
-Where a wording is not this project's own knowledge of the library's source, the comment names the file. Every pattern
-is bounded: no text, however long or strange, takes more than linear time.
+A comment names the library's source file. All patterns are bounded, so any text takes linear time.
 """
 
 from __future__ import annotations
@@ -30,16 +29,17 @@ from hf_memkit.measuring.out_of_memory.message import Memory
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form.
+    """One form of message.
 
     Attributes:
         head: regular expression of its first words.
-        words: one of them must stand in a line before `head` is tried; plain text in lower case, for speed.
-        rank: 0 says most about the cause, 3 is only a consequence; of several messages the lowest is explained.
-        fixed: fields that the form itself decides.
-        phase: what the job does when it writes this, where no traceback tells more.
-        ends: it tells how a process ended. A traceback above it belongs to another one.
-        general: it catches what no other form knows, and yields to any that matches in the same line.
+        words: plain text, of which a line must contain one before `head` is tried, for speed.
+        rank: 0 says most about the cause, 3 is only a consequence; of several messages, the lowest is explained.
+        read: reads the sizes.
+        fixed: fields with the same value in all messages of this form.
+        phase: phase of the job, if no traceback shows it.
+        ends: whether it reports the end of a process. A traceback above it belongs to another one.
+        general: whether it only applies if no other form matches in the same line.
     """
 
     name: str
@@ -60,8 +60,8 @@ _MPS: Final = {"device_type": "mps"}
 
 
 def _ended(signal: int) -> str:
-    """A program that a signal ended, in the words of shells, launchers, containers and Python: `exit code: 137`,
-    `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
+    """Pattern of a process that a signal ended: `exit code: 137`, `exits with return code = -9`, `(exitcode: -9)`,
+    `Exited (137)`."""
     words = (
         r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
         r"|(?:exited |terminated )?with(?: exit)?(?: code| status){0,2}(?: of)?)(?!\w))"
@@ -158,8 +158,8 @@ FORMS: Final[tuple[Form, ...]] = (
         "bitsandbytes-launch", "bitsandbytes", "kernel", r"invalid configuration argument at line \d{1,6} in file",
         ("at line",), 1, None, _CUDA,
     ),
-    # Words between a device and "out of memory" that tell of a failure: CUDA, its runtime, Triton, flash-attn, ggml,
-    # ONNX Runtime, RMM, CuPy, MXNet.
+    # A device, a failure, and "out of memory": CUDA, its runtime, Triton, flash-attn, ggml, ONNX Runtime, RMM, CuPy,
+    # MXNet.
     Form(
         "cuda-raw", "CUDA", "device",
         r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b"
@@ -304,7 +304,7 @@ FORMS: Final[tuple[Form, ...]] = (
         r"\(?[Tt]asks?(?: / actors)?\)? (?:was |were )?killed due to (?:memory pressure|the node running low on mem)",
         ("memory pressure (OOM)", "running low on memory"), 1, host_figures, ends=True,
     ),
-    # Linux: mm/oom_kill.c. Before 4.x and behind "invoked oom-killer" the words "Out of memory:" are missing.
+    # Linux: mm/oom_kill.c. Before 4.x and after "invoked oom-killer", the words "Out of memory:" are missing.
     Form("linux-memcg", "Linux", "host",
          r"Memory cgroup out of memory: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_MEMCG",
          ("Memory cgroup", "CONSTRAINT_MEMCG"), 0, killed, {"in_cgroup": True}, ends=True),
@@ -422,7 +422,7 @@ FORMS: Final[tuple[Form, ...]] = (
         ("No space left", "StreamWriter failed", "quota exceeded", "space on the", "unexpected pos", "disk space"), 2,
         general=True,
     ),
-    # What the others do not know: an error's own words, with the device or without.
+    # All other errors of memory, with or without a device.
     Form(
         "device-other", "a library", "device",
         r"(?i:(?:error|exception|fail(?:ed|ure))\b[^\n]{0,100}?\b(?:cuda|gpu|hip|device|vram)\b[^\n]{0,100}?"
@@ -450,11 +450,11 @@ _IN_MOST: Final = (
     "unable", "limit", "buffer", "died", "unexpected", "failed", "disk", "file", "exceed", "available",
 )  # fmt: skip
 _STEMS: Final = (*_IN_MOST, *(word for word in _WORDS if not any(stem in word for stem in _IN_MOST)))
-"""Of each word a part, so that most lines need few looks."""
+"""Parts of all words: a line without any of them has no message."""
 
 
 def might_be(text: str) -> bool:
-    """Whether it is worth looking for heads: a quick test that most lines fail."""
+    """Whether `text` may have a message: a quick test that most lines fail."""
     lowered = text.lower()
     # Runs for every line of a log; a plain loop takes half the time of any() or of one regular expression.
     for stem in _STEMS:
@@ -464,15 +464,15 @@ def might_be(text: str) -> bool:
 
 
 def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
-    """Where messages begin in `text` from `start` on, in order: their first words, and the form; of two at one place
-    the form that stands first in `FORMS`."""
+    """The first words and the form of each message in `text` from `start`, in order; of two at one place, the form
+    that is first in `FORMS` is first."""
     lowered = text.lower()
-    found = [
+    matches = [
         (match, form)
         for form, pattern, words in _PATTERNS
         if any(word in lowered for word in words)
         for match in pattern.finditer(text, start)
     ]
-    if any(not form.general for _, form in found):
-        found = [head for head in found if not head[1].general]
-    return sorted(found, key=lambda head: head[0].start())
+    if any(not form.general for _, form in matches):
+        matches = [match for match in matches if not match[1].general]
+    return sorted(matches, key=lambda head: head[0].start())

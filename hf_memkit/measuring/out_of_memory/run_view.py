@@ -1,4 +1,4 @@
-"""A run's records as a job to change. In: a `run` record, the record of a moment. Out: numbers, None if unknown."""
+"""Reads the figures that advice needs from a run's records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
 STATES_PHASES: Final = ("load", "data", "forward", "backward", "optimizer")
-"""In which weights, gradients and optimizer states are on the GPU with what else a step needs."""
+"""Phases in which weights, gradients and optimizer states are on the GPU."""
 
 _AMPERE: Final = 8.0
 """Compute capability from which a GPU supports bf16."""
@@ -26,8 +26,12 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What the conditions of advice read; sizes in GiB. `moment`: an `OomRecord` or a `StepRecord`. `names`: what
-    the user's file calls an argument, where that is not the name of TrainingArguments."""
+    """A run at one moment; sizes in GiB, None if unknown.
+
+    Attributes:
+        moment: an `OomRecord` or a `StepRecord`.
+        names: name of an argument in TrainingArguments → in the user's file, if they differ.
+    """
 
     run: RunRecord
     moment: Mapping[str, Any]
@@ -44,7 +48,7 @@ class RunView:
 
     @property
     def phase(self) -> str | None:
-        """Where it failed; of a step record, the phase of the highest peak."""
+        """The phase in which it failed; of a step record, the phase with the highest peak."""
         if phase := self.moment.get("phase"):
             return str(phase)
         peaks = {
@@ -56,22 +60,22 @@ class RunView:
 
     @property
     def categories(self) -> Mapping[str, float]:
-        """What was held on the device at that moment, by category."""
+        """GiB on the device by category."""
         return self.moment.get("categories") or {}
 
     def gib(self, category: Category) -> float | None:
-        """What a category held on the device at that moment; None if it was not measured."""
+        """GiB of a category on the device; None if not measured."""
         return self.categories.get(f"{category}_gib")
 
     @property
-    def of_the_batch(self) -> float | None:
-        """What grows with the samples: activations and loss."""
+    def batch_gib(self) -> float | None:
+        """Activations and loss, which grow with the batch."""
         held = [size for size in (self.gib("activations"), self.gib("loss")) if size is not None]
         return sum(held) if held else None
 
     @property
     def model_states(self) -> float | None:
-        """Gradients and optimizer states on the device; None for nothing."""
+        """Gradients and optimizer states on the device; None if there are none."""
         return ((self.gib("gradients") or 0.0) + (self.gib("optimizer") or 0.0)) or None
 
     @property
@@ -82,7 +86,7 @@ class RunView:
 
     @property
     def activations_unknown(self) -> bool:
-        """Whether activations and loss may be in `other`: not measured by category, or a compiled model."""
+        """Whether activations and loss may be in `other`: no categories were measured, or the model is compiled."""
         sizes = {name: self.gib(name) or 0.0 for name in CATEGORIES}
         return not self.categories or sizes["other"] > sum(sizes.values()) / 2
 
@@ -104,12 +108,12 @@ class RunView:
 
     @property
     def trains_adapters(self) -> bool:
-        """Adapters beside frozen weights: fewer than a tenth of the parameters are trained."""
+        """Whether fewer than a tenth of the parameters are trained."""
         return bool(self.trainable and self.parameters and self.trainable * 10 < self.parameters)
 
     @property
     def embedding_parameters(self) -> int | None:
-        """Trained parameters of embeddings, where the table of modules was recorded and names some."""
+        """Trained parameters of embeddings; None if the record of modules has none."""
         rows = (self.modules or {}).get("rows", [])
         embeddings = [row for row in rows if "Embedding" in row.get("class", "")]
         return sum(row.get("trainable_parameters", 0) * row.get("repeats", 1) for row in embeddings) or None
@@ -131,7 +135,7 @@ class RunView:
 
     @property
     def optimizers(self) -> tuple[str, ...]:
-        """Class names, from the wrapper to the optimizer itself."""
+        """Class names, from the outer wrapper to the optimizer."""
         return tuple(self.run.get("optimizer_classes", ()))
 
     @property
@@ -144,7 +148,7 @@ class RunView:
 
     @property
     def keeps_no_predictions(self) -> bool:
-        """Whether an evaluation gives the loss alone, as it does where the Trainer has no `compute_metrics`."""
+        """Whether an evaluation computes the loss only, as without `compute_metrics`."""
         return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
 
     @property
@@ -162,7 +166,7 @@ class RunView:
 
     @property
     def weights_in_fp32(self) -> bool:
-        """Whether most weights are."""
+        """Whether most weights are in fp32."""
         types = self.run.get("weights_dtypes", {})
         return max(types, key=lambda kind: types[kind], default=None) == "float32"
 
@@ -171,14 +175,14 @@ class RunView:
         return self.moment.get("cause")
 
     def version(self, package: str) -> tuple[int, ...]:
-        """`(5, 23)`; empty where the run does not say."""
+        """A package's version, such as `(5, 23)`; empty if unknown."""
         return tuple(int(part) for part in re.findall(r"\d+", self.run.get("versions", {}).get(package, ""))[:2])
 
     def states_gib_per(self, bytes_a_parameter: float) -> float | None:
-        """`bytes_a_parameter` for each trained parameter."""
+        """GiB of states with `bytes_a_parameter` for each trained parameter."""
         return self.trainable * bytes_a_parameter / GIB if self.trainable is not None else None
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """`value`, or nothing where it is no mapping."""
+    """`value` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}

@@ -1,6 +1,4 @@
-"""What the rest of a log tells beside its messages: how the job was started, on which system, with which settings of
-the allocator, and kernels that met a wrong index.
-In: the log, line by line, as it is read. Out: `Surroundings`."""
+"""Reads the job's command, platform, allocator settings and failed assertions from the other lines of a log."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ _OF_PLATFORMS: Final = (
     "/mnt/", "WSL", "microsoft", "/Users/", "homebrew", "MPS", "Darwin", ":\\", "WinError", "\\c10",
 )  # fmt: skip
 
-# As it is set, not as torch's error recommends it: "try setting PYTORCH_CUDA_ALLOC_CONF=…".
+# The variable in use, not the recommendation in torch's error: "try setting PYTORCH_CUDA_ALLOC_CONF=…".
 _ALLOCATOR: Final = re.compile(
     r"(?<!setting )\bPYTORCH_(?:\w{1,6}_)?ALLOC_CONF['\"]?\]? {0,2}[=:] {0,2}['\"]?([a-z_]{4,40}:[\w:.,\[\] -]{1,200})"
 )
 
-# As above: the error says "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit".
+# As above: the error recommends "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit".
 _WATERMARK: Final = re.compile(
     r"(?<!Use )\bPYTORCH_MPS_HIGH_WATERMARK_RATIO['\"]?\]? {0,2}[=:] {0,2}['\"]?"
     r"(\d(?:\.\d{1,6})?)(?![.\d]| to disable)"
@@ -48,9 +46,9 @@ _TOOL: Final = re.compile(
     r"(?:^|[\s'\"(`$+>/])"
     r"(?:swift (?:sft|pt|rlhf)|llamafactory-cli train|axolotl train|trl (?:sft|dpo|grpo|kto|reward))(?= )"
 )
-"""Commands of tools that read the arguments of a Trainer but name no script."""
+"""Commands of tools that take the arguments of a Trainer and no script."""
 _LIST: Final = re.compile(r"\[(?:'[^'\n]{0,2000}'(?:, )?){2,200}\]")
-"""A command as Python's launchers print it."""
+"""A command in the form of Python's launchers."""
 _ENDS: Final = re.compile(r" (?:[|&;]|\d?>)|;")
 
 _PY: Final = re.compile(rf"^{_SCRIPT}$")
@@ -62,12 +60,12 @@ _LAUNCHERS: Final = (
 _TOOLS: Final = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|bin)[/\\]|[/\\]lib[/\\]python3|multiprocessing")
 
 _STARTERS: Final = 8
-"""Words in one line that may begin a command."""
+"""Maximum number of words in one line at which a command may begin."""
 
 _LIBRARIES: Final = re.compile(
     r"/(?:torch|transformers(?!/examples)|accelerate|deepspeed|peft|trl|bitsandbytes|datasets|vllm|unsloth\w*)/"
 )
-"""Folders of libraries that are used from a checkout."""
+"""Folders of libraries that run from a checkout."""
 
 _FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy", " run ")
 
@@ -76,37 +74,37 @@ _LONGEST: Final = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A started script, or `-m` and the module (empty where a tool has its own), and its arguments."""
+    """A command: the script, or `-m MODULE` (empty: a tool without script), and its arguments."""
 
     target: str
     arguments: tuple[str, ...] = ()
 
     def runs(self, file: str) -> bool:
-        """Whether it starts this file, of a frame."""
+        """Whether it starts this file."""
         if not self.target.startswith("-m "):
             return self.target.rpartition("/")[2] == file.rpartition("/")[2]
         module = "/" + self.target.removeprefix("-m ").replace(".", "/")
         return f"/{file}".endswith((f"{module}.py", f"{module}/__main__.py"))
 
     def typed(self, verb: str, gpu: str = "") -> str:
-        """`memkit plan train.py --gpu 24GB -- --bf16`."""
-        own = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
-        return f"memkit {verb} {self.target}{f' --gpu {gpu}' if gpu else ''} -- {own}"
+        """The memkit command for it: `memkit plan train.py --gpu 24GB -- --bf16`."""
+        arguments = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
+        return f"memkit {verb} {self.target}{f' --gpu {gpu}' if gpu else ''} -- {arguments}"
 
     def values(self) -> Mapping[str, Any]:
         """The arguments as HfArgumentParser reads them: `--name value`, `--name=value`, and `--name` alone."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         name = None
         for word in self.arguments:
             if word.startswith("--") and len(word) > 2:
                 name, equals, value = word[2:].partition("=")
                 name = name.replace("-", "_")
-                found[name] = _value(value) if equals else True
+                values[name] = _value(value) if equals else True
                 name = None if equals else name
             elif name is not None:
-                found[name] = _value(word)
+                values[name] = _value(word)
                 name = None
-        return found
+        return values
 
 
 _WORDS: Final[Mapping[str, Any]] = {"true": True, "false": False, "none": None, "null": None}
@@ -125,14 +123,15 @@ def _value(text: str) -> Any:
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a log shows so far.
+    """What the lines of a log show about the job.
 
     Attributes:
-        command: the last command in it that starts a Python script.
+        command: the last command that starts a Python script.
+        assertion: a kernel's failed assertion about an index, such as `srcIndex < srcSelectDimSize`.
+        rocm: whether an error has a code of ROCm, whose builds may write CUDA in the error itself.
         platform: the system, if it is not plain Linux.
-        allocator, watermark: values of the allocator's variable and of MPS's for its limit, where they are set.
-        rocm: whether an error has a code of ROCm; a build for ROCm may write CUDA in the error itself.
-        assertion: what a kernel asserted of an index, such as `srcIndex < srcSelectDimSize`.
+        allocator: value of the allocator's variable, if set.
+        watermark: value of the variable for MPS's limit, if set.
     """
 
     command: Command | None = None
@@ -145,7 +144,7 @@ class Surroundings:
     _begun: str = ""
 
     def see(self, line: str) -> None:
-        """Takes one line. A command may go on over several, each but the last with a backslash at its end."""
+        """Reads one line. A backslash at its end continues a command in the next line."""
         if "hipError" in line:
             self.rocm = True
         if self.platform in (None, "Windows") and any(word in line for word in _OF_PLATFORMS):
@@ -155,22 +154,22 @@ class Surroundings:
             self.allocator = set_to[1]
         if "WATERMARK" in line and (set_to := _WATERMARK.search(line[:_LONGEST])) is not None:
             self.watermark = set_to[1]
-        if "Assertion" in line and (found := _ASSERT.search(line[:_LONGEST])) is not None:
-            self.assertion = self.assertion or found[1]
+        if "Assertion" in line and (failed := _ASSERT.search(line[:_LONGEST])) is not None:
+            self.assertion = self.assertion or failed[1]
         if self._begun or line.endswith(("\\\n", "\\\r\n")):
             line = self._begun + line
             self._begun = ""
             if (body := line.rstrip()).endswith("\\") and len(body) < _LONGEST:
                 self._begun = f"{body[:-1].rstrip()} "
                 return
-        runs = " --" in line and _TOOL.search(line[:_LONGEST]) is not None
-        runs = runs or ((".py" in line or "-m" in line) and any(word in line for word in _FIRST_WORDS))
-        if runs and not line.lstrip().startswith("File "):  # a frame
+        may_run = " --" in line and _TOOL.search(line[:_LONGEST]) is not None
+        may_run = may_run or ((".py" in line or "-m" in line) and any(word in line for word in _FIRST_WORDS))
+        if may_run and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
 
 
-class Watched:
-    """A log that tells `surroundings` each line that is read."""
+class ObservedLog:
+    """A log that passes each line it reads to `surroundings` too."""
 
     def __init__(self, log: TextIO, surroundings: Surroundings) -> None:
         self._log, self._surroundings = log, surroundings
@@ -178,62 +177,60 @@ class Watched:
     def readline(self, size: int = -1) -> str:
         line = self._log.readline(size)
         self._surroundings.see(line)
-        # A pointer to the documentation below an error repeats its code: that is no second error.
+        # The link to the documentation below an error repeats its code: that is no second error.
         return line[len(line.rstrip("\r\n")) :] if _POINTER.match(line) else line
 
 
 def _command(line: str) -> Command | None:
-    """The script that the command in `line` starts; None without one. Reads a shell's form and Python's list."""
+    """The command in `line`, in the form of a shell or of a Python list; None if there is none."""
     for listed in _LIST.finditer(line):
         try:
             words = [str(word) for word in ast.literal_eval(listed[0])]
         except (SyntaxError, ValueError):
             continue
-        if (found := _script(words)) is not None:
-            return found
+        if (command := _script(words)) is not None:
+            return command
     for starter in islice(_STARTER.finditer(line), _STARTERS):
         text, quote = line[starter.end() :], line[starter.start() : starter.end()]
         text = text.partition(quote)[0] if quote in ("'", '"', "`") else text
-        text = _ENDS.split(text, maxsplit=1)[0]
-        words = _words(text)
-        if (found := _script(words)) is not None:
-            return found
+        if (command := _script(_words(_ENDS.split(text, maxsplit=1)[0]))) is not None:
+            return command
     if (tool := _TOOL.search(line)) is not None:
-        return Command("", _own(_words(_ENDS.split(line[tool.end() :], maxsplit=1)[0])))
+        return Command("", _without_rank(_words(_ENDS.split(line[tool.end() :], maxsplit=1)[0])))
     return None
 
 
 def _words(text: str) -> list[str]:
-    """The words of a command as a shell takes them; of one that is quoted itself, those before the quotation's end."""
+    """The words of a shell command; of a quoted command, those inside the quotation."""
     for part in (text, re.split(r"['\"`](?=[^'\"`]*$)", text, maxsplit=1)[0]):
         try:
             return shlex.split(part)
-        except ValueError:  # a quotation that does not end here
+        except ValueError:  # a quotation without end
             continue
     return text.split()
 
 
 def _script(words: list[str]) -> Command | None:
-    """The script among the words of a command line that begins with a starter."""
+    """The script or module among the words of a command."""
     for number, word in enumerate(words[1:40], 1):
         following = words[number + 1] if number + 1 < len(words) else ""
         if word in ("-m", "--module") and _MODULE.match(following):
             if following in _LAUNCHERS:
                 continue
-            return Command(f"-m {following}", _own(words[number + 2 :]))
+            return Command(f"-m {following}", _without_rank(words[number + 2 :]))
         if _PY.match(word) and not _TOOLS.search(word):
-            return Command(word, _own(words[number + 1 :]))
+            return Command(word, _without_rank(words[number + 1 :]))
     return None
 
 
-def _own(arguments: list[str]) -> tuple[str, ...]:
-    """The script's arguments without the one that launchers add."""
+def _without_rank(arguments: list[str]) -> tuple[str, ...]:
+    """The script's arguments without the rank that launchers add."""
     return tuple(word for word in arguments if not word.startswith(("--local_rank=", "--local-rank=")))
 
 
 def script_of_frames(files: list[tuple[str, str]]) -> str | None:
-    """The user's script among the (file, function) of frames, the outermost first: the file whose top level runs; else
-    the innermost file of the user's own."""
+    """The user's script among the (file, function) of frames: the file with the top level, else the innermost file
+    outside of libraries."""
     own = [(file, function) for file, function in files if _PY.match(file) and not _TOOLS.search(file)]
     top = next((file for file, function in own if function == "<module>"), None)
     inner = next((file for file, _ in reversed(own) if not _LIBRARIES.search(file)), None)

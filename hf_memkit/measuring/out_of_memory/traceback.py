@@ -1,9 +1,9 @@
-"""What a traceback shows of a job: the phase, what the allocation was for, and the techniques in use. In: lines, in
-the form of Python, IPython or Rich. Out: `Traced`.
+"""Reads a job's phase, the purpose of the allocation and the techniques in use from a traceback.
 
-The innermost known frame decides. Frames are those of transformers 4.4x to 5.23, torch 1.x to 2.13,
-accelerate 1.15, bitsandbytes 0.50, torchao 0.18, deepspeed 0.19.8, peft 0.21, trl 1.16 and liger-kernel 0.8.5; what is
-named only here was seen in users' tracebacks (`tests/measuring/out_of_memory/tracebacks.py` has their addresses).
+Reads tracebacks of Python, IPython and Rich. The innermost known frame decides. Frames are those of transformers 4.4x
+to 5.23, torch 1.x to 2.13, accelerate 1.15, bitsandbytes 0.50, torchao 0.18, deepspeed 0.19.8, peft 0.21, trl 1.16 and
+liger-kernel 0.8.5; names of other libraries are from users' tracebacks (`tests/measuring/out_of_memory/tracebacks.py`
+has their addresses).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Place = Literal[
     "gathered weights",
     "merged adapters",
 ]
-"""What was being made."""
+"""What the allocation was for."""
 
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
@@ -38,19 +38,20 @@ Feature = Literal[
     "quantized weights", "SDPA", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
     "16-bit weights",
 ]  # fmt: skip
-"""What frames, or arguments, can show in use."""
+"""Techniques and libraries in use, by frames or arguments."""
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracebackFacts:
     """What one traceback shows.
 
     Attributes:
-        phase, place: what was going on, and what the allocation was for; None if no frame shows it.
+        phase: the phase of the job.
+        place: what the allocation was for.
         library: the library of the optimizer, or the one that gathers weights.
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
-        model_type: the model type of the failing code, as transformers' folders name it.
-        in_use: techniques that the frames show.
+        model_type: model type of the failing code, by transformers' folder.
+        in_use: techniques in the frames.
         script: the user's script.
     """
 
@@ -72,9 +73,9 @@ class Traced:
         }
 
 
-# Names of functions that stand in every traceback of the kind (transformers 5.23: trainer.py; torch: torch/optim,
-# torch/autograd; accelerate 1.15: accelerator.py). In this order: an evaluation and a save run inside training, and
-# DeepSpeed steps its optimizer inside backward.
+# Functions in every traceback of a phase (transformers 5.23: trainer.py; torch: torch/optim, torch/autograd;
+# accelerate 1.15: accelerator.py). The order matters: training runs evaluations and saves, and DeepSpeed steps the
+# optimizer in backward.
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"\b_load_best_model\b")),
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
@@ -90,7 +91,7 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         r"|/grad_scaler\.py")),
     ("backward", re.compile(r"\.backward\(|_engine_run_backward|\bin backward\b")),
     ("forward", re.compile(r"\b(?:compute_loss|training_step)\b|\bin forward\b")),
-    # Weights on their way to a device, cast, copied, wrapped by DDP or FSDP: activations do not exist yet.
+    # Weights are moved, cast, copied, or wrapped by DDP or FSDP: activations do not exist yet.
     ("load", re.compile(
         r"\b(?:from_pretrained|_move_model_to_device|prepare_model|set_module_tensor_to_device|dispatch_model"
         r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|load_state_dict"
@@ -103,7 +104,7 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         r"|save_to_disk)\b")),
 )  # fmt: skip
 
-# Each is looked for in "FILE, FUNCTION: SOURCE" of one frame; of two that match, the first.
+# Patterns of one frame, "FILE, FUNCTION: SOURCE"; the first that matches decides.
 _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("merged adapters", "PEFT", r"/peft/tuners/\S+, (?:merge|get_delta_weight|_unload_and_optionally_merge)\b"),
     ("merged adapters", "Unsloth", r"/unsloth\w*/sav\w+\.py, (?:_?merge_\w+|unsloth_save_model)\b"),
@@ -142,7 +143,7 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
 
 _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("adapters", r"/peft/"),
-    # Not modeling_layers.py: every layer passes through it, with checkpointing and without.
+    # Not modeling_layers.py: every layer calls it, with and without checkpointing.
     ("checkpointing", r"torch/utils/checkpoint\.py|_gradient_checkpointing_func\(|activation_checkpointing/\w+\.py"
                       r"|hf_memkit/components/checkpoint_|Gradient_Checkpoint"),
     # trl 1.16: trainer/utils.py, add_fused_lm_head
@@ -161,7 +162,7 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
     ("trl", r"/trl/trainer/"),
-    # transformers 5.23: models/*/modeling_*.py: inside of it, text has no part in what is allocated
+    # transformers 5.23: models/*/modeling_*.py; allocations there do not depend on the text
     ("vision tower", r"\b(?:visual|vision_tower|vision_model|vision_encoder|visual_encoder|image_encoder)\("
                      r"|, get_(?:image|video)_features:"),
     ("vLLM", r"/vllm/"),
@@ -171,9 +172,9 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
 _MODEL: Final = re.compile(r"/models/\w+/modeling_(\w+)\.py$")
 
 FRAME: Final = re.compile(r"\bFile \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})")
-"""Python's own, wherever in the line."""
+"""A frame of Python's traceback, anywhere in the line."""
 
-# Python's own; IPython 8, 7; Rich; pytest.
+# Python; IPython 8, 7; Rich; pytest.
 _FRAMES: Final = (
     FRAME,
     re.compile(r"^ {0,4}File ((?:[A-Za-z]:)?[^:\n\"]{1,400}):\d+, in ([^\s(]{1,200})\("),
@@ -181,31 +182,31 @@ _FRAMES: Final = (
     re.compile(r"^ {0,4}((?:[A-Za-z]:)?[^:\n]{1,400}\.py):\d+:? in (\S{1,200})"),
 )
 _BEGUN: Final = re.compile(r"^ {0,4}(?:[/~]|[A-Za-z]:\\)[^\s:]{0,400}(?::\d{1,6}:? in)?\s{0,200}$")
-"""What Rich leaves of a frame's line that is too long for its box; it goes on in the next."""
+"""The beginning of a frame's line that Rich wraps."""
 _WARNED: Final = re.compile(r"(?:^|\s)([^\s:\"]{1,400}\.py):\d{1,6}: (\w{0,40}Warning): ([^\n]{0,80})")
 _NOT_CLONED: Final = re.compile(r"Failed to clone\(\) tensor|\bmanaged by FSDP\.")
-"""Words of a warning that quotes the error (torch: torch/distributed/fsdp/_state_dict_utils.py; before 2.0
+"""A warning that quotes the error (torch: torch/distributed/fsdp/_state_dict_utils.py; before 2.0
 fully_sharded_data_parallel.py). Loggers and posts omit the file before it."""
 
 _CURRENT: Final = re.compile(r"^ {0,4}(?:-{1,8}> ?\d+|❱ ?\d+ ?│?)([^\n]{0,400})")
-"""The line that IPython and Rich mark among those that they show around it."""
+"""The failed line among those that IPython and Rich print."""
 
 _CARETS: Final = re.compile(r"^[\s~^]*$")
 
 
 _FOREIGN: Final = 6
-"""Lines of others that may stand between two frames of a traceback, or between the last one and the message."""
+"""Maximum number of other processes' lines between two frames, or between the last frame and the message."""
 
-_GONE_ON: Final = 60
-"""So many lines after a traceback, another message is not its own: the error was caught, and the job went on."""
+_CAUGHT_LINES: Final = 60
+"""Maximum number of lines from a traceback to its message. After more, the error was caught and the job went on."""
 
 
-def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines` (without prefixes) shows, or the frames directly above the message where its
-    first line is missing; an empty `Traced` without any."""
+def trace(lines: Iterable[str]) -> TracebackFacts:
+    """What the last traceback in `lines` (without prefixes) shows; if its first line is missing, the frames above the
+    message."""
     kept = _last_traceback(_unwrapped(list(lines)))
     if not kept:
-        return Traced()
+        return TracebackFacts()
     slashed = [line.replace("\\", "/") for line in kept]
     phase = next((phase for phase, sign in _PHASES if any(sign.search(line) for line in slashed)), None)
     frames = list(_frames(kept))
@@ -213,57 +214,58 @@ def trace(lines: Iterable[str]) -> Traced:
     in_use = frozenset(feature for feature, sign in _FEATURES if re.search(sign, text))
     heads = (frame.partition(", ") for frame in frames)
     script = script_of_frames([(file, rest.partition(":")[0]) for file, _, rest in heads])
-    models = [found[1] for frame in frames if (found := _MODEL.search(frame.partition(", ")[0])) is not None]
-    model_type = models[0] if models else None  # the whole model, not a tower in it
+    models = (match for frame in frames if (match := _MODEL.search(frame.partition(", ")[0])) is not None)
+    outer = next(models, None)  # the whole model, not a tower in it
+    model_type = outer[1] if outer is not None else None
     for frame in reversed(frames):
         for place, library, sign in _PLACES:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
-                return Traced(phase, place, library, _short(frame), model_type, in_use, script)
-    return Traced(phase, in_use=in_use, model_type=model_type, script=script)
+                return TracebackFacts(phase, place, library, _short(frame), model_type, in_use, script)
+    return TracebackFacts(phase, in_use=in_use, model_type=model_type, script=script)
 
 
-def warned(line: str) -> Traced | None:
-    """What a warning shows that quotes an error it caught, by the file that warned; None if `line` has none."""
-    if (found := _WARNED.search(line)) is not None:
-        file, category, words = found.groups()
-    elif (found := _NOT_CLONED.search(line)) is not None:
-        file, category, words = "/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "UserWarning", found[0]
+def warned(line: str) -> TracebackFacts | None:
+    """What a warning that quotes an error shows; None if `line` is no such warning."""
+    if (match := _WARNED.search(line)) is not None:
+        file, category, words = match.groups()
+    elif (match := _NOT_CLONED.search(line)) is not None:
+        file, category, words = "/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "UserWarning", match[0]
     else:
         return None
     return trace([BEGINS, f'File "{file}", line 0, in {category}', f"    {words}", ""])
 
 
-# Page-locked RAM: torch's pin_memory, whoever calls it, and a copy to RAM that does not wait, whose target torch pins
-# (torch: aten/src/ATen/native/cuda/Copy.cu).
+# Page-locked RAM: torch's pin_memory, and an asynchronous copy to RAM, whose target torch pins (torch:
+# aten/src/ATen/native/cuda/Copy.cu).
 _PINS: Final = re.compile(
     r"\.pin_memory\(|\bpin_memory=True|, _?pin_memory\b|\.to\([^\n]{0,60}cpu[^\n]{0,60}non_blocking ?= ?True"
 )
 
 
 def pins(lines: Iterable[str]) -> bool:
-    """Whether one of the two innermost frames of the last traceback in `lines` allocates page-locked RAM."""
+    """Whether one of the two innermost frames of the last traceback allocates page-locked RAM."""
     return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
 
 
 def _unwrapped(lines: list[str]) -> list[str]:
-    """The lines, with the frames that Rich wrapped on one each."""
-    found: list[str] = []
+    """The lines, with each frame that Rich wrapped joined to one line."""
+    unwrapped: list[str] = []
     for line in lines:
-        if found and line.strip() and _BEGUN.match(found[-1]) is not None:
-            begun, rest = found[-1].rstrip(), line.strip()
+        if unwrapped and line.strip() and _BEGUN.match(unwrapped[-1]) is not None:
+            begun, rest = unwrapped[-1].rstrip(), line.strip()
             joined = f"{begun} {rest}" if begun.endswith(" in") else begun + rest
             if _frame_in(joined) is not None or _BEGUN.match(joined) is not None:
-                found[-1] = joined
+                unwrapped[-1] = joined
                 continue
-        found.append(line)
-    return found
+        unwrapped.append(line)
+    return unwrapped
 
 
 def _last_traceback(lines: list[str]) -> list[str]:
     begins = next((place for place in range(len(lines) - 1, -1, -1) if BEGINS in lines[place]), None)
     if begins is not None:
         frames = [place for place in range(begins, len(lines)) if _frame_in(lines[place]) is not None]
-        return lines[begins:] if len(lines) - (frames or [begins])[-1] <= _GONE_ON else []
+        return lines[begins:] if len(lines) - (frames or [begins])[-1] <= _CAUGHT_LINES else []
     first, foreign = None, 0
     for place in range(len(lines) - 2, -1, -1):  # the last line is the message's
         line = lines[place]
@@ -282,8 +284,8 @@ def _frame_in(line: str) -> re.Match[str] | None:
     return next((match for pattern in _FRAMES if (match := pattern.search(line))), None)
 
 
-# What programs print while they work. In this order: datasets' "Saving the dataset" is no save of a model. The words
-# are those of transformers 4.3x to 5.23 (trainer.py, modeling_utils.py, core_model_loading.py), datasets 3 and 4
+# Progress that libraries print. The order matters: datasets' "Saving the dataset" is no save of a model. Words of
+# transformers 4.3x to 5.23 (trainer.py, modeling_utils.py, core_model_loading.py), datasets 3 and 4
 # (arrow_dataset.py, builder.py), trl 1.16 (trainer/sft_trainer.py), accelerate 1.15 and vLLM.
 _PROGRESS: Final[tuple[tuple[Phase | None, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"Loading best model from")),
@@ -312,11 +314,11 @@ _ENDED: Final = re.compile(r"\b100%\|")
 
 
 def phase_of_progress(lines: Sequence[str]) -> Phase | None:
-    """What the job was doing by the last of `lines` that tells it: a progress bar, or what a library prints."""
+    """The phase by the last progress bar or message of a library in `lines`."""
     for line in reversed(lines):
         for phase, sign in _PROGRESS:
             if sign.search(line):
-                # After data comes anything; weights that have just been loaded are still what fills the memory.
+                # Any phase may follow data; loaded weights still fill the memory.
                 return None if phase == "data" and _ENDED.search(line) else phase
     return None
 
@@ -325,13 +327,13 @@ def _frames(lines: list[str]) -> Iterator[str]:
     """`"FILE, FUNCTION: SOURCE"` of each frame, the innermost last."""
     head, source, marked = "", "", False
     for line in lines:
-        found = _frame_in(line)
-        if found is not None:
+        frame = _frame_in(line)
+        if frame is not None:
             if head:
                 yield f"{head}: {source}"
             # IPython writes Class.function
-            head, source = f"{found[1]}, {found[2].rpartition('.')[2]}".replace("\\", "/"), ""
-            marked = found.re is not _FRAMES[0]
+            head, source = f"{frame[1]}, {frame[2].rpartition('.')[2]}".replace("\\", "/"), ""
+            marked = frame.re is not FRAME
         elif marked and (current := _CURRENT.match(line)) is not None:
             source = " ".join(current[1].replace("│", " ").split())
         elif head and not marked and line.startswith(" ") and not _CARETS.match(line):
@@ -341,7 +343,7 @@ def _frames(lines: list[str]) -> Iterator[str]:
 
 
 def _short(frame: str) -> str:
-    """From the library's own folder on: no path of the user's machine."""
+    """The frame with the path inside the library's folder only."""
     file, comma, rest = frame.partition(", ")
     folder = re.split(r"/(?:site|dist)-packages/", file)[-1]
     shown = rest.removesuffix(": ")  # no source

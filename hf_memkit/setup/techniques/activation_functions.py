@@ -21,7 +21,6 @@ def activation_of(config: dict[str, object]) -> str | None:
 
 @technique(
     "fused-gelu",
-    family="activation_functions",
     saves="all tensors kept for a composed GELU (GPT-2's gelu_new) except its input",
     costs="nothing: fewer kernels, and the same function up to rounding",
     not_when="the model's activation function is one operation already (Llama's silu), or torch.compile fuses it",

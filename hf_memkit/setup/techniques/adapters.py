@@ -1,4 +1,4 @@
-"""LoRA and QLoRA: low-rank adapters are trained, the model's own weights are only read."""
+"""LoRA and QLoRA: low-rank adapters are trained, the model's weights are frozen."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import Bounds, InPlans, technique
 
 RANK: Final = 16
-"""Of adapters, where nobody asks for another; they are scaled by twice that."""
+"""Default rank of adapters; `lora_alpha` is twice that."""
 TARGETS: Final = "all-linear"
 
 _VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
 QUANTIZATION: Final = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
-"""Fields of a `BitsAndBytesConfig`, without the dtype that is computed in."""
+"""Fields of a `BitsAndBytesConfig`, without the compute dtype."""
 
 _BOUNDS: Final[Bounds] = {"rank": (1, None), "alpha": (1, None), "dropout": (0, 1)}
 
@@ -25,7 +25,6 @@ _NOT_FULL = (
 
 @technique(
     "lora",
-    family="adapters",
     saves="gradients and optimizer states of LoRA adapters are small, and the model's own weights have none",
     costs="a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685), which suits a new "
     "style or task and not new knowledge; the package peft",
@@ -41,8 +40,7 @@ _NOT_FULL = (
     planned=InPlans("method", "LoRA"),
 )
 def lora(setup: Setup) -> Setup:
-    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen. It is not
-    full training, and must not be called that.
+    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685), which is not full training.
 
     Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0)."""
     return _adapters(setup)
@@ -50,7 +48,6 @@ def lora(setup: Setup) -> Setup:
 
 @technique(
     "qlora",
-    family="adapters",
     saves="weights take about 0.6 bytes a parameter instead of 2; LoRA adapters are trained on top (QLoRA)",
     costs="a different training: base weights stay frozen, rounded to 4 bit (Dettmers et al. 2023, arXiv "
     "2305.14314), and every layer is dequantised each time it is used; the packages bitsandbytes and peft",
@@ -67,9 +64,8 @@ def lora(setup: Setup) -> Setup:
     planned=InPlans("method", "QLoRA"),
 )
 def qlora(setup: Setup) -> Setup:
-    """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314): of every
-    linear layer's weights 16 bits become 4 + 8/64 + 32/(64 × 256). Embeddings, the output layer, norms and biases keep
-    16 bits.
+    """LoRA over weights in doubly quantised 4-bit NormalFloat (Dettmers et al. 2023, arXiv 2305.14314): 16 bits of a
+    linear layer's weight become 4 + 8/64 + 32/(64 × 256). Embeddings, the output layer, norms and biases keep 16 bits.
 
     Values: as `lora`."""
     job = setup.resolved_for
@@ -82,10 +78,11 @@ def qlora(setup: Setup) -> Setup:
     )
 
 
-def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
-    """What PEFT must know of a model of this class (None: a causal language model), and why: its kind, which names the
-    class that wraps it (peft: mapping.py, MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that must be trained
-    whole."""
+def peft_arguments(kind: str | None) -> dict[str, tuple[Any, str]]:
+    """Arguments of PEFT's config for a model class (None: a causal language model), each with its reason.
+
+    They are the task type (peft: mapping.py, MODEL_TYPE_TO_PEFT_MODEL_MAPPING) or the head that is trained whole.
+    """
     if kind is None or kind.endswith(("ForCausalLM", "LMHeadModel")):
         return {"task_type": ("CAUSAL_LM", "a causal language model")}
     if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head anyway
@@ -102,7 +99,7 @@ def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
 
 
 _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
-"""Encoders of sound: PEFT's class for encoder and decoder knows text only, and its plain one takes any input."""
+"""Models of speech: PEFT's class for encoder and decoder supports text only; its base class takes any input."""
 
 
 def _adapters(setup: Setup) -> Setup:
@@ -115,7 +112,7 @@ def _adapters(setup: Setup) -> Setup:
 
     return setup.put_all(
         "adapter",
-        told_of_model(job.model.model_class if job.model is not None else None),
+        peft_arguments(job.model.model_class if job.model is not None else None),
         r=(rank, why("rank", "enough for most tasks at a few MB")),
         lora_alpha=(alpha, why("alpha", "twice the rank: the update keeps its scale")),
         lora_dropout=(dropout, why("dropout", "none: the adapters are small already")),

@@ -1,5 +1,4 @@
-"""Settings of PyTorch's caching allocator: one variable with options separated by commas; and whether it
-can still be set in this process."""
+"""Settings of PyTorch's caching allocator: one environment variable, with options separated by commas."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _BESIDE_EXPANDABLE: Final[Mapping[str, str]] = {
     "request: more is reserved, not less",
     "garbage_collection_threshold": "expandable segments are never collected: torch ignores the option",
 }
-"""Options that only segments of fixed size are the better for (pytorch: c10/cuda/CUDACachingAllocator.cpp,
+"""Options that help only segments of fixed size (pytorch: c10/cuda/CUDACachingAllocator.cpp,
 `should_split`, `get_free_block` and `garbage_collect_cached_blocks`)."""
 
 _LIMIT: Final = "per_process_memory_fraction"
@@ -44,7 +43,7 @@ c10/cuda/CUDACachingAllocator.cpp, `malloc`: `set_fraction && garbage_collection
 above what a CUDA context leaves of any GPU."""
 
 SMALLEST_SPLIT_MIB: Final = 20
-"""torch refuses less: the size of its own large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
+"""torch refuses less: the size of its large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
 
 DEFAULT_SPLIT_MIB: Final = 512
 DEFAULT_THRESHOLD: Final = 0.8
@@ -53,7 +52,6 @@ DEFAULT_THRESHOLD: Final = 0.8
 
 @technique(
     "expandable-segments",
-    family="allocator",
     slot="segments",
     saves="segments grow and shrink by pages, so that PyTorch can reuse the cached memory",
     costs="nothing on Linux, but processes cannot share GPU tensors",
@@ -74,7 +72,6 @@ def expandable_segments(setup: Setup) -> Setup:
 
 @technique(
     "max-split-size",
-    family="allocator",
     slot="segments",
     saves="fragmentation where expandable segments are unavailable: large blocks are not split for small tensors",
     costs="memory: a block above the limit serves only requests of nearly its size",
@@ -92,7 +89,6 @@ def max_split_size(setup: Setup) -> Setup:
 
 @technique(
     "garbage-collection-threshold",
-    family="allocator",
     slot="",
     saves="reserved memory: unused blocks go back to the driver before the GPU is full",
     costs="time: a block that is needed again must be allocated again",
@@ -113,7 +109,7 @@ def garbage_collection_threshold(setup: Setup) -> Setup:
 
 
 def with_option(setup: Setup, name: str, value: str, reason: str) -> Setup:
-    """Another setup whose variable has this option beside those that it had."""
+    """The setup with this option added to the variable."""
     key = f"environment.{VARIABLE}"
     before = next((setting for setting in setup.settings if setting.key == key), None)
     if before is None:
@@ -135,12 +131,12 @@ def options(text: str) -> dict[str, str]:
         if character == "," and depth == 0:
             parts.append(text[start:place])
             start = place + 1
-    found = {}
+    pairs = {}
     for part in (*parts, text[start:]):
         name, _, value = part.partition(":")
         if part.strip():
-            found[name.strip()] = "".join(value.split())
-    return found
+            pairs[name.strip()] = "".join(value.split())
+    return pairs
 
 
 Mistake = tuple[str, str, str]
@@ -148,53 +144,53 @@ Mistake = tuple[str, str, str]
 
 
 def problems_of(text: str) -> list[Mistake]:
-    """Every mistake in the variable's text: what torch refuses, and what is of no use there."""
+    """All mistakes in the variable's text: options that torch refuses, and options without use."""
     return [*refused_by_torch(text), *of_no_use(text)]
 
 
 def refused_by_torch(text: str) -> list[Mistake]:
-    """What torch stops at, when it reads the variable or when it first uses the GPU."""
-    found = []
+    """Options with which torch fails, when it reads the variable or first uses the GPU."""
+    mistakes = []
     chosen = options(text)
     for name, value in chosen.items():
         if name not in _KNOWN:
-            found.append((name, "torch has no such option: its CPU build silently accepts it, and its CUDA build "
+            mistakes.append((name, "torch has no such option: its CPU build silently accepts it, and its CUDA build "
                           "fails at the first use of the GPU", "delete it, or correct its name"))  # fmt: skip
         elif not value:
-            found.append((name, "the option has no value; torch fails", f"write {name}:VALUE"))
+            mistakes.append((name, "the option has no value; torch fails", f"write {name}:VALUE"))
         elif name in _SWITCHES and value not in ("True", "False"):
-            found.append((name, "torch accepts only True or False, spelt like this",
+            mistakes.append((name, "torch accepts only True or False, spelt like this",
                           f"write {name}:True"))  # fmt: skip
         elif name == "max_split_size_mb" and value.isdecimal() and int(value) < SMALLEST_SPLIT_MIB:
-            found.append(
+            mistakes.append(
                 (name, f"torch rejects less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
             )
-    return found
+    return mistakes
 
 
 def of_no_use(text: str) -> list[Mistake]:
-    """What torch takes, and which does nothing or harm beside the other options."""
-    found: list[Mistake] = []
+    """Options that torch accepts, but that do nothing or harm together with the others."""
+    mistakes: list[Mistake] = []
     chosen = options(text)
     if chosen.get("expandable_segments") == "True":
-        found.extend(
+        mistakes.extend(
             (name, why, "delete it, or expandable_segments")
             for name, why in _BESIDE_EXPANDABLE.items()
             if name in chosen
         )
     elif "garbage_collection_threshold" in chosen and chosen.get(_LIMIT, "1") in ("1", "1.0"):
-        found.append(
+        mistakes.append(
             (
                 "garbage_collection_threshold",
                 "torch collects only where the process has a limit: without one it ignores the option",
                 f"write {_LIMIT}:{LIMITED_SHARE:g} beside it (or call torch.cuda.set_per_process_memory_fraction)",
             )
         )
-    return found
+    return mistakes
 
 
 def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(variable, text) that torch will read of this environment, or None. The older names come first: see above."""
+    """(variable, text) that torch reads from this environment, or None. The older names take precedence."""
     for name in (*OLD_VARIABLES, VARIABLE):
         if name in environment:
             return name, environment[name]
@@ -202,10 +198,10 @@ def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def too_late(text: str) -> str:
-    """Why setting the variable to `text` comes too late in this process, and what still works; "" if it does not.
+    """Why the variable can no longer be set in this process, and what to do; empty if it can.
 
-    That torch is imported does no harm: it reads the variable when the GPU is first used, once a process
-    (torch 2.13.0: include/c10/core/AllocatorConfig.h, `AcceleratorAllocatorConfig::instance`).
+    torch reads it once, when the GPU is first used (torch 2.13.0: include/c10/core/AllocatorConfig.h,
+    `AcceleratorAllocatorConfig::instance`).
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -219,8 +215,14 @@ def too_late(text: str) -> str:
 
 
 def set_allocator(text: str, say: Callable[[str], None], environment: MutableMapping[str, str] | None = None) -> bool:
-    """Sets the variable to `text` (options as torch reads them) unless the user has set it, or it is too late; whether
-    the allocator will work with `text`. `say` receives one line: what is kept instead, or why nothing is set."""
+    """Sets the variable to `text` unless the user has set it or CUDA has started.
+
+    Args:
+        say: receives one line if `text` is not set: the reason.
+
+    Returns:
+        Whether the allocator will use `text`.
+    """
     target = os.environ if environment is None else environment
     users = user_settings(target)
     if users is not None:
@@ -237,8 +239,7 @@ def set_allocator(text: str, say: Callable[[str], None], environment: MutableMap
 
 
 def _set_before_first_use(text: str) -> bool:
-    """Whether the allocator has the options now: CUDA may have started, because somebody asked for the GPU's name, but
-    until the first tensor torch takes options as it takes them from the variable."""
+    """Sets the options if CUDA has started but no tensor was allocated yet; whether it worked."""
     import torch
 
     put = getattr(torch._C, "_accelerator_setAllocatorSettings", None)

@@ -10,7 +10,6 @@ _KEY = "model.attn_implementation"
 
 @technique(
     "sdpa-attention",
-    family="attention",
     saves="eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
     costs="rounding differences; no attention weights in the output; a model without SDPA fails to load",
     not_when="you need attention weights (output_attentions)",
@@ -32,7 +31,6 @@ def sdpa_attention(setup: Setup) -> Setup:
 
 @technique(
     "flash-attention",
-    family="attention",
     saves="flash attention has no score matrices and needs no padding mask; SDPA falls back to full score "
     "matrices when no fused kernel supports the mask or the types",
     costs="the package flash-attn, an Ampere GPU or later, and 16-bit computation",
@@ -57,7 +55,6 @@ def flash_attention(setup: Setup) -> Setup:
 
 @technique(
     "eager-attention",
-    family="attention",
     saves="nothing: it keeps every attention score; for inspection and comparison",
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",

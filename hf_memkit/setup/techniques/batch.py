@@ -1,4 +1,4 @@
-"""The global batch: micro-batch × accumulation × processes = sequences a step, exactly or not at all."""
+"""The global batch: micro-batch × accumulation × processes = sequences a step, exactly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _OFFERED: Final = {
 
 @technique(
     "global-batch",
-    family="batch",
     saves="activations and logits halve; double gradient_accumulation_steps, so that a step sees the same samples",
     costs="more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
@@ -29,11 +28,11 @@ _OFFERED: Final = {
     offered=_OFFERED,
 )
 def global_batch(setup: Setup) -> Setup:
-    """The job's batch as one that is exact, whatever part of it goes through the model at once.
+    """Splits the batch exactly into micro-batches.
 
-    Trainer divides the loss of every micro-batch by the number of labels in the whole window, so that the sum of the
-    gradients is that of one big batch, with unequal lengths and a last window that is not full
-    (transformers 5.23.0: trainer.py, `_get_num_items_in_batch`). What would break that is set here too.
+    Trainer divides the loss of each micro-batch by the labels of the whole optimizer step, so that the gradients are
+    those of one large batch, also with unequal lengths and an incomplete last step (transformers 5.23.0: trainer.py,
+    `_get_num_items_in_batch`). Sets the arguments that would break this too.
     """
     job = setup.resolved_for
     whole = job.micro_batch_size * job.accumulation * job.processes
@@ -61,7 +60,7 @@ def scaled_learning_rate(
     0.0002
 
     Args:
-        rate: what is known to work with `batch`.
+        rate: learning rate for `batch`.
         batch, new_batch: sequences (or tokens) an optimizer step, all processes together.
         rule: "linear" for SGD with momentum, with warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.1); "sqrt"
             for Adam and its kin, where the gradient's scale cancels (Malladi et al. 2022, arXiv 2205.10287, section
@@ -82,7 +81,7 @@ def scaled_learning_rate(
 
 
 def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: int = 1) -> int:
-    """How many micro-batches make up one optimizer step in each process.
+    """Micro-batches of an optimizer step in each process.
 
     >>> accumulation_for(32, 4)
     8
@@ -90,36 +89,34 @@ def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: 
     4
 
     Raises:
-        SettingError: they do not divide; names the nearest micro-batches, or numbers of processes, that do.
+        SettingError: they do not divide; names the nearest numbers that do.
     """
     return _divide(sequences_per_step, micro_batch_size, processes, "per_device_train_batch_size")
 
 
 def micro_batch_for(sequences_per_step: int, accumulation: int, processes: int = 1) -> int:
-    """How many sequences go through the model at once in each process. Refuses what does not divide, with what
-    does."""
+    """Sequences of a micro-batch in each process; a SettingError as in `accumulation_for`."""
     return _divide(sequences_per_step, accumulation, processes, "gradient_accumulation_steps")
 
 
 def micro_batches(sequences_per_step: int, processes: int = 1) -> list[int]:
-    """The micro-batches that make up the batch exactly, in rising order. Refuses processes that do not divide the
-    batch."""
+    """All micro-batch sizes that divide one process's share of the batch, in rising order."""
     return _divisors(_share(sequences_per_step, processes))
 
 
 def split_batch(
     sequences_per_step: int, micro_batch_size: int, processes: int, chosen: Mapping[str, Any]
 ) -> tuple[int, int, str]:
-    """(micro-batch, accumulation, reason). Whichever of the two the user sets, the other makes up for it.
+    """(micro-batch, accumulation, reason); if the user sets one of them, the other follows.
 
     Args:
-        sequences_per_step: what an optimizer step reads, all processes together.
-        micro_batch_size: what is wanted; the nearest smaller one where it does not divide what a process has.
-        processes: one GPU each.
-        chosen: what the user set, by field of TrainingArguments.
+        sequences_per_step: sequences of an optimizer step in all processes.
+        micro_batch_size: maximum micro-batch if the user sets neither.
+        processes: one a GPU.
+        chosen: the user's values, by field of TrainingArguments.
 
     Raises:
-        SettingError: the batch does not come out exactly; names the nearest choices.
+        SettingError: the batch cannot be split exactly; names the nearest choices.
     """
     whole = sequences_per_step
     micro = chosen.get("per_device_train_batch_size")
@@ -145,15 +142,11 @@ def split_batch(
             why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
             lowered = f"; {micro_batch_size} a GPU {why}"
     each = f" × {processes} processes" if processes > 1 else ""
-    return (
-        micro,
-        accumulation,
-        f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}",
-    )
+    return (micro, accumulation, f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}")
 
 
 def _share(sequences: int, processes: int) -> int:
-    """Sequences a step and process. Refuses what does not divide, with the nearest numbers that do."""
+    """Sequences of an optimizer step in each process."""
     if sequences % processes:
         raise SettingError(
             f"{sequences} sequences a step do not divide by {processes} processes. Use "
@@ -177,7 +170,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _around(number: int, choices: Iterable[int]) -> str:
-    """The nearest of `choices` below `number` and above it, and above 0."""
+    """The nearest positive `choices` below and above `number`."""
     above_zero = [choice for choice in choices if choice > 0]
     below, above = [c for c in above_zero if c < number], [c for c in above_zero if c > number]
     return " or ".join(str(choice) for choice in (*([max(below)] if below else ()), *([min(above)] if above else ())))

@@ -1,8 +1,8 @@
-"""Activation checkpointing: keep little of the forward pass, and compute the rest again in backward.
+"""Activation checkpointing: keep few activations, and recompute the others in backward.
 
-Five ways, of which a setup takes one: every layer, every n-th layer, segments of several layers, all but the matrix
-products, and every layer with the inputs in host memory. Each is looked after in the first step: a part raises an
-error if fewer layers were recomputed than the setup says.
+A setup checkpoints every layer, every n-th layer, segments of several layers, all but the matrix products, or every
+layer with the inputs in host memory. A part raises an error if the first step recomputes fewer layers than the setup
+says.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
 
 @technique(
     "activation-checkpointing",
-    family="checkpointing",
     saves="each layer keeps its input and recomputes its other activations in backward",
     costs="about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result",
     not_when="activations are not what fills the GPU (short sequences, small batches)",
@@ -38,7 +37,6 @@ def every_layer(setup: Setup) -> Setup:
 
 @technique(
     "every-nth-layer-checkpointing",
-    family="checkpointing",
     saves="the activations of one layer in n; every layer would save more",
     costs="less than every layer does: one n-th of a forward pass more",
     not_when="every layer is needed to fit; larger n means more memory, not less",
@@ -52,8 +50,7 @@ def every_layer(setup: Setup) -> Setup:
     planned=InPlans("checkpointing", "checkpointing of every 2nd layer", turn=1),
 )
 def every_nth_layer(setup: Setup) -> Setup:
-    """Checkpoint layers 0, n, 2n …, and let the others keep what they need. Values: `checkpoint_every` (n, default
-    2)."""
+    """Checkpoint layers 0, n, 2n … Value: `checkpoint_every` (n, default 2)."""
     every = int(setup.resolved_for.values.get("checkpoint_every", 2))
     reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
     return _by_trainer(setup, {"every_n_layers": every}, reason)
@@ -61,7 +58,6 @@ def every_nth_layer(setup: Setup) -> Setup:
 
 @technique(
     "segment-checkpointing",
-    family="checkpointing",
     saves="inputs of layers: a segment of k layers keeps one; worth it for deep models whose layers keep little",
     costs="the same arithmetic as every layer, and the activations of k layers at once in backward",
     not_when="k layers recomputed together outweigh the inputs saved, as with √n layers in all common models",
@@ -69,8 +65,7 @@ def every_nth_layer(setup: Setup) -> Setup:
     bounds={"segment_layers": (1, None)},
 )
 def segments(setup: Setup) -> Setup:
-    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174). Values: `segment_layers` (k,
-    default 2)."""
+    """Checkpoint k layers as one (Chen et al. 2016, arXiv 1604.06174). Value: `segment_layers` (k, default 2)."""
     length = int(setup.resolved_for.values.get("segment_layers", 2))
     reason = f"{length} layers are recomputed together, and keep one input: memkit predict shows what a length holds"
     return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
@@ -78,20 +73,18 @@ def segments(setup: Setup) -> Setup:
 
 @technique(
     "selective-checkpointing",
-    family="checkpointing",
     saves="norms, activation functions and dropout: two fifths to two thirds of the activations",
     costs="next to no arithmetic, as no large matrix product runs twice",
     not_when="every layer is needed to fit, which holds a fraction of this",
 )
 def selective(setup: Setup) -> Setup:
-    """Keep the outputs of matrix products and attention, and recompute what lies between them."""
+    """Keep the outputs of matrix products and attention, and recompute the rest."""
     reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
     return _by_part(setup, "checkpoint_selective", {}, reason)
 
 
 @technique(
     "offloaded-checkpointing",
-    family="checkpointing",
     saves="the layers' inputs as well: bytes × tokens × width × layers go to pinned host memory",
     costs="two copies over PCIe of each input, which the GPU waits for; pinned RAM, rounded up to powers of two",
     not_when="inputs are small (short sequences), or RAM or PCIe is what is short",

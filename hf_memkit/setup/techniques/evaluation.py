@@ -8,7 +8,6 @@ from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
 @technique(
     "loss-only-evaluation",
-    family="evaluation",
     saves="the evaluation keeps no predictions: neither logits nor labels of the whole evaluation set",
     costs="compute_metrics is not called; the evaluation reports the loss only",
     not_when="a metric decides which checkpoint is best",
@@ -29,11 +28,10 @@ def loss_only(setup: Setup) -> Setup:
 
 @technique(
     "streamed-metrics",
-    family="evaluation",
     saves="Trainer calls compute_metrics after each batch and keeps no predictions (transformers 4.42 and later)",
     costs="compute_metrics must take compute_result and add up its statistics; the allocator's cache is emptied "
     "after every batch",
-    not_when="a metric needs all logits, or predict() is called: it keeps them whatever is set",
+    not_when="a metric needs all logits, or predict() is called, which always keeps them",
     settings={"arguments.batch_eval_metrics": True},
     offered={
         "predictions of an evaluation": 3,
@@ -55,7 +53,6 @@ def streamed_metrics(setup: Setup) -> Setup:
 
 @technique(
     "eval-accumulation",
-    family="evaluation",
     saves="with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves "
     "them to RAM every few batches",
     costs="the evaluation waits for these copies, and RAM must hold all predictions (for a language model samples "
@@ -90,7 +87,7 @@ advice(
 )  # fmt: skip
 advice(
     "small-evaluation-batch", "evaluation", {"arguments.per_device_eval_batch_size": "half"},
-    "evaluation batches have their own size, whatever the training batch size",
+    "evaluation batches have their own size, independent of the training batch size",
     "a slower evaluation; the metrics are the same",
     offered={"generation": 2, "evaluate": 1, "after": 2},
     planned=InPlans("evaluation", "evaluation batch", "eval_loss is averaged over other batches"),

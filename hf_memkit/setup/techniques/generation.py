@@ -1,4 +1,4 @@
-"""Generating answers, and vLLM beside the training: only advice."""
+"""Generation, and vLLM during training: only advice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ advice(
 )  # fmt: skip
 advice(
     "vllm-server", "generation", {"arguments.vllm_mode": "server"},
-    "`trl vllm-serve` then generates on GPUs of its own, and training has these for itself",
+    "`trl vllm-serve` then generates on other GPUs, and training has these alone",
     "at least one more GPU",
     offered={"vLLM": 2},
 )  # fmt: skip

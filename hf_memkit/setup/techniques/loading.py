@@ -1,4 +1,4 @@
-"""How the weights come off the disk, and how the data come to the GPU."""
+"""Loading of weights and data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_memkit.setup.techniques.registry import advice, technique
 
 DEFAULT_WORKERS: Final = 2
 PREFETCH: Final = 2
-"""Batches that a worker makes ahead: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
+"""Batches that a worker prefetches: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
 
 _COLUMNS: Final = 3
 _TOKEN_BYTES: Final = 8
@@ -19,15 +19,14 @@ _TOKEN_BYTES: Final = 8
 
 @technique(
     "load-in-training-dtype",
-    family="loading",
     saves="weights in an unexpected dtype, the checkpoint's; RAM where 16-bit weights are made rather than read",
     costs="nothing",
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
 def training_dtype(setup: Setup) -> Setup:
-    """`dtype` given at load: what the precision decided, or else fp32.
+    """Loads the weights in the dtype of the setup's precision, by default fp32.
 
-    transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
+    transformers 5 takes the checkpoint's dtype by default (modeling_utils.py, `dtype = "auto"`): a
     checkpoint saved in fp16 then trains with fp16 weights, in which AdamW ends in NaN.
     """
     decided = setup.get("model.dtype")
@@ -35,12 +34,11 @@ def training_dtype(setup: Setup) -> Setup:
         return setup.put(
             "model.dtype", "float32", "no precision was chosen; the checkpoint's dtype does not decide it"
         )
-    return setup.put("model.dtype", decided, f"read or made as {decided}, whatever the checkpoint was saved in")
+    return setup.put("model.dtype", decided, f"read or made as {decided}, not in the dtype of the checkpoint")
 
 
 @technique(
     "low-host-ram",
-    family="loading",
     saves="from_pretrained puts each shard on this process's GPU as it reads it, instead of the whole model in RAM",
     costs="the weights must fit on the GPU; not with DeepSpeed or FSDP",
     not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
@@ -52,9 +50,9 @@ def training_dtype(setup: Setup) -> Setup:
     unless=("device_map", "DeepSpeed", "FSDP"),
 )
 def low_host_ram(setup: Setup) -> Setup:
-    """Weights mapped from safetensors files and put on this process's GPU tensor by tensor.
+    """Loads safetensors files tensor by tensor to this process's GPU.
 
-    Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
+    Otherwise every process first makes the whole model in RAM, unless the file has the training dtype, and Trainer
     moves it (docs/techniques/loading.md has the bytes). ZeRO-3 refuses it: rule device-map-with-stage-3.
     """
     return setup.put_all(
@@ -66,7 +64,6 @@ def low_host_ram(setup: Setup) -> Setup:
 
 @technique(
     "pinned-workers",
-    family="loading",
     saves="time, not memory: batches are made and page-locked while the GPU computes",
     costs="RAM: a process a worker, and `workers × 2` batches ahead; twice that while evaluating",
     not_when="there is no GPU, or batches cost nothing to make (tokens already in memory)",
@@ -76,7 +73,7 @@ def low_host_ram(setup: Setup) -> Setup:
     gpu_only="it takes RAM rather than saving it; the page-locked copy needs a GPU",
 )
 def pinned_workers(setup: Setup) -> Setup:
-    """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
+    """Persistent data loader workers with page-locked batches. Value: `data_workers` (2, at most the cores)."""
     job = setup.resolved_for
     asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
     if asked < 1:
@@ -100,7 +97,7 @@ def pinned_workers(setup: Setup) -> Setup:
 
 
 def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) -> int:
-    """Bytes of the batches that workers hold ready: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
+    """Bytes of prefetched batches: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
     return workers * PREFETCH * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES
 
 
@@ -131,6 +128,6 @@ advice(
 )  # fmt: skip
 advice(
     "smaller-model", "loading", {"model.name": "a smaller model"},
-    "these weights alone do not fit, whatever the batch size", "another model",
+    "these weights alone do not fit, with any batch size", "another model",
     group="another method", offered={"load": 5, "dispatched": 4, "else": 3},
 )  # fmt: skip

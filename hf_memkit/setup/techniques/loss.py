@@ -23,7 +23,6 @@ def chunk_tokens_for(vocabulary: int) -> int:
 
 @technique(
     "chunked-loss",
-    family="loss",
     saves="loss and logits of a causal language model are computed a few tokens at a time: 12 bytes × tokens × "
     "vocabulary at the peak become those of one chunk",
     costs="no logits in the training output; one more product with the output embedding (Liger's kernel on a GPU: "
@@ -59,7 +58,6 @@ def chunked_loss(setup: Setup) -> Setup:
 
 @technique(
     "liger",
-    family="loss",
     saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks (Llama, Qwen, Gemma, Mistral and "
     "others, not GPT-2)",
     costs="the package liger-kernel; rounding differences; no logits in the training output",

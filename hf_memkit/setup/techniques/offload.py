@@ -12,7 +12,6 @@ from hf_memkit.setup.techniques.registry import InPlans, Technique, advice, tech
 
 @technique(
     "cpu-offload-optimizer",
-    family="offload",
     slot="optimizers",
     saves="both moments of AdamW on the GPU, and without accumulation the gradients: 12 bytes a parameter in fp32",
     costs="16 bytes a parameter of RAM (half of it page-locked), an AdamW step on the CPU, two transfers a step",

@@ -14,7 +14,6 @@ NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without i
 
 @technique(
     "adamw-fused",
-    family="optimizers",
     saves="adamw_torch allocates temporaries as large as the trained parameters (torch: torch/optim/adam.py, "
     "foreach); the fused kernel needs none",
     costs="nothing: no slower, and the same result up to rounding",
@@ -28,15 +27,12 @@ def adamw_fused(setup: Setup) -> Setup:
     """Trainer's default AdamW in one fused kernel, without the foreach form's whole copy of the parameters at the
     peak."""
     return setup.put(
-        "arguments.optim",
-        "adamw_torch_fused",
-        "one kernel, and no parameter-sized temporaries as foreach has",
+        "arguments.optim", "adamw_torch_fused", "one kernel, and no parameter-sized temporaries as foreach has"
     )
 
 
 @technique(
     "adamw-foreach",
-    family="optimizers",
     saves="nothing: it holds one more copy of the parameters at its peak",
     costs="that copy, while the optimizer steps",
     not_when="the fused form runs, which is faster and holds no such copy",
@@ -52,7 +48,6 @@ def adamw_foreach(setup: Setup) -> Setup:
 
 @technique(
     "adamw-loop",
-    family="optimizers",
     saves="the foreach form's copy of the parameters: its temporaries are as large as the largest parameter",
     costs="a kernel launch for each operation and parameter, which takes longer than the arithmetic",
     not_when="the fused form runs, which is faster and has no temporaries at all",
@@ -74,7 +69,6 @@ def adamw_loop(setup: Setup) -> Setup:
 
 @technique(
     "sgd-momentum",
-    family="optimizers",
     saves="one of AdamW's two moments",
     costs="accuracy: transformers learn far slower under it than under AdamW; the curve is in the docs",
     not_when="a transformer is trained from scratch, or there is no time to find its learning rate",
@@ -94,7 +88,6 @@ def sgd_momentum(setup: Setup) -> Setup:
 
 @technique(
     "adafactor",
-    family="optimizers",
     saves="nearly all states: a matrix keeps one number for each row and column",
     costs="two temporaries of the largest parameter in fp32, and no momentum; the curve is in the docs",
     not_when="the weights are 16-bit: it rounds them to nearest, and small updates are lost",
@@ -111,7 +104,6 @@ def adafactor(setup: Setup) -> Setup:
 
 @technique(
     "adafactor-stochastic",
-    family="optimizers",
     saves="nearly all states, and the fp32 weights too: 4 bytes a parameter of bf16 weights and gradients",
     costs="four temporaries of the largest parameter in fp32, one parameter at a time, and no momentum",
     not_when="the weights are fp32: adafactor is the same there",
@@ -136,7 +128,6 @@ _STEPS_AT_ONCE = "the batch needs accumulation, or several GPUs: each micro-batc
 
 @technique(
     "lomo",
-    family="optimizers",
     saves="all states, and all gradients except one or two at a time",
     costs="no momentum, no clipping, no accumulation; the curve is in the docs",
     not_when=_STEPS_AT_ONCE,
@@ -158,7 +149,6 @@ def lomo(setup: Setup) -> Setup:
 
 @technique(
     "adalomo",
-    family="optimizers",
     saves="nearly all states (a number a row and a column), and all gradients except one or two at a time",
     costs="no clipping, no accumulation, and no checkpoint holds its states; the curve is in the docs",
     not_when=_STEPS_AT_ONCE + "; or the run must be resumable",

@@ -40,7 +40,6 @@ def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Se
 
 @technique(
     "lars",
-    family="optimizers",
     saves="one of AdamW's two moments; a batch of many sequences needs fewer steps",
     costs="its own learning rate, and trust ratios that read every weight twice; the curve is in the docs",
     not_when="the batch is not in the thousands, or the model is a transformer: use LAMB or AdamW",
@@ -76,7 +75,6 @@ def lars(setup: Setup) -> Setup:
 
 @technique(
     "lamb",
-    family="optimizers",
     saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
     costs="trust ratios that read every weight twice; the curve is in the docs",
     not_when="the batch is not in the thousands; with the same tuning AdamW does as well (Nado et al. 2021)",

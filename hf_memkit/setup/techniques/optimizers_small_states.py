@@ -19,7 +19,6 @@ _PART = "hf_memkit.components.low_bit_adamw"
 
 @technique(
     "adamw-8bit",
-    family="optimizers",
     saves="AdamW's states take 2 bytes a parameter instead of 8 (embeddings: 8); paged_adamw_8bit also moves them to "
     "RAM when the GPU is full",
     costs="8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the "
@@ -47,7 +46,6 @@ def adamw_8bit(setup: Setup) -> Setup:
 
 @technique(
     "paged-adamw-8bit",
-    family="optimizers",
     saves="CUDA moves 8-bit states to RAM when the GPU is full, instead of an out-of-memory error",
     costs="a step waits for the bus when states were moved; the same result; not on Windows or WSL2; the package "
     "bitsandbytes",
@@ -91,7 +89,6 @@ def _embeddings_noted(setup: Setup) -> Setup:
 
 @technique(
     "adamw-8bit-stochastic",
-    family="optimizers",
     saves="6 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
     costs="accuracy of the states (none lost in Dettmers et al. 2021, arXiv 2110.02861), a compilation at the start",
     not_when="the weights are fp32 and few",
@@ -118,7 +115,6 @@ def adamw_8bit_stochastic(setup: Setup) -> Setup:
 
 @technique(
     "adamw-4bit-stochastic",
-    family="optimizers",
     saves="7 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
     costs="accuracy of the states (Li et al. 2023, arXiv 2309.01507, lose little); the curve is in the docs",
     not_when="adamw-8bit-stochastic fits",
@@ -155,7 +151,6 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
 
 @technique(
     "lion-8bit",
-    family="optimizers",
     saves="7 of AdamW's 8 bytes of state a parameter, except for embeddings: one moment, in 8 bits",
     costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's; the curve is in the docs",
     not_when="AdamW's learning rate must stay, or most parameters are embeddings, which keep 32 bits",
@@ -212,7 +207,6 @@ def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
 
 @technique(
     "galore",
-    family="optimizers",
     saves="most of AdamW's states of linear layers: those of the gradient's projection to a low rank",
     costs="a singular value decomposition of every gradient each 200 steps; betas, epsilon and weight decay do not "
     "reach it; the curve is in the docs",
@@ -233,7 +227,6 @@ def galore(setup: Setup) -> Setup:
 
 @technique(
     "galore-layerwise",
-    family="optimizers",
     saves="what galore saves, and all gradients except one at a time",
     costs="what galore costs; no clipping, no accumulation, one GPU only",
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",
@@ -248,7 +241,6 @@ def galore_layerwise(setup: Setup) -> Setup:
 
 @technique(
     "apollo",
-    family="optimizers",
     saves="most of AdamW's states of linear layers: those of a random projection of the gradient",
     costs="no decomposition, unlike galore; weight decay does not reach it; the curve is in the docs",
     not_when=_NOT_ON_CONV1D + "; or the run must be resumable",
@@ -267,7 +259,6 @@ def apollo(setup: Setup) -> Setup:
 
 @technique(
     "apollo-layerwise",
-    family="optimizers",
     saves="what apollo saves, and all gradients except one at a time",
     costs="what apollo costs; no clipping, no accumulation, one GPU only",
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",

@@ -1,4 +1,4 @@
-"""Which numbers weights, gradients and optimizer states are kept in, and which the arithmetic runs in."""
+"""The precision of weights, gradients, optimizer states and arithmetic."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
 
 @technique(
     "fp32",
-    family="precision",
     saves="nothing: 16 bytes a parameter with AdamW (4 weight, 4 gradient, 8 states)",
     costs="the most memory and the most time",
     not_when="the GPU has 16-bit arithmetic and the result need not be compared digit by digit",
 )
 def fp32(setup: Setup) -> Setup:
-    """Everything in fp32, matrix products too: what the others are compared with."""
-    return setup.put("model.dtype", "float32", "whatever the checkpoint was saved in").put_all(
+    """Everything in fp32, matrix products too."""
+    return setup.put("model.dtype", "float32", "not the dtype of the checkpoint").put_all(
         "arguments",
         bf16=(False, "fp32 throughout"),
         fp16=(False, "fp32 throughout"),
@@ -30,7 +29,6 @@ def fp32(setup: Setup) -> Setup:
 
 @technique(
     "tf32",
-    family="precision",
     saves="time, not memory: 16 bytes a parameter as with fp32",
     costs="10 bits of mantissa instead of 23 inside matrix products; sums stay in fp32",
     not_when="the GPU is older than Ampere, or there is none: Trainer refuses it",
@@ -50,7 +48,6 @@ def tf32(setup: Setup) -> Setup:
 
 @technique(
     "bf16-autocast",
-    family="precision",
     saves="16-bit matrix products halve most activations; 16-bit copies of the weights add 2 bytes a parameter",
     costs="16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
     not_when="the GPU has no native bf16 (compute capability < 8.0): torch emulates it, slower than fp32",
@@ -71,7 +68,6 @@ def bf16_autocast(setup: Setup) -> Setup:
 
 @technique(
     "fp16-autocast",
-    family="precision",
     saves="16-bit matrix products halve most activations on GPUs without bf16 (T4, V100); 16-bit copies of the "
     "weights add 2 bytes a parameter",
     costs="16-bit rounding in forward and backward, and steps that are skipped while the loss scale settles; "
@@ -100,7 +96,6 @@ def fp16_autocast(setup: Setup) -> Setup:
 
 @technique(
     "pure-bf16",
-    family="precision",
     saves="weights and gradients take 2 bytes a parameter each instead of 4; transformers 5 already loads a "
     "16-bit checkpoint in 16 bit",
     costs="bf16 rounding in forward and backward; weights that are trained lose updates below 1/256 of a weight "
@@ -123,7 +118,6 @@ def pure_bf16(setup: Setup) -> Setup:
 
 @technique(
     "half-weights-deepspeed",
-    family="precision",
     saves="2 bytes a parameter on the GPU: 16-bit weights there, DeepSpeed's fp32 master copy where its preset says",
     costs="nothing against DeepSpeed in fp32; fp16 may skip steps while the loss scale settles",
     not_when="the engine is not DeepSpeed: 16-bit weights need a master copy, or stochastic rounding",
@@ -138,7 +132,6 @@ def half_weights_in_deepspeed(setup: Setup) -> Setup:
 
 @technique(
     "half-weights-frozen",
-    family="precision",
     saves="frozen weights take 2 bytes a parameter instead of 4: they are only read, and 16 bits are enough for that",
     costs="bf16 rounding in forward and backward; the adapters stay in fp32 (PEFT casts them up)",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",

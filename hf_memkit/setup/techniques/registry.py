@@ -1,9 +1,8 @@
-"""The catalogue: a row for each way to save memory, which presets, recipes, plans, advice, rules and docs read.
+"""The catalogue: a row for each way to save memory. Presets, recipes, plans, advice, rules and docs read it.
 
-Rows stand in `hf_memkit/setup/techniques/`, one file a family; importing that fills the catalogue. A row that presets
-and recipes can name comes with a function `setup -> setup` below the decorator `technique` (DeepSpeed's are in
-`hf_memkit/deepspeed/techniques.py`): it puts settings with their reasons and never touches a live object. A call of
-`advice` adds a row that is only advice.
+The rows are in `hf_memkit/setup/techniques/`, one file a family, and are registered on import. The decorator
+`technique` adds a row with a function `setup -> setup`, which presets and recipes can name (DeepSpeed's are in
+`hf_memkit/deepspeed/techniques.py`): it puts settings with their reasons. `advice` adds a row that only advice has.
 """
 
 from __future__ import annotations
@@ -19,15 +18,14 @@ from hf_memkit.setup.setup import Setup
 Apply = Callable[[Setup], Setup]
 
 Bounds = Mapping[str, tuple[float | None, float | None]]
-"""(least, what it must be below) of a value, by its name; None: no such bound."""
+"""Name of a value → (minimum, exclusive maximum); None: no bound."""
 
 Proof = Literal["cpu", "curve", "gpu"]
-"""What shows that a technique works: `cpu`: the same result, tested on a CPU. `curve`: another algorithm, whose
-learning curve on real text is kept as evidence. `gpu`: only a GPU can show it."""
+"""Evidence that a technique works. `cpu`: a test on a CPU shows the same result. `curve`: another algorithm, with a
+learning curve on real text. `gpu`: only a GPU can show it."""
 
 Group = Literal["same result", "nearly the same", "another method"]
-"""What a technique does to the result of the training. Plans rank the three apart: they never propose the second or
-third instead of the first without a word.
+"""Effect of a technique on the result of the training. Plans rank the three groups separately.
 
 * same result: the same losses and weights, up to the order in which numbers are added.
 * nearly the same: the same method with other rounding, states in fewer bits or other random draws of dropout.
@@ -59,20 +57,20 @@ Family = Literal[
 ]
 _ONLY_ADVICE: Final = ("checkpoints", "generation", "data", "machine")
 FAMILIES: Final[tuple[Family, ...]] = tuple(family for family in get_args(Family) if family not in _ONLY_ADVICE)
-"""In the order in which their techniques are applied, whatever order a preset names them in: what comes later may
-read what came before (an optimizer reads which weights are trained)."""
+"""In the order in which their techniques are applied: later ones read the settings of earlier ones (an optimizer reads
+which weights are trained)."""
 
 
 @dataclass(frozen=True)
 class InPlans:
-    """What `memkit plan` tries.
+    """A technique in `memkit plan`.
 
     Attributes:
-        slot: what it decides: of each slot a setup has one choice.
-        name: as the plan's table shows it.
-        result: what changes in the result, in words.
-        turn: its place in the slot, from the fastest to the leanest.
-        never: why no plan has it, whatever the script; empty: plans have it.
+        slot: a setup has one choice of each slot.
+        name: name in the plan's table.
+        result: its effect on the result, in words.
+        turn: its place in the slot, in order of falling memory use.
+        never: why no plan has it; empty if plans have it.
     """
 
     slot: str
@@ -89,25 +87,26 @@ class Technique:
     Attributes:
         name: in kebab-case; unique.
         family: the file it stands in, and its page in `docs/techniques/`.
-        saves, costs, not_when: one line each, for a person who chooses.
-        group: what it does to the result of the training.
-        settings: what a job that memkit did not set up changes: key → value, the first is the one that advice shows.
-            `arguments.NAME` is a field of TrainingArguments, `model.NAME` an option of from_pretrained,
-            `environment.NAME` a variable. "half", "fewer" and "smaller" stand for half of the present number.
-        slows: whether no step is faster with it.
-        frees: category of memory → the largest share of it that goes: the estimate from a record.
-        offered: where advice proposes it, and in which order there: what the memory was for (`logits`), or the phase
-            (`load`); `host/load` is about RAM, `pinned/`, `shared memory/` and `disk/` about those.
-        devices: kinds of devices that it works on; empty: all.
-        only_with, unless: features in use, or arguments that are set, without or with which advice leaves it out.
-        planned: how plans try it; None: they do not.
-        proof: what shows that it works.
-        slot: two techniques of one slot cannot be used together; empty if any number can.
-        packages: what must be installed beyond the core dependencies.
-        values: names and types of what a recipe's variant or `preset(values=…)` may give it.
-        bounds: what numbers among `values` may be; those that it lacks may be any.
+        saves, costs, not_when: one sentence each.
+        group: its effect on the result of the training.
+        settings: key → value to change in a job; advice shows the first. `arguments.NAME` is a field of
+            TrainingArguments, `model.NAME` an option of from_pretrained, `environment.NAME` a variable. "half",
+            "fewer" and "smaller" mean half of the current number.
+        slows: whether it slows every step.
+        frees: category of memory → maximum share that it frees, for estimates from a record.
+        offered: place of the allocation (`logits`) or phase (`load`) → rank of the row in advice for it; `host/load`
+            is about RAM, `pinned/`, `shared memory/` and `disk/` about those.
+        devices: device types that it supports; empty: all.
+        only_with: features in use or arguments, one of which advice requires.
+        unless: features in use or arguments with which advice omits it.
+        planned: its choice in plans; None if they do not try it.
+        proof: evidence that it works.
+        slot: only one technique of a slot can be used; empty: no restriction.
+        packages: packages to install beyond the core dependencies.
+        values: names and types of its values in a recipe's variant or `preset(values=…)`.
+        bounds: bounds of these values.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
-        apply: puts its settings; None: it is only advice.
+        apply: puts its settings; None if it is only advice.
     """
 
     name: str
@@ -139,12 +138,12 @@ class Technique:
 
     @property
     def key(self) -> str:
-        """Of the setting that advice shows."""
+        """Key of the setting that advice shows."""
         return next(iter(self.settings))
 
     @property
     def in_ram_only(self) -> bool:
-        """Whether it makes room in RAM or on a disk, and none on the GPU."""
+        """Whether it frees RAM or disk space, and no GPU memory."""
         return bool(self.offered) and all("/" in place or place == "host" for place in self.offered)
 
     def to_json(self) -> dict[str, Any]:
@@ -161,22 +160,32 @@ class Technique:
 
 
 CATALOGUE: Final[dict[str, Technique]] = {}
-"""Every row by its name."""
+"""All rows by name."""
 
 TECHNIQUES: Final[dict[str, Technique]] = {}
-"""Those that presets and recipes can name."""
+"""Rows that presets and recipes can name."""
 
 
 def technique(
-    name: str, *, family: Family, saves: str, costs: str, not_when: str, slot: str | None = None, **more: Any
+    name: str,
+    *,
+    saves: str,
+    costs: str,
+    not_when: str,
+    family: Family | None = None,
+    slot: str | None = None,
+    **more: Any,
 ) -> Callable[[Apply], Technique]:
-    """Registers the decorated function, with the fields of `Technique`. `slot` is the family's name if it is not
-    given. Refuses a name, and names of values, that another technique has, and bounds of no value."""
+    """Registers the decorated function as a row with these fields of `Technique`.
+
+    By default, the name of the function's file gives the family (`optimizers_small_states.py`: optimizers), and the
+    family is the slot.
+    """
 
     def register(apply: Apply) -> Technique:
-        made = Technique(
-            name, family, saves, costs, not_when, slot=family if slot is None else slot, apply=apply, **more
-        )  # fmt: skip
+        file = apply.__module__.rpartition(".")[2]
+        of = next(each for each in FAMILIES if file.startswith(each)) if family is None else family
+        made = Technique(name, of, saves, costs, not_when, slot=of if slot is None else slot, apply=apply, **more)
         taken = {value for other in TECHNIQUES.values() if other.slot != made.slot for value in other.values}
         if twice := taken & set(made.values):
             raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
@@ -189,12 +198,12 @@ def technique(
 
 
 def advice(name: str, family: Family, settings: Mapping[str, Any], saves: str, costs: str, **more: Any) -> Technique:
-    """Adds a row that only advice has: no preset or recipe can name it."""
+    """Adds a row that presets and recipes cannot name."""
     return _added(Technique(name, family, saves, costs, settings=settings, **more))
 
 
 def applies(name: str) -> Callable[[Apply], Technique]:
-    """Gives the row called `name` the decorated function: presets and recipes can then name it."""
+    """Adds the decorated function to the row `name`: presets and recipes can then name it."""
 
     def register(apply: Apply) -> Technique:
         CATALOGUE[name] = TECHNIQUES[name] = replace(CATALOGUE[name], apply=apply)
@@ -211,7 +220,7 @@ def _added(row: Technique) -> Technique:
 
 
 def find_technique(name: str) -> Technique:
-    """The technique called `name`; an InputError where there is none."""
+    """The technique `name`; raises an InputError if there is none."""
     if name not in TECHNIQUES:
         near = did_you_mean(name, TECHNIQUES)
         raise InputError(f"unknown technique {name!r} (`memkit preset list --techniques` names all){near}")
@@ -219,13 +228,13 @@ def find_technique(name: str) -> Technique:
 
 
 def in_order(techniques: list[Technique]) -> list[Technique]:
-    """Each once, by family; those of one family in the order given."""
+    """The techniques without repetition, sorted by family."""
     unique = list(dict.fromkeys(one.name for one in techniques))
     return sorted((TECHNIQUES[name] for name in unique), key=lambda one: FAMILIES.index(one.family))
 
 
 def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
-    """What is wrong with `value` for those of `techniques` that take a value `name`; empty if nothing is.
+    """Error message if `value` is wrong for the value `name` of one of `techniques`; empty if it is right.
 
     >>> import hf_memkit.setup.techniques
     >>> wrong_value(hf_memkit.setup.techniques.registry.TECHNIQUES.values(), "rank", 0)
@@ -239,8 +248,8 @@ def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
             return f"must be {kind.__name__}"
         low, high = one.bounds.get(name, (None, None))
         number: Any = value
-        # Written so that a number that is none (nan) is refused.
+        # Written so that nan is refused.
         if not ((low is None or number >= low) and (high is None or number < high)):
-            told = [f"at least {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
-            return f"must be {' and '.join(filter(None, told))}"
+            limits = [f"at least {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
+            return f"must be {' and '.join(filter(None, limits))}"
     return ""

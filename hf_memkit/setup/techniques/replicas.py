@@ -8,7 +8,6 @@ from hf_memkit.setup.techniques.registry import technique
 
 @technique(
     "data-parallel",
-    family="replicas",
     saves="time, and no memory: every GPU holds everything, and buckets with a copy of the gradients",
     costs="gradient buckets as large as the gradients on every GPU",
     not_when="one GPU does not hold the job: split it with ZeRO instead",

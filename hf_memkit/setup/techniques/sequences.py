@@ -1,4 +1,4 @@
-"""Fewer padding tokens: padding to a multiple, batches of like lengths, several sequences in a row."""
+"""Less padding: padding to a multiple, batches of similar lengths, several sequences in a row."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ LEAKING: Final[dict[str, str]] = {
     "rwkv": "its state runs over the whole row",
     "xglm": "builds its mask without position ids",
 }
-"""Models in which samples that share a row see each other: model type → why. Measured with transformers 5.23.0: the
-loss of three samples in a row differs from their losses one by one (tests/checks/proofs_sequences.py). The trainer
-part tries every model that is not listed."""
+"""Model type → why samples that share a row see each other. Measured with transformers 5.23.0: the loss of three
+samples in a row differs from their separate losses (tests/checks/proofs_sequences.py). The trainer part tests other
+models before training."""
 
 _WHOLE_LINES: Final = (8.0, 9.0, 10.0, 10.3)
 """Compute capabilities of A100, H100/H200 and B200/B300. NVIDIA gives 128 bytes as the multiple for A100, and 16 bytes
@@ -34,7 +34,7 @@ for other GPUs (DU-09799-001, "Matrix Multiplication Background", section 2.2); 
 
 
 def multiple_for(gpu: Gpu | None, bytes_per_number: int = 2) -> tuple[int, str]:
-    """(how many numbers a matrix's sides should be multiples of, why): 16 bytes of them, or 128 on the large GPUs.
+    """(fast multiple for the sides of a matrix, why): 16 bytes of numbers, or 128 on large GPUs.
 
     >>> multiple_for(None)[0]
     8
@@ -45,7 +45,7 @@ def multiple_for(gpu: Gpu | None, bytes_per_number: int = 2) -> tuple[int, str]:
 
 
 def odd_sizes(model: ModelFacts, multiple: int) -> list[str]:
-    """What of the model's sides is no such multiple: `vocabulary 50257 (the next is 50304)`."""
+    """The model's sizes that are not a multiple, as text: `vocabulary 50257 (the next is 50304)`."""
     sides = {"hidden size": model.width, "vocabulary": model.vocabulary}
     return [
         f"{name} {size} (the next is {-(-size // multiple) * multiple})"
@@ -55,7 +55,7 @@ def odd_sizes(model: ModelFacts, multiple: int) -> list[str]:
 
 
 def packed_mask_bytes(row_tokens: int) -> int:
-    """Bytes of the boolean mask that keeps sequences of one row apart without flash attention: tokens².
+    """Bytes of the boolean mask of a packed row without flash attention: tokens².
 
     Source: transformers 5.23.0, masking_utils.py, sdpa_mask: (rows, 1, tokens, tokens), made once a forward pass.
     """
@@ -67,7 +67,6 @@ _COMPILED_MULTIPLE = 128
 
 @technique(
     "pad-to-multiple",
-    family="sequences",
     slot="collator",
     saves="the padding of every batch up to the longest sample of the whole data set",
     costs="a few tokens of padding a sample, up to the multiple",
@@ -97,15 +96,14 @@ def pad_to_multiple(setup: Setup) -> Setup:
 
 @technique(
     "length-grouped",
-    family="sequences",
     slot="sampling",
     saves="padding: a batch holds samples of about one length",
     costs="batches are less random, and the first one is the longest; lengths are counted before training begins",
     not_when="samples are packed, padding-free or of one length, nothing pads them, or the predictions' order matters",
 )
 def length_grouped(setup: Setup) -> Setup:
-    """`train_sampling_strategy="group_by_length"`, and a look whether that groups anything."""
-    # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
+    """`train_sampling_strategy="group_by_length"`, and a check that it groups."""
+    # The setup does not know the user's collator; a preset may name pad-to-multiple before or after this one.
     if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
         setup = setup.with_notes(
             "length-grouped: nothing pads the batches: add pad-to-multiple, or give a data_collator that pads inputs "
@@ -125,7 +123,6 @@ def length_grouped(setup: Setup) -> Setup:
 
 @technique(
     "packing",
-    family="sequences",
     slot="collator",
     saves="padding: rows of one fixed length hold as many whole samples as fit",
     costs="without flash attention a mask of tokens × tokens a row, and attention over it",
@@ -133,9 +130,7 @@ def length_grouped(setup: Setup) -> Setup:
     values={"pack_length": int},
     bounds={"pack_length": (2, None)},
     planned=InPlans(
-        "",
-        "packing",
-        never="it changes which tokens an optimizer step has, and so how many steps an epoch has",
+        "", "packing", never="it changes which tokens an optimizer step has, and so how many steps an epoch has"
     ),
 )
 def packing(setup: Setup) -> Setup:
@@ -154,7 +149,6 @@ def packing(setup: Setup) -> Setup:
 
 @technique(
     "padding-free",
-    family="sequences",
     slot="collator",
     saves="all padding: the samples of a micro-batch share one row, as long as their sum",
     costs="without flash attention a mask of tokens × tokens over the whole micro-batch, and attention over it",
@@ -195,8 +189,8 @@ advice(
 )  # fmt: skip
 advice(
     "smaller-images", "sequences", {"processor.max_pixels": "half"},
-    "in the vision tower, activations grow with an image's pixels and attention scores with their square, whatever "
-    "the length of the text",
+    "in the vision tower, activations grow with an image's pixels and attention scores with their square, at any "
+    "length of the text",
     "coarser images",
     group="another method", offered=_LENGTH, only_with=("vision tower",), unless=("diffusers",),
 )  # fmt: skip

@@ -1,10 +1,8 @@
-"""What a finished setup needs, a row a term: computed from its settings, whatever techniques put them there.
+"""Computes the memory of a setup's weights, adapters, gradients and optimizer states, a row a term.
 
-Sums over the shapes of what is known before a step runs: weights, adapters, quantised weights, gradients and optimizer
-states (those of `hf_memkit.catalog.optimizers`). What grows with the batch only a trace tells, so that the sums can
-refuse a setup, and never say that it fits. They are computed, not measured, without torch, and every row names its
-source; tests compare them with the real tensors of PEFT, bitsandbytes and torchao. What DeepSpeed holds comes from
-`hf_memkit.deepspeed.engine_ledger` instead, by the techniques that bring it.
+The sums are computed from shapes, without torch, and every row names its source; tests compare them with real tensors
+of PEFT, bitsandbytes and torchao. Activations need a trace, so that the sums can refuse a setup, but never prove that
+it fits. `hf_memkit.deepspeed.engine_ledger` has DeepSpeed's terms.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def rows(setup: Setup) -> tuple[Row, ...]:
-    """The terms of `setup`'s ledger that its techniques did not bring themselves; none where no model is known."""
+    """The terms of the setup's ledger, without those that its techniques added; none if the model is unknown."""
     job = setup.resolved_for
     model = job.model
     if model is None:
@@ -51,23 +49,23 @@ def _weight_bytes(setup: Setup) -> int:
 
 def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     size = _weight_bytes(setup)
-    found = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
+    terms = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
     if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
-        # Autocast's copies live as long as its context, which ends with the forward pass, and as long as backward
-        # needs them: a checkpointed layer makes its own again.
+        # Autocast keeps copies until the forward pass ends, or until backward has used them; checkpointed layers make
+        # them again.
         checkpointed = _PARTS & set(setup.section("model_parts")) or setup.get(_SWITCH) is True
-        found.append(
+        terms.append(
             Row(
                 "device", "weights", "16-bit copies that autocast keeps", 2 * model.parameters,
                 "2 bytes a parameter (torch: aten/src/ATen/autocast_mode.cpp, cached_cast)",
                 "forward" if checkpointed else "backward",
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(terms)
 
 
 def _adapters(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
-    """The frozen weights and the adapters beside them."""
+    """The frozen weights and the adapters."""
     size, adapter, quantization = _weight_bytes(setup), setup.section("adapter"), setup.get("model.quantization")
     bits = f"{8 * size}-bit"
     if quantization is None:
@@ -86,19 +84,19 @@ def _adapters(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
             ),
         ]  # fmt: skip
     count = adapter_parameters(model, adapter)
-    found = [Row("device", "weights", "adapters, fp32", 4 * count, "4 bytes an adapter parameter (PEFT casts up)")]
+    terms = [Row("device", "weights", "adapters, fp32", 4 * count, "4 bytes an adapter parameter (PEFT casts up)")]
     if copied := copied_parameters(model, adapter):
         source = "weights and gradients, two moments, each in the weights' dtype (peft: ModulesToSaveWrapper)"
-        found += [
+        terms += [
             Row("device", "weights", "trained copies of modules_to_save", size * copied, source),
             Row("device", "gradients", "of the copies", size * copied, source),
             Row("device", "optimizer", "moments of the copies", 2 * size * copied, source),
         ]
-    return (*frozen, *found)
+    return (*frozen, *terms)
 
 
 def _trained(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
-    """Gradients and optimizer states of what is trained."""
+    """Gradients and optimizer states."""
     of = " of the adapters" if setup.section("adapter") else ""
     size, source = gradient_bytes(setup, model)
     gradients = Row("device", "gradients", f"gradients{of}", size, source)
@@ -106,7 +104,7 @@ def _trained(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
         return _offloaded(setup, model, gradients)
     states, source = states_of(setup, model), state_source(setup)
     plain = "states that are not quantised" if states.quantised else "optimizer states"
-    found = (
+    terms = (
         Row("device", "optimizer", f"quantised states{of}", states.quantised, source),
         Row("device", "optimizer", f"{plain}{of}", states.plain, source),
         Row(
@@ -114,15 +112,15 @@ def _trained(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
             "one more copy of what is trained (torch: optim/adam.py, _multi_tensor_adam)", "optimizer",
         ),
     )  # fmt: skip
-    return (gradients, *(row for row in found if row.size_bytes))
+    return (gradients, *(row for row in terms if row.size_bytes))
 
 
 def _offloaded(setup: Setup, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
-    """torchao's CPUOffloadOptimizer: weights' and gradients' copies page-locked, states in RAM."""
+    """torchao's CPUOffloadOptimizer: page-locked copies of weights and gradients, states in RAM."""
     size = _trained_bytes(setup)
     moved, stays = offloaded_parameters(_trained_shapes(setup, model).sizes)
     source = "torchao: optim/cpu_offload.py"
-    # The part alone frees gradients where they are not accumulated.
+    # The optimizer frees gradients only without accumulation.
     freed = setup["trainer_parts.cpu_offload_optimizer"].get("offload_gradients", setup.resolved_for.accumulation == 1)
     return (
         *(() if freed else (gradients,)),
@@ -162,7 +160,7 @@ def _offloaded_inputs(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
 
 
 EMBEDDINGS: Final = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "tok_embeddings"})
-"""What architectures call their word embedding."""
+"""Names of the word embedding in architectures."""
 
 BLOCK: Final = 64
 """Weights that share one scale (bitsandbytes 0.50.2: nn/modules.py, `Params4bit.__new__`)."""
@@ -180,10 +178,9 @@ class Quantised:
     """Bytes of a quantised model.
 
     Attributes:
-        codes: the weights themselves, packed.
-        statistics: scales and tables that make numbers of the codes.
-        kept: what is not quantised (embeddings, output layer, norms, biases, experts in one tensor), in the dtype
-            that the model is loaded in.
+        codes: the packed weights.
+        statistics: scales and tables.
+        kept: weights that are not quantised (embeddings, output layer, norms, biases, experts in one tensor).
     """
 
     codes: int
@@ -206,8 +203,7 @@ def adapter_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
 
 
 def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
-    """Parameters that `modules_to_save` trains in a copy, beside the frozen originals (peft 0.21.2: utils/other.py,
-    `ModulesToSaveWrapper`)."""
+    """Parameters of the trained copies of `modules_to_save` (peft 0.21.2: utils/other.py, `ModulesToSaveWrapper`)."""
     names = adapter.get("modules_to_save") or ()
     copied = sum(
         layer.elements + layer.outputs * layer.bias for layer in model.linears if matches_any(layer.name, names)
@@ -216,11 +212,8 @@ def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
 
 
 def quantised_layers(model: ModelFacts, quantization: Mapping[str, Any]) -> tuple[Linear, ...]:
-    """The linear layers that bitsandbytes replaces.
-
-    All but the output layer and what `llm_int8_skip_modules` names; if that is given, it replaces the default, and the
-    output layer is quantised with the rest (transformers 5.23.0: quantizers/base.py, `get_modules_to_not_convert`).
-    """
+    """The linear layers that bitsandbytes quantises: all but `llm_int8_skip_modules`, by default the output layer
+    (transformers 5.23.0: quantizers/base.py, `get_modules_to_not_convert`)."""
     skipped = quantization.get("llm_int8_skip_modules")
     if skipped is None:
         return tuple(layer for layer in model.linears if not layer.head)
@@ -250,13 +243,13 @@ def quantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], element_
 
 
 def dequantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], element_bytes: int = 2) -> int:
-    """Bytes of the largest weight, as whole numbers: a layer is dequantised each time it is used
-    (bitsandbytes 0.50.2: autograd/_functions.py, `MatMul4Bit`)."""
+    """Bytes of the largest weight when it is dequantised, which happens each time it is used (bitsandbytes 0.50.2:
+    autograd/_functions.py, `MatMul4Bit`)."""
     return element_bytes * max((layer.elements for layer in quantised_layers(model, quantization)), default=0)
 
 
 def offloaded_parameters(sizes: Iterable[int]) -> tuple[int, int]:
-    """(elements whose optimizer torchao's CPUOffloadOptimizer moves to the host, elements that stay on the GPU)."""
+    """(elements whose states CPUOffloadOptimizer moves to RAM, elements whose states stay on the GPU)."""
     all_sizes = tuple(sizes)
     moved = sum(size for size in all_sizes if size >= OFFLOAD_MINIMUM)
     return moved, sum(all_sizes) - moved
@@ -280,13 +273,13 @@ def padded_vocabulary(vocabulary: int, multiple: int = 64) -> int:
 
 
 def optimizer_of(setup: Setup) -> str:
-    """The optimizer that steps: an import path (`module:name`), or a value of `optim`."""
+    """The setup's optimizer: an import path (`module:name`), or a value of `optim`."""
     value = setup.get("optimizer.class") or setup.get("arguments.optim") or "adamw_torch_fused"
     return str(value)
 
 
 def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
-    """The shapes of what the setup trains: adapters if it has some, otherwise everything."""
+    """The shapes of the trained parameters: the adapters, or the whole model."""
     adapter = setup.section("adapter")
     if adapter:
         rank = int(adapter.get("r", 8))
@@ -298,7 +291,7 @@ def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
     linears = [layer for layer in model.linears if not (layer.head and tied)]
     targets = setup.get("arguments.optim_target_modules")
     linears.sort(key=lambda layer: not _targeted(layer.name, targets))  # the projected ones first
-    # Conv1D is no nn.Linear, which is all that Trainer projects.
+    # Trainer projects nn.Linear only, not Conv1D.
     projected = 0 if transposed else sum(_targeted(layer.name, targets) for layer in linears)
     matrices = tuple((one.inputs, one.outputs) if transposed else (one.outputs, one.inputs) for one in linears)
     rest = Counter(model.sizes)
@@ -315,7 +308,7 @@ def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
 
 
 def _targeted(name: str, targets: Any) -> bool:
-    """As Trainer reads it (transformers 5.23.0: trainer_utils.py 1018-1054); all if nothing is said."""
+    """Whether Trainer projects the module (transformers 5.23.0: trainer_utils.py 1018-1054); all by default."""
     if targets is None or (isinstance(targets, str) and targets.replace("_", "-") == "all-linear"):
         return True
     if isinstance(targets, str):
@@ -324,7 +317,7 @@ def _targeted(name: str, targets: Any) -> bool:
 
 
 def _is_table(size: int, model: ModelFacts) -> bool:
-    """A word or position embedding, not a long bias: those are of no more than a few times the width."""
+    """Whether a parameter of this size is a word or position embedding; a bias has a few times the width at most."""
     rows, left = divmod(size, model.width)
     return left == 0 and (rows == model.vocabulary or rows >= (model.maximum_length or model.vocabulary))
 
@@ -335,7 +328,7 @@ def _trained_bytes(setup: Setup) -> int:
 
 
 def states_of(setup: Setup, model: ModelFacts) -> States:
-    """Bytes of the states that the setup's optimizer will hold; AdamW's where no formula is known for it."""
+    """Bytes of the optimizer's states; AdamW's if no formula is known."""
     text = str(setup.get("arguments.optim_args") or "").replace(" ", "")
     given = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     options = Options(_trained_bytes(setup), int(given.get("rank") or 128), "momentum" in given)
@@ -348,10 +341,7 @@ def state_source(setup: Setup) -> str:
 
 
 def gradient_bytes(setup: Setup, model: ModelFacts) -> tuple[int, str]:
-    """(bytes of gradients held at once, by which formula).
-
-    What is updated within the backward pass holds a few, at most the largest (`Optimizer.gradients_at_once`).
-    """
+    """(maximum bytes of gradients at once, the formula); an optimizer that steps in backward holds only a few."""
     sizes, size = _trained_shapes(setup, model).sizes, _trained_bytes(setup)
     at_once = find_optimizer(optimizer_of(setup)).gradients_at_once
     if at_once is None:
@@ -362,6 +352,6 @@ def gradient_bytes(setup: Setup, model: ModelFacts) -> tuple[int, str]:
 
 
 def step_temporary_bytes(setup: Setup, model: ModelFacts) -> int:
-    """Bytes of the foreach form's temporaries at the peak of a step: one more copy of what is trained, on CUDA."""
+    """Bytes of the foreach form's temporaries: one copy of the trained parameters."""
     foreach = find_optimizer(optimizer_of(setup)).foreach
     return _trained_bytes(setup) * sum(_trained_shapes(setup, model).sizes) if foreach else 0

@@ -35,9 +35,9 @@ RAM = (
 )
 
 
-def told(text: str, arguments: dict[str, Any] | None = None) -> Explanation:
+def explanation_of(text: str, arguments: dict[str, Any] | None = None) -> Explanation:
     explanation = explain_oom(text, arguments)
-    assert explanation.found is not None and explanation.verdict is not None
+    assert explanation.error is not None and explanation.verdict is not None
     return explanation
 
 
@@ -67,14 +67,14 @@ SAVE = "Saving model checkpoint to out/checkpoint-500\n"
 
 def test_map_processes_start_from_the_number_in_the_arguments() -> None:
     for name in ("preprocessing_num_workers", "dataset_num_proc", "dataset_processes"):
-        first = told(MAP + "Killed", {name: 512}).changes[0]
+        first = explanation_of(MAP + "Killed", {name: 512}).changes[0]
         assert (first.key, first.current, first.value) == (f"arguments.{name}", 512, 8)
-    assert told(MAP + "Killed", {"dataset_num_proc": 6}).changes[0].value == 3
+    assert explanation_of(MAP + "Killed", {"dataset_num_proc": 6}).changes[0].value == 3
 
 
 @pytest.mark.parametrize("cgroup", ["slurmstepd: error: Detected 1 oom_kill event in StepId=8.0.", "OOMKilled"])
 def test_the_limit_of_a_job_is_named_once(cgroup: str) -> None:
-    explanation = told(cgroup)
+    explanation = explanation_of(cgroup)
     assert explanation.verdict is not None and len(explanation.verdict.settings) == 1
     assert "command" not in keys(explanation)
 
@@ -191,10 +191,10 @@ ASKED = "RuntimeError: DefaultCPUAllocator: not enough memory: you tried to allo
 def test_changes_by_memory_place_phase_and_arguments(
     text: str, arguments: dict[str, Any] | None, phase: str | None, expected: list[str]
 ) -> None:
-    explanation = told(text, arguments)
-    assert explanation.found is not None and explanation.verdict is not None
-    assert (explanation.found.phase, keys(explanation)) == (phase, expected)
-    memory, verdict = explanation.found.message.memory, explanation.verdict
+    explanation = explanation_of(text, arguments)
+    assert explanation.error is not None and explanation.verdict is not None
+    assert (explanation.error.phase, keys(explanation)) == (phase, expected)
+    memory, verdict = explanation.error.message.memory, explanation.verdict
     expected_cause = {"host": "host memory", "pinned": "host memory", "device": "size"}.get(memory, memory)
     assert verdict.cause == ("cap" if text.endswith(WAKES) else expected_cause)
     if memory == "host":
@@ -203,7 +203,7 @@ def test_changes_by_memory_place_phase_and_arguments(
 
 def test_a_resume_keeps_its_optimizer_and_engine() -> None:
     for text in (LOADS_STATES + gpu(), ADAM_STEP + gpu(), gpu()):
-        resumed = keys(told(text, {"resume_from_checkpoint": "out/checkpoint-5"}))
+        resumed = keys(explanation_of(text, {"resume_from_checkpoint": "out/checkpoint-5"}))
         assert resumed and not {"optim", "deepspeed", "LoraConfig"} & {*resumed}
 
 
@@ -216,14 +216,14 @@ def test_a_gpu_with_next_to_nothing_left_is_full(requested: str, free: str, expe
     text = gpu(requested, free, "5.77 GiB", "10.58 GiB", "178.42 MiB", "6.14 GiB")
     if free == "2.69 MiB":
         text = gpu(requested, free, "10.20 GiB", "10.58 GiB", "178.42 MiB", "10.57 GiB")
-    explanation = told(text)
+    explanation = explanation_of(text)
     assert cause(explanation) == expected and explanation.changes
-    assert keys(told(PREDICTIONS + text))[0] == "preprocess_logits_for_metrics", "whatever the cause"
+    assert keys(explanation_of(PREDICTIONS + text))[0] == "preprocess_logits_for_metrics"
 
 
 @pytest.mark.parametrize("process", ["0 bytes", "512.00 MiB"])
 def test_a_process_smaller_than_what_it_reserved_is_of_unknown_size(process: str) -> None:
-    explanation = told(gpu("2.63 GiB", "2.61 GiB", "48.15 GiB", "79.11 GiB", "3.49 GiB", process))
+    explanation = explanation_of(gpu("2.63 GiB", "2.61 GiB", "48.15 GiB", "79.11 GiB", "3.49 GiB", process))
     assert explanation.verdict is not None and cause(explanation) == "another process"
     figures = explanation.verdict.figures
     assert figures["outside_allocator_gib"] == pytest.approx(24.86, abs=0.01)
@@ -233,7 +233,7 @@ def test_a_process_smaller_than_what_it_reserved_is_of_unknown_size(process: str
 
 def test_libraries_that_hold_much_are_named_before_ncclss_buffers() -> None:
     def fixes(process: str, allocated: str) -> list[str]:
-        explanation = told(gpu("3.63 GiB", "1.61 GiB", allocated, "79.11 GiB", "1.49 GiB", process))
+        explanation = explanation_of(gpu("3.63 GiB", "1.61 GiB", allocated, "79.11 GiB", "1.49 GiB", process))
         assert (
             explanation.verdict is not None and cause(explanation) == "context and libraries" and explanation.changes
         )
@@ -242,14 +242,16 @@ def test_libraries_that_hold_much_are_named_before_ncclss_buffers() -> None:
     assert fixes("77.40 GiB", "51.15 GiB")[0] == "vLLM gpu_memory_utilization"
     assert "environment.NCCL_BUFFSIZE" not in fixes("77.40 GiB", "51.15 GiB")
     arguments = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "per_device_train_batch_size": 1}
-    explanation = told(gpu("2.63 GiB", "1.61 GiB", "51.15 GiB", "79.11 GiB", "1.49 GiB", "77.40 GiB"), arguments)
+    explanation = explanation_of(
+        gpu("2.63 GiB", "1.61 GiB", "51.15 GiB", "79.11 GiB", "1.49 GiB", "77.40 GiB"), arguments
+    )
     assert explanation.changes[0].current == 0.5 and keys(explanation)[0] == "vllm_gpu_memory_utilization"
 
 
 def test_kept_predictions_grow_and_are_no_fragmentation() -> None:
     text = gpu("2.00 GiB", allocated="18.05 GiB", cached="4.90 GiB")
-    assert cause(told(text)) == "fragmentation"
-    explanation = told(PREDICTIONS + text)
+    assert cause(explanation_of(text)) == "fragmentation"
+    explanation = explanation_of(PREDICTIONS + text)
     assert cause(explanation) == "size" and explanation.verdict is not None and not explanation.verdict.settings
     assert keys(explanation) == ["preprocess_logits_for_metrics", "eval_accumulation_steps", "batch_eval_metrics"]
 
@@ -271,11 +273,11 @@ ASSERTION = "../aten/src/ATen/native/cuda/{}: block: [0,0,0], thread: [0,0,0] As
     ],
 )
 def test_an_index_out_of_range_is_not_memory(file: str, assertion: str, fix: str, error: str) -> None:
-    explanation = told(f"{ASSERTION.format(file, assertion)}RuntimeError: CUDA error: {error}")
+    explanation = explanation_of(f"{ASSERTION.format(file, assertion)}RuntimeError: CUDA error: {error}")
     assert explanation.verdict is not None and cause(explanation) == "index out of range"
     assert explanation.verdict.settings[0].key == fix and not explanation.changes and not explanation.next_steps
-    assert cause(told(f"RuntimeError: CUDA error: {error}")) == "context and libraries"
-    assert cause(told(ASSERTION.format(file, assertion) + gpu())) == "size", "torch's own message has sizes"
+    assert cause(explanation_of(f"RuntimeError: CUDA error: {error}")) == "context and libraries"
+    assert cause(explanation_of(ASSERTION.format(file, assertion) + gpu())) == "size", "torch's own message has sizes"
 
 
 OLD_NPU = (
@@ -303,13 +305,13 @@ OLD_NPU = (
     ],
 )  # fmt: skip
 def test_tools_are_those_of_the_device(text: str, names: list[str]) -> None:
-    explanation = told(text)
+    explanation = explanation_of(text)
     printed = explanation.text()
     assert all(name in printed for name in names), printed
     strange = ["nvidia-smi", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "memkit plan"]
-    strange += [] if explanation.found.message.device_type == "rocm" else ["torch.cuda.", "bnb_8bit"]  # type: ignore
+    strange += [] if explanation.error.message.device_type == "rocm" else ["torch.cuda.", "bnb_8bit"]  # type: ignore
     assert not [word for word in strange if word in printed]
-    assert explanation.found is not None and explanation.found.count == 1 and not explanation.others
+    assert explanation.error is not None and explanation.error.count == 1 and not explanation.others
 
 
 BACKWARD = TOP + frame("torch/autograd/graph.py", "_engine_run_backward")
@@ -333,8 +335,8 @@ JOB = {"per_device_train_batch_size": 8, "max_length": 2048, "model_name_or_path
 def test_a_request_of_the_size_of_logits_or_scores_is_known(
     requested: str, arguments: dict[str, Any] | None, place: str | None, first: str
 ) -> None:
-    explanation = told(BACKWARD + gpu(requested, allocated="13.05 GiB", total="15.64 GiB"), arguments)
-    assert explanation.found is not None and explanation.found.trace.place == place
+    explanation = explanation_of(BACKWARD + gpu(requested, allocated="13.05 GiB", total="15.64 GiB"), arguments)
+    assert explanation.error is not None and explanation.error.trace.place == place
     assert keys(explanation)[0] == first
     if place is None:
         assert "use_liger_kernel" in keys(explanation), "a request of several GiB"
@@ -343,29 +345,29 @@ def test_a_request_of_the_size_of_logits_or_scores_is_known(
 @pytest.mark.parametrize("name", ["vLLM, too small a cache", "JAX, now", "NCCL, 2.18 and before"])
 def test_a_cache_a_program_and_a_buffer_are_not_called_logits(name: str) -> None:
     text = next(example.text for example in EXAMPLES if example.name == name)
-    explanation = told(text, {**JOB, "max_length": 4096, "per_device_train_batch_size": 8})  # scores of 16 GiB
-    assert explanation.found is not None and explanation.found.trace.place is None
-    assert explanation.verdict is not None and explanation.verdict.why == judge(explanation.found.message).why
+    explanation = explanation_of(text, {**JOB, "max_length": 4096, "per_device_train_batch_size": 8})
+    assert explanation.error is not None and explanation.error.trace.place is None
+    assert explanation.verdict is not None and explanation.verdict.why == judge(explanation.error.message).why
     assert "use_liger_kernel" not in keys(explanation)
 
 
 def test_a_tiny_request_fails_at_a_limit_of_the_process() -> None:
     text = "RuntimeError: unable to mmap {} bytes from file </torch_41_3>: Cannot allocate memory (12)"
-    found = told(text.format(1224)).verdict
-    assert found is not None and found.cause == "host memory"
-    assert [one.value.partition("=")[0] for one in found.settings] == [
+    verdict = explanation_of(text.format(1224)).verdict
+    assert verdict is not None and verdict.cause == "host memory"
+    assert [one.value.partition("=")[0] for one in verdict.settings] == [
         "sudo sysctl -w vm.max_map_count",
         "ulimit -v unlimited",
     ]
-    assert keys(told(text.format(1224)))[0] == "dataloader_num_workers", "whose tensors are memory maps"
-    assert told(text.format(2**30)).verdict.settings == ()  # type: ignore[union-attr]
-    assert told("/Users/me/train.py:3: UserWarning\n" + text.format(1224)).verdict.settings == ()  # type: ignore[union-attr]
+    assert keys(explanation_of(text.format(1224)))[0] == "dataloader_num_workers", "whose tensors are memory maps"
+    assert explanation_of(text.format(2**30)).verdict.settings == ()  # type: ignore[union-attr]
+    assert explanation_of("/Users/me/train.py:3: UserWarning\n" + text.format(1224)).verdict.settings == ()  # type: ignore[union-attr]
 
 
 def test_a_known_place_is_not_called_logits() -> None:
-    explanation = told(ADAM_STEP + gpu("7.83 GiB"), JOB)
-    assert explanation.found is not None and explanation.found.trace.place == "optimizer states"
-    assert told(PLAIN + gpu("7.70 GiB"), JOB).found.trace.place is None  # type: ignore[union-attr]
+    explanation = explanation_of(ADAM_STEP + gpu("7.83 GiB"), JOB)
+    assert explanation.error is not None and explanation.error.trace.place == "optimizer states"
+    assert explanation_of(PLAIN + gpu("7.70 GiB"), JOB).error.trace.place is None  # type: ignore[union-attr]
 
 
 def test_records_get_the_same_advice_for_ram() -> None:
@@ -396,7 +398,7 @@ OLDER_MANAGED = PAGED + "Error out of memory at line 119 in file /build/csrc/ops
      (MANAGED, None, "adamw_bnb_8bit"), (OLDER_MANAGED, "paged_lion_8bit", "lion_8bit")],
 )  # fmt: skip
 def test_managed_memory_of_a_paged_optimizer(text: str, optim: str | None, value: str) -> None:
-    explanation = told(text, {"optim": optim} if optim else None)
+    explanation = explanation_of(text, {"optim": optim} if optim else None)
     assert cause(explanation) == "host memory"
     first = explanation.changes[0]
     assert (first.key, first.current, first.value) == ("arguments.optim", optim, value)
@@ -417,18 +419,18 @@ def test_a_warning_of_fsdp_is_a_save(warns: str) -> None:
         f"{warns}Error: CUDA out of memory. Tried to allocate 172.00 MiB (GPU 0; 47.54 GiB total capacity; 45.40 GiB "
         "already allocated; 25.62 MiB free; 46.42 GiB reserved in total by PyTorch)"
     )
-    explanation = told(warned)
-    assert explanation.found is not None and explanation.found.phase == "save" and not explanation.next_steps
-    trace = explanation.found.trace
+    explanation = explanation_of(warned)
+    assert explanation.error is not None and explanation.error.phase == "save" and not explanation.next_steps
+    trace = explanation.error.trace
     assert (trace.place, trace.library, "FSDP" in trace.in_use) == ("gathered weights", "FSDP", True)
     assert explanation.changes[0].value == {"state_dict_type": "SHARDED_STATE_DICT"}
 
 
 def test_what_vllm_splits_and_what_generates() -> None:
-    split = told(VLLM_CACHE + gpu(), {"vllm_tensor_parallel_size": 2}).changes[2]
+    split = explanation_of(VLLM_CACHE + gpu(), {"vllm_tensor_parallel_size": 2}).changes[2]
     assert (split.current, split.value) == (2, 4)
     generates = TOP + frame("transformers/generation/utils.py", "_sample", "outputs = self(**model_inputs)")
-    assert keys(told(generates + gpu()))[0] == "per_device_eval_batch_size"
+    assert keys(explanation_of(generates + gpu()))[0] == "per_device_eval_batch_size"
 
 
 TOWER = (
@@ -447,7 +449,7 @@ TOWER = (
 def test_shorter_texts_do_not_help_a_vision_tower(
     arguments: dict[str, Any] | None, key: str, current: int | None, value: object
 ) -> None:
-    explanation = told(TOWER + gpu("34.83 GiB", total="44.55 GiB", allocated="20.90 GiB"), arguments)
+    explanation = explanation_of(TOWER + gpu("34.83 GiB", total="44.55 GiB", allocated="20.90 GiB"), arguments)
     last = explanation.changes[-1]
     assert (last.key, last.current, last.value) == (key, current, value)
     assert keys(explanation)[0] == "attn_implementation" and "max_length" not in keys(explanation)
@@ -458,9 +460,9 @@ def test_settings_of_what_a_cluster_or_a_compiler_killed() -> None:
         (LOW + "memory. Container x was using 57671680Ki, request is 16Gi.", "resources.requests.memory"),
         ("c++: fatal error: Killed signal terminated program cc1plus", "environment.MAX_JOBS"),
     ):
-        verdict = told(text).verdict
+        verdict = explanation_of(text).verdict
         assert verdict is not None and [one.key for one in verdict.settings] == [setting]
-    explanation = told(LOW + "ephemeral-storage.")
+    explanation = explanation_of(LOW + "ephemeral-storage.")
     assert cause(explanation) == "disk" and keys(explanation)[0] == "save_total_limit"
 
 
@@ -469,8 +471,8 @@ def test_of_two_messages_of_a_form_the_one_with_the_size_is_explained() -> None:
         "n1:1:2 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n\n"
         "n1:1:2 [3] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n"
     )
-    found = told(log).found
-    assert found is not None and found.message.requested_bytes == 6291456
+    error = explanation_of(log).error
+    assert error is not None and error.message.requested_bytes == 6291456
 
 
 def test_one_large_allocation_on_an_intel_gpu() -> None:
@@ -479,24 +481,26 @@ def test_one_large_allocation_on_an_intel_gpu() -> None:
         "GiB. Of the allocated memory {} GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
         "unallocated."
     )
-    explanation = told(text.format("4.00", "1.00"))
+    explanation = explanation_of(text.format("4.00", "1.00"))
     assert explanation.verdict is not None and cause(explanation) == "cap"
     assert [one.key for one in explanation.verdict.settings] == ["environment.UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS"]
-    assert cause(told(text.format("4.00", "12.00"))) == "size", "more than the GPU has, with what is reserved"
-    assert cause(told(text.format("3.00", "1.00"))) == "unknown"
+    assert cause(explanation_of(text.format("4.00", "12.00"))) == "size", (
+        "more than the GPU has, with what is reserved"
+    )
+    assert cause(explanation_of(text.format("3.00", "1.00"))) == "unknown"
 
 
 def test_what_a_notebook_prints_twice_is_explained_by_its_frames() -> None:
     stack = 'File ~/e/unsloth_zoo/x.py:147, in X.forward(ctx)\n--> 147     x.to("cpu", non_blocking = True)\n'
     error = "RuntimeError: CUDA error: out of memory\n"
-    explanation = told(f'"message": "CUDA error: out of memory\n"stack": "{TOP}{stack}{error}')
-    assert explanation.found is not None and explanation.found.message.memory == "pinned"
+    explanation = explanation_of(f'"message": "CUDA error: out of memory\n"stack": "{TOP}{stack}{error}')
+    assert explanation.error is not None and explanation.error.message.memory == "pinned"
 
 
 def test_contexts_of_other_ranks_are_told_from_other_jobs() -> None:
     def first(*sizes: str) -> str | None:
         more = "".join(f"Process {number} has {size} memory in use. " for number, size in enumerate(sizes, 100))
-        verdict = told(
+        verdict = explanation_of(
             gpu("2.00 MiB", "1.06 MiB", "75.90 GiB", "79.15 GiB", "101.20 MiB", "77.05 GiB", more=more)
         ).verdict
         assert verdict is not None

@@ -1,4 +1,4 @@
-"""The job's arguments, by whatever names and from wherever, and what else a log shows: the command, the system."""
+"""The job's arguments under the names of other tools, and what else a log shows: the command, the platform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hf_memkit.cli import main
 from hf_memkit.measuring.out_of_memory.surroundings import Surroundings
 from tests.measuring.out_of_memory.oom_messages import EXAMPLES
-from tests.measuring.out_of_memory.test_oom_advice import BACKWARD, TOP, frame, gpu, keys, told
+from tests.measuring.out_of_memory.test_oom_advice import BACKWARD, TOP, explanation_of, frame, gpu, keys
 from tests.measuring.out_of_memory.tracebacks import PLAIN
 
 LAUNCHED = "/usr/bin/python -u -m deepspeed.launcher.launch --world_info=e train.py --deepspeed ds.json"
@@ -34,7 +34,7 @@ LAUNCHED = "/usr/bin/python -u -m deepspeed.launcher.launch --world_info=e train
 def test_the_batch_is_the_users_under_the_users_name(
     arguments: dict[str, Any], key: str, current: object, value: object
 ) -> None:
-    first = told(PLAIN + gpu(), arguments).changes[0]
+    first = explanation_of(PLAIN + gpu(), arguments).changes[0]
     assert (first.key, first.current, first.value) == (f"arguments.{key}", current, value)
 
 
@@ -50,14 +50,14 @@ def test_the_batch_is_the_users_under_the_users_name(
     ],
 )  # fmt: skip
 def test_what_another_tool_has_set_is_not_proposed(arguments: dict[str, Any], absent: str) -> None:
-    explanation = told(PLAIN + gpu(), arguments)
+    explanation = explanation_of(PLAIN + gpu(), arguments)
     assert absent not in keys(explanation) and explanation.changes
     assert not any(change.current == 8 for change in explanation.changes)
 
 
 def test_the_eight_bit_optimizer_of_another_tool_is_paged_next() -> None:
     for arguments in ({"optimizer": "adamw_bnb_8bit"}, {"use_8bit_adam": True}):
-        changes = {change.key: change.value for change in told(PLAIN + gpu(), arguments).changes}
+        changes = {change.key: change.value for change in explanation_of(PLAIN + gpu(), arguments).changes}
         assert changes.get("arguments.optimizer", changes.get("arguments.optim")) == "paged_adamw_8bit"
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_command(line: str) -> None:
 def test_the_arguments_of_a_module_that_a_frame_names(command: str, file: str, known: bool) -> None:
     own = "--per_device_train_batch_size 4 --gradient_checkpointing True"
     top = TOP + f'  File "{file}", line 9, in <module>\n    main()\n'
-    explanation = told(f"{command} {own}\n{PLAIN.replace(TOP, top)}{gpu()}")
+    explanation = explanation_of(f"{command} {own}\n{PLAIN.replace(TOP, top)}{gpu()}")
     first = explanation.changes[0]
     assert (first.current, first.value) == ((4, 2) if known else (None, "half"))
     assert ("activation_checkpointing" in keys(explanation)) is not known
@@ -192,7 +192,7 @@ def test_a_limit_of_mps_that_the_log_lifts_is_not_lifted_again(line: str, value:
         for one in f"{line}\n{text}\n".splitlines(keepends=True):
             seen.see(one)
         assert seen.watermark == value
-        verdict = told(f"{line}\n{text}").verdict
+        verdict = explanation_of(f"{line}\n{text}").verdict
         assert verdict is not None and verdict.cause == "cap"
         (lift,) = verdict.settings if helps else verdict.no_help
         assert (lift.key, lift.value) == ("environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0")
@@ -203,21 +203,21 @@ USERS = '  File "/home/me/job/train.py", line 40, in <module>\n    main()\n'
 
 
 def test_what_to_type_next() -> None:
-    explanation = told(PLAIN.replace(TOP, TOP + USERS) + gpu())
+    explanation = explanation_of(PLAIN.replace(TOP, TOP + USERS) + gpu())
     assert explanation.next_steps == (
         "memkit predict /home/me/job/train.py --gpu 24GB -- ARGUMENTS",
         "memkit plan /home/me/job/train.py --gpu 24GB -- ARGUMENTS",
     )
     assert all(step in explanation.text() for step in explanation.next_steps)
     command = "$ python train.py --per_device_train_batch_size 6 --bf16\n"
-    explanation = told(command + PLAIN.replace(TOP, TOP + USERS) + gpu(total="79.11 GiB", free="2.00 MiB"))
+    explanation = explanation_of(command + PLAIN.replace(TOP, TOP + USERS) + gpu(total="79.11 GiB", free="2.00 MiB"))
     assert explanation.next_steps[1] == "memkit plan train.py --gpu 80GB -- --per_device_train_batch_size 6 --bf16"
     assert (explanation.changes[0].current, explanation.changes[0].value) == (6, 3), "by the command in the log"
-    assert told(command + "Killed").next_steps == (
+    assert explanation_of(command + "Killed").next_steps == (
         "memkit predict train.py -- --per_device_train_batch_size 6 --bf16",
     )
-    assert told(PLAIN + gpu()).next_steps == ()
-    assert told(command + gpu(device="NPU")).next_steps == (), "memkit predicts NVIDIA GPUs"
+    assert explanation_of(PLAIN + gpu()).next_steps == ()
+    assert explanation_of(command + gpu(device="NPU")).next_steps == (), "memkit predicts NVIDIA GPUs"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_the_system_does_not_have_is_not_proposed() -> None:
     windows = '  File "C:\\Users\\me\\job\\train.py", line 3, in <module>\n    x\n'
 
     def fixes(text: str) -> list[str]:
-        verdict = told(text).verdict
+        verdict = explanation_of(text).verdict
         assert verdict is not None
         return [one.value for one in verdict.settings]
 
@@ -258,15 +258,15 @@ def test_what_the_system_does_not_have_is_not_proposed() -> None:
     exited = "RuntimeError: DataLoader worker (pid(s) 1234) exited unexpectedly"
     assert fixes(exited)[0].startswith("docker") and fixes(TOP + windows + exited) == [], "/dev/shm is Linux'"
     eight = {"optim": "adamw_bnb_8bit"}
-    assert "optim" in keys(told(PLAIN + gpu(), eight))
-    assert "optim" not in keys(told("on /mnt/c/job\n" + PLAIN + gpu(), eight)), "no managed memory on WSL2"
+    assert "optim" in keys(explanation_of(PLAIN + gpu(), eight))
+    assert "optim" not in keys(explanation_of("on /mnt/c/job\n" + PLAIN + gpu(), eight)), "no managed memory on WSL2"
 
 
 def test_scripts_of_diffusers_have_their_own_names() -> None:
     unet = TOP + frame("diffusers/models/attention_processor.py", "get_attention_scores", "x = torch.baddbmm(") + gpu()
-    found = told(unet, {"train_batch_size": 4, "resolution": 1024})
-    assert keys(found) == ["enable_xformers_memory_efficient_attention", "train_batch_size", "resolution"]
-    assert keys(told(gpu(), {"train_batch_size": 1, "resolution": 1024})) == [
+    explanation = explanation_of(unet, {"train_batch_size": 4, "resolution": 1024})
+    assert keys(explanation) == ["enable_xformers_memory_efficient_attention", "train_batch_size", "resolution"]
+    assert keys(explanation_of(gpu(), {"train_batch_size": 1, "resolution": 1024})) == [
         "gradient_checkpointing", "use_8bit_adam", "resolution",
     ]  # fmt: skip
 
@@ -276,7 +276,7 @@ def test_accumulation_is_the_users_too() -> None:
         ({"micro_batch_size": 4, "grad_accum_steps": 3}, "grad_accum_steps 3 → 6"),
         ({"micro_batch_size": 4}, "gradient_accumulation_steps by 2"),
     ):
-        assert part in told(PLAIN + gpu(), arguments).changes[0].reason
+        assert part in explanation_of(PLAIN + gpu(), arguments).changes[0].reason
 
 
 @pytest.mark.parametrize(
@@ -285,11 +285,11 @@ def test_accumulation_is_the_users_too() -> None:
      "NPROC_PER_NODE=2 swift sft \\\n    --lora_rank 8 \\\n    --per_device_train_batch_size 6"],
 )  # fmt: skip
 def test_the_arguments_of_a_tool_that_names_no_script(command: str) -> None:
-    explanation = told(f"{command}\n{PLAIN.replace(TOP, TOP + USERS)}{gpu()}")
+    explanation = explanation_of(f"{command}\n{PLAIN.replace(TOP, TOP + USERS)}{gpu()}")
     assert (explanation.changes[0].current, explanation.changes[0].value) == (6, 3)
     assert explanation.next_steps == () and explanation.fitted
 
 
 def test_a_command_without_arguments_fits_nothing() -> None:
-    explanation = told(f"$ python train.py\n{PLAIN}{gpu()}")
+    explanation = explanation_of(f"$ python train.py\n{PLAIN}{gpu()}")
     assert not explanation.fitted and explanation.next_steps

@@ -93,10 +93,10 @@ def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def test_nothing_to_explain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    for text, said in (("all is well\n", "No out-of-memory message"), ("", "is empty")):
+    for text, sentence in (("all is well\n", "No out-of-memory message"), ("", "is empty")):
         log.write_text(text)
         code, out = explained(capsys, str(log))
-        assert code == 1 and said in out
+        assert code == 1 and sentence in out
     log.write_bytes(os.urandom(100_000))
     assert explained(capsys, str(log))[0] in (0, 1)
 
@@ -184,7 +184,7 @@ def test_a_hostile_log_reaches_the_terminal_as_text(capsys: pytest.CaptureFixtur
 
 
 def test_it_starts_without_torch_and_reads_a_pipe_to_its_end(tmp_path: Path) -> None:
-    """In a process of its own: nothing heavy is imported, and a large log comes through a pipe."""
+    """In a new process: nothing heavy is imported, and a large log comes through a pipe."""
     script = (
         "import sys; from hf_memkit.cli import main; code = main(['explain']); "
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(code)"

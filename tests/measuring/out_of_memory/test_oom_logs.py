@@ -39,19 +39,19 @@ E0105 12:00:01.000 torch/distributed/elastic/multiprocessing/api.py:874] failed 
 
 
 def test_lines_ranks_and_repetitions() -> None:
-    found = find_messages(TRACEBACK)
-    assert [(one.line, one.rank, one.count, one.message.form) for one in found] == [
+    errors = find_messages(TRACEBACK)
+    assert [(one.line, one.rank, one.count, one.message.form) for one in errors] == [
         (8, 0, 2, "torch-device"),
         (13, 1, 1, "torch-device"),
         (15, None, 1, "sigkill"),
     ]
-    assert [one.message.device for one in found] == [0, 3, None]
+    assert [one.message.device for one in errors] == [0, 3, None]
 
 
 def test_the_cause_is_explained_and_not_its_consequences() -> None:
     explanation = explain_oom("container exited with code 137\nRuntimeError: No executable batch size found, reached "
                               f"zero.\n{PIECES}")  # fmt: skip
-    assert explanation.found is not None and explanation.found.line == 3
+    assert explanation.error is not None and explanation.error.line == 3
     assert [other.message.form for other in explanation.others] == ["sigkill", "accelerate-batch"]
     assert "Also in this log" in explanation.text() and "line 1" in explanation.text()
 
@@ -59,9 +59,9 @@ def test_the_cause_is_explained_and_not_its_consequences() -> None:
 def test_ranks_that_write_at_once_keep_their_own_figures() -> None:
     one, two = SIZE.replace(". ", ".\n").splitlines(), PIECES.replace(". ", ".\n").splitlines()
     mixed = [line for pair in zip(one, two, strict=False) for line in (f"[rank0]: {pair[0]}", f"[rank1]: {pair[1]}")]
-    found = {one.rank: one.message for one in find_messages("\n".join(mixed))}
-    assert {rank: message.device for rank, message in found.items()} == {0: 0, 1: 3}
-    assert {rank: message.free_bytes for rank, message in found.items()} == {
+    by_rank = {one.rank: one.message for one in find_messages("\n".join(mixed))}
+    assert {rank: message.device for rank, message in by_rank.items()} == {0: 0, 1: 3}
+    assert {rank: message.free_bytes for rank, message in by_rank.items()} == {
         0: _BY_NAME["torch 2.2-2.9: size"].fields["free_bytes"],
         1: _BY_NAME["torch 2.x: pieces"].fields["free_bytes"],
     }
@@ -75,8 +75,8 @@ def test_a_saved_notebook_is_read_as_its_cell_shows() -> None:
         f"\x1b[0;31mOutOfMemoryError\x1b[0m: {SIZE}",
     ]
     for indent in (None, 1):
-        (found,) = find_messages(json.dumps({"cells": [{"outputs": [{"traceback": frames}]}]}, indent=indent))
-        assert found.trace.place == "cross entropy" and found.message.free_bytes is not None
+        (error,) = find_messages(json.dumps({"cells": [{"outputs": [{"traceback": frames}]}]}, indent=indent))
+        assert error.trace.place == "cross entropy" and error.message.free_bytes is not None
 
 
 def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,9 +90,9 @@ def test_a_message_is_found_once_wherever_it_lies_in_a_line_without_end() -> Non
     bar = "  3%|#         | 3/100 [00:03<01:37,  1.00s/it]"
     for place in range(MAX_LINE - 3_000, MAX_LINE + 3_000, 137):
         line = (bar * (place // len(bar) + 1))[:place] + " " + PIECES + " " + bar * 100
-        found = find_messages(line)
-        assert [(one.count, one.message.device, one.message.requested_bytes) for one in found] == [(1, 3, 2 * 2**30)]
-        assert found[0].message.reserved_bytes == _BY_NAME["torch 2.x: pieces"].fields["reserved_bytes"]
+        errors = find_messages(line)
+        assert [(one.count, one.message.device, one.message.requested_bytes) for one in errors] == [(1, 3, 2 * 2**30)]
+        assert errors[0].message.reserved_bytes == _BY_NAME["torch 2.x: pieces"].fields["reserved_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def endless(size: int) -> Iterator[str]:
 def test_a_long_log_is_read_in_bounded_memory() -> None:
     pieces = endless(3_000_000)
     tracemalloc.start()
-    found = find_messages(SimpleNamespace(readline=lambda size=-1: next(pieces, "")))  # type: ignore[arg-type]
+    errors = find_messages(SimpleNamespace(readline=lambda size=-1: next(pieces, "")))  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [one.message.device for one in found] == [0]
+    assert [one.message.device for one in errors] == [0]
     assert peak < 1_000_000
 
 

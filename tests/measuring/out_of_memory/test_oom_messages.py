@@ -48,10 +48,10 @@ def test_other_words_are_the_same_message(line: Line) -> None:
         f"step 1\n{line.text}\nstep 2",
         "\n".join(f"x-1  | {one}" for one in line.text.splitlines()),
     ):
-        (found,) = find_messages(text)
-        assert (found.message.form, found.message.memory, found.phase) == (line.form, line.memory, line.phase)
-        assert numbers(found.message) == line.fields
-        assert judge(found.message).why
+        (error,) = find_messages(text)
+        assert (error.message.form, error.message.memory, error.phase) == (line.form, line.memory, line.phase)
+        assert numbers(error.message) == line.fields
+        assert judge(error.message).why
 
 
 def test_the_tables_have_every_form_and_every_cause() -> None:
@@ -66,7 +66,7 @@ def test_the_tables_have_every_form_and_every_cause() -> None:
 @pytest.mark.parametrize("text", NOT_MESSAGES)
 def test_what_is_no_message_is_not_taken_for_one(text: str) -> None:
     assert find_messages(text) == []
-    assert explain_oom(text).found is None
+    assert explain_oom(text).error is None
 
 
 WRAPPINGS: dict[str, Callable[[str], str]] = {
@@ -84,10 +84,10 @@ WRAPPINGS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
 def test_what_a_log_puts_around_a_message_changes_no_number(wrapping: str) -> None:
     for example in EXAMPLES:
-        found = [one for one in find_messages(WRAPPINGS[wrapping](example.text)) if one.message.form == example.form]
-        assert found and numbers(found[0].message) == example.fields, (wrapping, example.name)
+        errors = [one for one in find_messages(WRAPPINGS[wrapping](example.text)) if one.message.form == example.form]
+        assert errors and numbers(errors[0].message) == example.fields, (wrapping, example.name)
         if wrapping in ("rank", "torchrun tee", "mpirun", "srun") and example.form != "torch-device":
-            assert found[0].rank == 3
+            assert errors[0].rank == 3
 
 
 @pytest.mark.parametrize("prefix", ["", "[rank1]:", "[rank1]: ", "trainer-1  | "])
@@ -121,8 +121,8 @@ def test_a_message_cut_off_anywhere_never_raises_and_never_invents_a_size() -> N
                 judge(one.message)
                 if re.search(r"\d$", example.text[:end]) is None:  # a number that is cut in half is another number
                     read = (one.message.requested_bytes, one.message.capacity_bytes, one.message.allowed_bytes)
-                    found = {size for size in read if size is not None and size > 2**20}
-                    assert found <= sizes, (example.name, example.text[:end])
+                    sizes_read = {size for size in read if size is not None and size > 2**20}
+                    assert sizes_read <= sizes, (example.name, example.text[:end])
 
 
 def test_strange_texts_never_raise() -> None:
@@ -135,7 +135,7 @@ def test_strange_texts_never_raise() -> None:
         "\x00\x1b[31mCUDA out of memory. Tried to allocate 1.00 GiB\x1b]0;title\x07 [bold red]x[/bold red]\u202e",
     ):
         explanation = explain_oom(text)
-        assert explanation.found is not None
+        assert explanation.error is not None
         assert all(character.isprintable() or character == "\n" for character in explanation.text())
 
 
@@ -151,5 +151,5 @@ for fails in (
         print(f"{type(error).__module__}.{type(error).__qualname__}: {error}".removeprefix("builtins."))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    found = {one.message.form: one.message.requested_bytes for one in find_messages(done.stdout)}
-    assert found == {"torch-cpu": 2**48, "numpy": 2**53, "memory-error": None}, done.stdout + done.stderr
+    requested = {one.message.form: one.message.requested_bytes for one in find_messages(done.stdout)}
+    assert requested == {"torch-cpu": 2**48, "numpy": 2**53, "memory-error": None}, done.stdout + done.stderr

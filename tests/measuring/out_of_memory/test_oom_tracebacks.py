@@ -113,11 +113,11 @@ PHASES = {"scores, again": "backward", "recomputed": "backward", "saving": "save
 def test_an_allocation_that_fails_in_the_real_library_leads_to_the_technique(name: str, tmp_path: Path) -> None:
     where, options, place, in_use, first = PLACES[name]
     explanation = explained(tmp_path, where, **options)
-    assert explanation.found is not None
-    traced = explanation.found.trace
+    assert explanation.error is not None
+    traced = explanation.error.trace
     assert ((traced.place, traced.library), traced.in_use) == (place, in_use), traced
     assert traced.frame is None if place == (None, None) else str(traced.frame)[0] != "/"
-    assert explanation.found.phase == PHASES.get(name, "forward")
+    assert explanation.error.phase == PHASES.get(name, "forward")
     assert explanation.changes[0].key.endswith(f".{first}")
     values = {change.key: change.value for change in explanation.changes}
     if name == "sdpa":
@@ -132,11 +132,11 @@ def test_an_allocation_that_fails_in_the_real_library_leads_to_the_technique(nam
 def test_older_versions_notebooks_and_boxes(name: str) -> None:
     text, place, library = OLDER[name]
     explanation = explain_oom(f"{text}torch.cuda.OutOfMemoryError: {SIZE}\n")
-    assert explanation.found is not None and explanation.changes
-    assert (explanation.found.trace.place, explanation.found.trace.library) == (place, library)
+    assert explanation.error is not None and explanation.changes
+    assert (explanation.error.trace.place, explanation.error.trace.library) == (place, library)
     ranked = "\n".join(f"[rank1]: {line}\n[rank0]: x" for line in f"{text}{SIZE}".splitlines())
-    (found, *_) = [explain_oom(ranked).found]
-    assert found is not None and (found.rank, found.trace.place) == (1, place)
+    (error, *_) = [explain_oom(ranked).error]
+    assert error is not None and (error.rank, error.trace.place) == (1, place)
 
 
 PREFIXES: dict[str, Callable[[int, str], str]] = {
@@ -175,16 +175,16 @@ LOSS = (
 def test_frames_are_read_behind_any_prefix_and_without_the_first_lines(prefix: str) -> None:
     before = ["step 1", "{'loss': 2.1}", "{'loss': 2.0}"]
     for lines in (LOSS.splitlines(), LOSS.splitlines()[3:]):
-        (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *lines])))
-        assert (found.phase, found.trace.place) == ("forward", "cross entropy")
-        assert found.trace.frame == "torch/nn/functional.py, cross_entropy: return torch._C._nn.cross_entropy_loss(…)"
-        assert found.message.free_bytes is not None
+        (error,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *lines])))
+        assert (error.phase, error.trace.place) == ("forward", "cross entropy")
+        assert error.trace.frame == "torch/nn/functional.py, cross_entropy: return torch._C._nn.cross_entropy_loss(…)"
+        assert error.message.free_bytes is not None
     for word, form in (("Killed", "sigkill"), ("MemoryError", "memory-error")):
-        (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, word, "end"])))
-        assert found.message.form == form
+        (error,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, word, "end"])))
+        assert error.message.form == form
     wrapped = textwrap.wrap(SIZE, 80)
-    (found,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *wrapped])))
-    assert found.message.reserved_bytes is not None
+    (error,) = find_messages("\n".join(PREFIXES[prefix](*line) for line in enumerate([*before, *wrapped])))
+    assert error.message.reserved_bytes is not None
 
 
 @pytest.mark.parametrize("prefix", ["docker compose", "kubectl", "journal", "pdsh", "vLLM", "Ray"])
@@ -216,15 +216,15 @@ def test_the_links_of_a_copied_notebook_cell_are_no_part_of_its_frames() -> None
         path.format("trainer.py", "evaluation_loop"), path.format("trainer_pt_utils.py", "torch_pad_and_concatenate"),
         "---> 91     result = tensor1.new_full(new_shape, padding_index)", SIZE,
     ))  # fmt: skip
-    (found,) = find_messages(log)
-    assert (found.phase, found.trace.place) == ("evaluate", "predictions of an evaluation")
+    (error,) = find_messages(log)
+    assert (error.phase, error.trace.place) == ("evaluate", "predictions of an evaluation")
 
 
 def test_a_traceback_that_was_caught_long_ago_is_not_the_message_s() -> None:
     caught = LOSS.rpartition("\n")[0] + "\nKeyError: 'x'\n" + "{'loss': 1.0}\n" * 100
     for message in ("RuntimeError: CUDA error: out of memory", "container exited with code 137"):
-        (found,) = find_messages(caught + message)
-        assert (found.phase, found.trace.place) == (None, None)
+        (error,) = find_messages(caught + message)
+        assert (error.phase, error.trace.place) == (None, None)
 
 
 _PINNING = (
@@ -251,8 +251,8 @@ _PINNING = (
     ],
 )
 def test_page_locked_ram_is_what_a_frame_asks_for_and_not_a_word_in_the_log(above: str, memory: str) -> None:
-    (found,) = find_messages(f"{above}RuntimeError: CUDA error: out of memory")
-    assert found.message.memory == memory
+    (error,) = find_messages(f"{above}RuntimeError: CUDA error: out of memory")
+    assert error.message.memory == memory
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_page_locked_ram_is_what_a_frame_asks_for_and_not_a_word_in_the_log(abov
 def test_the_last_lines_before_a_kill_tell_the_phase(line: str, phase: str | None) -> None:
     earlier = "Loading checkpoint shards: 100%|████| 3/3 [00:14<00:00, 14.31s/it]\n" if phase is None else ""
     for kill in ("Killed", "[1]+  Killed   python train.py", "['python', 'x.py'] exits with return code = -9"):
-        (found,) = find_messages(f"{earlier}{line}\n{kill}")
-        assert found.phase == phase
+        (error,) = find_messages(f"{earlier}{line}\n{kill}")
+        assert error.phase == phase
     (glued,) = find_messages(f"{earlier}{line}\rzsh: killed     python train.py")
     assert glued.phase == phase
 
@@ -288,8 +288,8 @@ def test_what_frames_show_is_not_proposed_and_what_they_do_not_show_is() -> None
     logits = OLDER["logits"][0]
     liger = '  File "/x/site-packages/liger_kernel/model/llama.py", line 90, in lce_forward\n    logits = x.float()\n'
     for text, offered in ((logits, True), (logits + liger, False), (logits.replace("llama", "gpt2"), False)):
-        found = {change.key for change in explain_oom(text + SIZE).changes}
-        assert ("arguments.use_liger_kernel" in found) is offered, text
+        keys = {change.key for change in explain_oom(text + SIZE).changes}
+        assert ("arguments.use_liger_kernel" in keys) is offered, text
 
 
 ARGUMENTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "optim": "adamw_torch"}
@@ -300,7 +300,7 @@ ARGUMENTS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4,
     [
         (PLAIN, {"gradient_checkpointing": True}, "activation_checkpointing", None),
         (PLAIN, {"per_device_train_batch_size": 1}, "per_device_train_batch_size", None),
-        (PLAIN, {}, "per_device_train_batch_size", "half"),  # the script may have a default of its own
+        (PLAIN, {}, "per_device_train_batch_size", "half"),  # the script may have another default
         (PLAIN, {"optim": "adamw_bnb_8bit"}, "optim", "paged_adamw_8bit"),
         (PLAIN, {"optim": "paged_adamw_8bit"}, "optim", None),
         (PLAIN, {"optim": "adafactor"}, "optim", None),
@@ -357,10 +357,10 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
     arguments.write_text("per_device_train_batch_size: 8\ndeepspeed: ds.json\n")
     assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["changes"][0]["current"] == 8 and told["changes"][0]["value"] == 4
-    assert (told["found"]["phase"], told["found"]["place"], told["found"]["in_use"]) == ("forward", None, [])
-    assert not any("offload" in str(change["value"]) for change in told["changes"]), "in use, by the file named"
+    (content,) = json.loads(capsys.readouterr().out)
+    assert content["changes"][0]["current"] == 8 and content["changes"][0]["value"] == 4
+    assert (content["found"]["phase"], content["found"]["place"], content["found"]["in_use"]) == ("forward", None, [])
+    assert not any("offload" in str(change["value"]) for change in content["changes"]), "in use, by the file named"
     for text, part in (
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
         ("a: 1\na: 2\n", "appears twice"),
@@ -395,10 +395,10 @@ RICH = (
 @pytest.mark.parametrize("prefix", ["", "[rank1]: "])
 def test_frames_that_a_box_wraps_are_whole(prefix: str) -> None:
     log = "\n".join(f"{prefix}{line}" for line in (*RICH, f"OutOfMemoryError: {SIZE}"))
-    (found,) = find_messages(log)
-    assert (found.phase, found.trace.place) == ("forward", "cross entropy")
-    assert str(found.trace.frame).startswith("torch/nn/functional.py, cross_entropy:")
-    assert found.trace.model_type == "llama"
+    (error,) = find_messages(log)
+    assert (error.phase, error.trace.place) == ("forward", "cross entropy")
+    assert str(error.trace.frame).startswith("torch/nn/functional.py, cross_entropy:")
+    assert error.trace.model_type == "llama"
 
 
 @pytest.mark.parametrize(
@@ -413,8 +413,8 @@ def test_frames_that_a_box_wraps_are_whole(prefix: str) -> None:
     ],
 )
 def test_frames_of_windows_tell_the_phase(head: str, last: str) -> None:
-    (found,) = find_messages(f"Traceback (most recent call last)\n{head}\n{last}\n{SIZE}")
-    assert found.phase == "load"
+    (error,) = find_messages(f"Traceback (most recent call last)\n{head}\n{last}\n{SIZE}")
+    assert error.phase == "load"
 
 
 @pytest.mark.parametrize(
@@ -426,11 +426,11 @@ def test_functions_that_load_weights_are_loading(file: str, function: str) -> No
     log = (
         f'Traceback (most recent call last):\n  File "/e/site-packages/transformers/{file}", line 787, in {function}\n'
     )
-    (found,) = find_messages(f"{log}    param = param.to(device)\n{SIZE}")
-    assert found.phase == "load"
+    (error,) = find_messages(f"{log}    param = param.to(device)\n{SIZE}")
+    assert error.phase == "load"
 
 
 def test_a_frame_without_its_source_ends_with_the_function() -> None:
     frame = '  File "/e/site-packages/torch/utils/checkpoint.py", line 3, in backward\n'
-    (found,) = find_messages(f"Traceback (most recent call last):\n{frame}{SIZE}")
-    assert (found.trace.place, found.trace.frame) == ("recomputation", "torch/utils/checkpoint.py, backward")
+    (error,) = find_messages(f"Traceback (most recent call last):\n{frame}{SIZE}")
+    assert (error.trace.place, error.trace.frame) == ("recomputation", "torch/utils/checkpoint.py, backward")

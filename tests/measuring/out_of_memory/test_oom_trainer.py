@@ -15,7 +15,7 @@ from hf_memkit.measuring.out_of_memory.advice import change_for
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.out_of_memory.traceback import Feature, Traced
+from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
 from hf_memkit.setup.techniques.registry import CATALOGUE
 from tests.measuring.out_of_memory.test_oom_changes import oom, run
 
@@ -36,11 +36,11 @@ def test_every_argument_that_is_named_exists_in_transformers() -> None:
     changes = [change for record in records for moment in moments for change in suggest(record, moment, limit=99)]
     small = run(trainable_parameters=10_000_000, arguments={"optim": "adamw_torch"})
     changes += suggest(small, {**oom("optimizer"), "categories": {"weights_gib": 20.0}})
-    of_transformers = set(get_args(Feature)) - {"diffusers"}  # whose scripts have arguments of their own
+    of_transformers = set(get_args(Feature)) - {"diffusers"}  # whose scripts have other arguments
     used = [frozenset[Feature]({each}) for each in of_transformers] + [frozenset[Feature]()]
     for memory in get_args(Memory):
         for in_use in used:
-            failed = FailedJob(OomMessage("x", "PyTorch", memory), Traced(in_use=in_use), RunView({}, {}))
+            failed = FailedJob(OomMessage("x", "PyTorch", memory), TracebackFacts(in_use=in_use), RunView({}, {}))
             of_rows = [change_for(row, failed) for row in CATALOGUE.values() if row.settings and row.offered]
             changes += [change for change in of_rows if change is not None]
     changes = [change for change in changes if change.key not in _OF_OTHERS]

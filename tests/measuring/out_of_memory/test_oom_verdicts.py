@@ -1,4 +1,4 @@
-"""The arithmetic of each verdict, and what is said of allocator settings."""
+"""The arithmetic of each verdict, and the advice on allocator settings."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.measuring.out_of_memory import OomMessage, judge
-from hf_memkit.measuring.out_of_memory.cause import split_size_mb
 from hf_memkit.measuring.out_of_memory.message import Process
+from hf_memkit.measuring.out_of_memory.remedies import split_size_mb
 
 GPU = OomMessage(
     "torch-device", "PyTorch", "device", device_type="cuda", device=0, requested_bytes=2 * GIB,

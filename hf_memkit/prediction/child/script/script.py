@@ -265,7 +265,7 @@ def _failure(error: BaseException) -> Outcome:
     cause = error if by_script else error.__cause__ or error
     place = line_in_traceback(cause.__traceback__) or users_line()  # the second: caught where the script calls train()
     message = " ".join(str(error).split())[:200] if by_script else str(error)
-    text = _users_traceback(error) if by_script else traceback.format_exc()[-4000:]
+    text = _users_traceback(error) if by_script else "".join(traceback.format_exception(error))[-4000:]
     return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
 
 
