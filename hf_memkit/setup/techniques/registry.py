@@ -184,8 +184,9 @@ def technique(
 
     def register(apply: Apply) -> Technique:
         file = apply.__module__.rpartition(".")[2]
-        of = family or next(each for each in FAMILIES if file.startswith(each))
-        made = Technique(name, of, saves, costs, not_when, slot=of if slot is None else slot, apply=apply, **more)
+        of_file: Family = family or next(each for each in FAMILIES if file.startswith(each))
+        own_slot = of_file if slot is None else slot
+        made = Technique(name, of_file, saves, costs, not_when, slot=own_slot, apply=apply, **more)
         taken = {value for other in TECHNIQUES.values() if other.slot != made.slot for value in other.values}
         if twice := taken & set(made.values):
             raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
