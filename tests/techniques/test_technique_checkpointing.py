@@ -205,16 +205,16 @@ class Switching(TrainerCallback):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "said"),
+    ("callbacks", "message"),
     [
         ([Evaluating()], r"1 of 6 layers .*model\.train\(\)"),
         ([Switching()], "6 of 6 layers .*gradient_checkpointing is False"),
     ],
 )
-def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], output: str, tmp_path: Path) -> None:
+def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], message: str, tmp_path: Path) -> None:
     model = model_of("gpt2", dropout=0.1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(RuntimeError, match=output):
+    with pytest.raises(RuntimeError, match=message):
         train(setup_of("activation-checkpointing"), tmp_path, model, callbacks=callbacks)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # before the first step
 

@@ -87,8 +87,8 @@ def test_shifted_labels_and_nothing_to_learn() -> None:
 def test_label_smoothing_is_trainers(items: int | None) -> None:
     own, chunked = pair(causal_model(), label_smoothing=0.1)
     inputs = batch()
-    output = own(input_ids=inputs["input_ids"])
-    expected = LabelSmoother(epsilon=0.1)(output, inputs["labels"], shift_labels=True, num_items_in_batch=items)
+    message = own(input_ids=inputs["input_ids"])
+    expected = LabelSmoother(epsilon=0.1)(message, inputs["labels"], shift_labels=True, num_items_in_batch=items)
     expected.backward()
     actual = chunked(**inputs, num_items_in_batch=items).loss
     actual.backward()
@@ -297,7 +297,7 @@ def test_models_that_it_is_not_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),

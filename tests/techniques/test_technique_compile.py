@@ -168,7 +168,7 @@ def test_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"compile_backend": "nvprims_nvfuser"}, "backend 'inductor'"),
         ({"compile_backend": "inductr"}, "did you mean 'inductor'"),
@@ -176,7 +176,7 @@ def test_settings() -> None:
         ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "ignores modes. Remove it"),
     ],
 )
-def test_what_cannot_train_is_answered_with_what_can(values: dict[str, str], output: str) -> None:
-    with pytest.raises(SettingError, match=output):
+def test_what_cannot_train_is_answered_with_what_can(values: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
         applied(**values)
     assert all("inductor" in text or "openxla" in text for text in RETIRED.values())

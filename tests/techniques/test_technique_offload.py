@@ -129,7 +129,7 @@ def test_a_group_without_small_tensors_needs_no_optimizer_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "said"),
+    ("arguments", "options", "message"),
     [
         ({"max_grad_norm": 1.0}, {}, "max_grad_norm=1.0"),
         (
@@ -143,7 +143,7 @@ def test_a_group_without_small_tensors_needs_no_optimizer_on_the_gpu() -> None:
     ],
 )
 def test_the_part_refuses_what_would_go_wrong_in_silence(
-    arguments: dict[str, Any], options: dict[str, Any], output: str
+    arguments: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
     given = {
         "gradient_accumulation_steps": 1, "world_size": 1, "n_gpu": 1, "deepspeed": None, "fsdp": None, "fp16": False,
@@ -151,7 +151,7 @@ def test_the_part_refuses_what_would_go_wrong_in_silence(
     }  # fmt: skip
     kept = part_options(model=None, processing_class=None, arguments=SimpleNamespace(**given))
     assert kept["optimizer_cls_and_kwargs"][1]["offload_gradients"] is True
-    with pytest.raises(ValueError, match=output):
+    with pytest.raises(ValueError, match=message):
         part_options(model=None, processing_class=None, arguments=SimpleNamespace(**{**given, **arguments}), **options)
 
 
