@@ -13,7 +13,7 @@ _DEEP = replace(
     SMALL, name="deep", layers=48, width=64, config={"model_type": "gpt2", "n_head": 1, "resid_pdrop": 0.1}
 )
 _DRY = replace(_DEEP, config={"model_type": "gpt2", "n_head": 1, "resid_pdrop": 0.0})
-_SEGMENTS, _SELECTIVE = "model_parts.checkpoint_segments", "model_parts.checkpoint_selective"
+_SELECTIVE = "model_parts.checkpoint_selective"
 
 
 def _on(options: dict[str, Any] | None = None, /, **more: Any) -> Subject:
@@ -75,10 +75,8 @@ CASES: Cases = {
              _on({**_SURE, "every_n_layers": 24}, model=_DEEP)),
         Case(_OPTIONS, _on({**_SURE, "every_n_layers": 0}), _on({**_SURE, "every_n_layers": 1})),
     ],
-    "checkpointing-part-overruled": [
-        Case(_SWITCH, _part(_SELECTIVE, {}, {_SWITCH: True}), _part(_SELECTIVE, {}, {_SWITCH: False})),
-        Case(_SWITCH, _part(_SEGMENTS, {"segment_layers": 1}, {_SWITCH: True}), _on(_SURE)),
-    ],
+    "checkpointing-part-overruled": Case(_SWITCH, _part(_SELECTIVE, {}, {_SWITCH: True}),
+                                         _part(_SELECTIVE, {}, {_SWITCH: False})),
     "checkpointing-function": Case(_OPTIONS, _on({**_SURE, "context_fn": print}), _on({**_SURE, "debug": False})),
     "offload-without-accelerator": Case(_OPTIONS, _on({**_SURE, "offload": True}, machine=ON_CPU),
                                         _on({**_SURE, "offload": True}, machine=MACHINE)),
@@ -93,7 +91,7 @@ CASES: Cases = {
     ],
     "checkpointing-parts-compiled": [
         Case(_SELECTIVE, _part(_SELECTIVE, {}, {"torch_compile": True}), _part(_SELECTIVE, {})),
-        Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 1}, {"torch_compile_backend": "inductor"}),
+        Case(_SELECTIVE, _part(_SELECTIVE, {}, {"torch_compile_backend": "inductor"}),
              _part("model_parts.checkpoint_offload", {"pin_memory": False}, {"torch_compile": True})),
     ],
     "checkpointing-unsupported-model": [

@@ -128,11 +128,15 @@ def test_a_technique_of_the_variant_brings_its_values(recipe: Recipe, tmp_path: 
     path = tmp_path / "own.yaml"
     path.write_text(
         recipe.path.read_text().replace(
-            "      rank: 16", "      rank: 16\n      segment_layers: 2\n    techniques: [segment-checkpointing]"
+            "      rank: 16",
+            "      rank: 16\n      checkpoint_every: 3\n    techniques: [every-nth-layer-checkpointing]",
         )
     )
     variant = read_recipe(path).variants["lora"]
-    assert variant.techniques == ["segment-checkpointing"] and variant.values == {"rank": 16, "segment_layers": 2}
+    assert variant.techniques == ["every-nth-layer-checkpointing"] and variant.values == {
+        "rank": 16,
+        "checkpoint_every": 3,
+    }
 
 
 LANGUAGE_MODELS = {

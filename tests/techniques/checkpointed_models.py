@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective
+from hf_memkit.components import checkpoint_offload, checkpoint_selective
 from tests.measuring.memory.live_storages import LiveStorages
 
 LAYERS, WIDTH, LENGTH, ROWS = 6, 64, 96, 2
@@ -31,11 +31,10 @@ WAYS: dict[str, Callable[[Any], Callable[[], None]]] = {
     "none": lambda model: lambda: None,
     "activation-checkpointing": lambda model: _switch(model, 1),
     "every-nth-layer-checkpointing": lambda model: _switch(model, 2),
-    "segment-checkpointing": lambda model: checkpoint_segments.install(model, segment_layers=4),
     "selective-checkpointing": checkpoint_selective.install,
     "offloaded-checkpointing": lambda model: checkpoint_offload.install(model, pin_memory=False),
 }
-"""Technique → what it does to a model; the result takes it back. Of 6 layers, 4 and 2 make segments."""
+"""Technique → what it does to a model; the result takes it back."""
 
 
 def _switch(model: Any, every: int) -> Callable[[], None]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
+from hf_memkit.components import checkpoint_offload, checkpoint_selective, verify_checkpointing
 from hf_memkit.setup.build.trainer import build_arguments, install_model_parts, trainer_options
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import find_technique
@@ -26,10 +26,8 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.parametrize(
-    ("way", "kind"),
-    [(way, kind) for way in ALL for kind in ("gpt2", "llama", "lora")] + [("segment-checkpointing", "qwen3")],
-)
+@pytest.mark.parametrize("way", ALL)
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "lora"])
 def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
     """Bit for bit, with dropout: the masks of the forward pass come back. Undone, the model is as before."""
     model = with_lora(model_of("llama")) if kind == "lora" else model_of(kind, dropout=0.1)
@@ -84,14 +82,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[s
     "same-result",
     "activation-checkpointing",
     "every-nth-layer-checkpointing",
-    "segment-checkpointing",
     "selective-checkpointing",
     "offloaded-checkpointing",
 )
 @pytest.mark.parametrize("technique", ALL)
 def test_trainer_ends_with_the_same_weights(technique: str, plain: Any, tmp_path: Path) -> None:
-    values = {"segment_layers": 4} if technique == "segment-checkpointing" else {}
-    losses, trainer = train(setup_of(technique, **values), tmp_path)
+    losses, trainer = train(setup_of(technique), tmp_path)
     assert losses == plain[0]
     assert all(torch.equal(value, plain[1][name]) for name, value in trainer.model.state_dict().items())
     (callback,) = [c for c in trainer.callback_handler.callbacks if type(c).__name__ == "VerifyCheckpointing"]
@@ -100,79 +96,13 @@ def test_trainer_ends_with_the_same_weights(technique: str, plain: Any, tmp_path
     assert not callback._handles
 
 
-def test_segments_refuse_a_model_that_changes_states_between_layers() -> None:
-    model = model_of("llama")
-
-    def shift(layer: nn.Module, args: Any, kwargs: Any) -> Any:
-        return (args[0] + 1, *args[1:]), kwargs
-
-    # Registered first, so that it comes before the part's hook, as the model's own code does.
-    handle = model.model.layers[1].register_forward_pre_hook(shift, with_kwargs=True)
-    undo = checkpoint_segments.install(model, segment_layers=2)
-    with pytest.raises(RuntimeError, match="segment_layers=2"):
-        one_pass(model)
-    handle.remove()
-    one_pass(model)
-    undo()
-
-
-@pytest.mark.parametrize("place", ["layer", "loop"])
-def test_a_pass_that_fails_leaves_nothing_open(place: str) -> None:
-    """After an out-of-memory error in a layer, or in the model's own code between two, the next pass is as ever."""
-    model = model_of("gpt2")
-    expected = one_pass(model)
-    checkpoint_segments.install(model, segment_layers=3)
-
-    class Failing(nn.Module):
-        def forward(self, *_: Any, **__: Any) -> Any:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    # A replaced block has no hook of the part: only the hook of the model around it is left.
-    blocks = model.transformer.h
-    parent, name = (blocks[1], "mlp") if place == "layer" else (blocks, "1")
-    kept = getattr(parent, name)
-    setattr(parent, name, Failing())
-    with pytest.raises(torch.OutOfMemoryError):
-        one_pass(model)
-    setattr(parent, name, kept)
-    one = torch.ones(1, requires_grad=True)
-    assert (one * one).grad_fn._saved_self is one  # no hook on saved tensors is left: it would give a copy
-    actual = one_pass(model)
-    assert torch.equal(actual.hidden, expected.hidden)
-    assert all(torch.equal(actual.gradients[name], value) for name, value in expected.gradients.items())
-
-
-def test_segments_take_the_cache_away_as_transformers_does() -> None:
-    model = model_of("gpt2")
-    checkpoint_segments.install(model, segment_layers=2)
-    tokens = torch.randint(0, 64, (1, 8))
-    assert model(tokens, use_cache=True).past_key_values is None
-    assert model.eval()(tokens, use_cache=True).past_key_values.get_seq_length() == 8
-
-
 def test_parts_refuse_what_they_cannot_do() -> None:
     plain_model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"Linear .*GradientCheckpointingLayer"):
-        checkpoint_segments.install(plain_model, segment_layers=2)
-    with pytest.raises(ValueError, match=r"Linear .*GradientCheckpointingLayer"):
         checkpoint_selective.install(plain_model)
-    with pytest.raises(ValueError, match="segment_layers=0"):
-        checkpoint_segments.install(model_of("gpt2"), segment_layers=0)
     if torch.accelerator.current_accelerator() is None:
         with pytest.raises(ValueError, match="pin_memory=True"):
             checkpoint_offload.install(model_of("gpt2"))
-
-
-def test_segments_refuse_copies_of_data_parallel() -> None:
-    """Copies for several GPUs run at the same time, and share the hooks in which a segment is open."""
-    model = model_of("gpt2")
-    undo = checkpoint_segments.install(model, segment_layers=2)
-    with pytest.raises(RuntimeError, match="torchrun"):
-        for module in model.modules():  # as torch.nn.parallel.replicate does
-            module._replicate_for_data_parallel()
-    undo()
-    for module in model.modules():
-        assert module._replicate_for_data_parallel().__dict__.keys() >= {"_is_replica"}
 
 
 def test_offloading_moves_the_inputs_of_the_layers_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

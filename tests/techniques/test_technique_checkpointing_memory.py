@@ -12,7 +12,7 @@ from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import find_technique
 from hf_memkit.setup.techniques.setup_ledger import rows
-from tests.techniques.checkpointed_models import LAYERS, LENGTH, ROWS, WAYS, WIDTH, model_of, one_pass
+from tests.techniques.checkpointed_models import LENGTH, ROWS, WAYS, WIDTH, model_of, one_pass
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 
@@ -20,10 +20,10 @@ INPUT = 2 * ROWS * LENGTH * WIDTH
 """Bytes of a layer's input in 16 bits."""
 
 ORDER = (
-    "activation-checkpointing", "segment-checkpointing", "selective-checkpointing", "every-nth-layer-checkpointing",
+    "activation-checkpointing", "selective-checkpointing", "every-nth-layer-checkpointing",
     "none",
 )  # fmt: skip
-"""Of these small models, which have six layers, what holds least first; segments of four."""
+"""Of these small models, which have six layers, what holds least first."""
 
 
 def highest(kind: str, way: str) -> int:
@@ -36,7 +36,6 @@ def highest(kind: str, way: str) -> int:
     "memory",
     "activation-checkpointing",
     "every-nth-layer-checkpointing",
-    "segment-checkpointing",
     "selective-checkpointing",
     "offloaded-checkpointing",
 )
@@ -46,16 +45,6 @@ def test_what_saves_most(kind: str) -> None:
     assert actual["activation-checkpointing"] == min(actual.values()) < actual["none"] / 2
     assert actual["selective-checkpointing"] < actual["none"] == max(actual.values())
     assert actual["every-nth-layer-checkpointing"] < actual["none"]
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 6])
-def test_a_segment_keeps_one_input(length: int) -> None:
-    from hf_memkit.components import checkpoint_segments
-
-    model = model_of("gpt2", dtype=torch.bfloat16)
-    checkpoint_segments.install(model, segment_layers=length)
-    inputs = -(-LAYERS // length) * INPUT
-    assert inputs <= one_pass(model, measure=True).held <= inputs + 2.5 * INPUT
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

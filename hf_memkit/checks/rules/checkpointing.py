@@ -22,7 +22,7 @@ UNSUPPORTED: Final = frozenset(
 """Model types whose causal language model cannot be checkpointed (transformers 5.23.0:
 `supports_gradient_checkpointing` of the classes)."""
 
-_PARTS: Final = ("checkpoint_segments", "checkpoint_selective", "checkpoint_offload")
+_PARTS: Final = ("checkpoint_selective", "checkpoint_offload")
 
 
 def _options(subject: Subject) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
 @any_job.warning(
     why="every_n_layers checkpoints only layers 0, n, 2n …: a larger n means fewer checkpointed layers and more "
     "memory",
-    fix="write a number between 1 and half of the layers; for segments of several layers use segment-checkpointing",
+    fix="write a number between 1 and half of the layers",
     source="transformers 5.23.0: modeling_utils.py 3237",
     techniques=("every-nth-layer-checkpointing",),
 )
@@ -158,10 +158,10 @@ def every_nth_of_few(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer's switch checkpoints every layer, instead of the part or inside its segments",
+    why="Trainer's switch checkpoints every layer, instead of the part",
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
-    techniques=("selective-checkpointing", "segment-checkpointing"),
+    techniques=("selective-checkpointing",),
 )
 def checkpointing_part_overruled(subject: Subject) -> Iterator[Found]:
     if _part(subject) and subject.on(_SWITCH):
@@ -231,10 +231,10 @@ def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
     why="torch.compile does not support this part: training fails in the first forward or backward pass",
     fix="use activation-checkpointing, which torch.compile supports, or leave torch_compile out",
     source="torch 2.13.0: _dynamo/variables/higher_order_ops.py (context_fn); utils/checkpoint.py, CheckpointError",
-    techniques=("segment-checkpointing", "selective-checkpointing"),
+    techniques=("selective-checkpointing",),
 )
 def checkpointing_parts_compiled(subject: Subject) -> Iterator[Found]:
     compiled = any(subject.argument(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     part = _part(subject)
-    if compiled and part in ("checkpoint_segments", "checkpoint_selective"):
+    if compiled and part == "checkpoint_selective":
         yield Found(f"model_parts.{part}")

@@ -1,7 +1,7 @@
 """Activation checkpointing: keep few activations, and recompute the others in backward.
 
-A setup checkpoints every layer, every n-th layer, segments of several layers, all but the matrix products, or every
-layer with the inputs in host memory. A part raises an error if the first step recomputes fewer layers than the setup
+A setup checkpoints every layer, every n-th layer, all but the matrix products, or every layer with the inputs in
+host memory. A part raises an error if the first step recomputes fewer layers than the setup
 says.
 """
 
@@ -54,21 +54,6 @@ def every_nth_layer(setup: Setup) -> Setup:
     every = int(setup.resolved_for.values.get("checkpoint_every", 2))
     reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
     return _by_trainer(setup, {"every_n_layers": every}, reason)
-
-
-@technique(
-    "segment-checkpointing",
-    saves="inputs of layers: a segment of k layers keeps one; worth it for deep models whose layers keep little",
-    costs="the same arithmetic as every layer, and the activations of k layers at once in backward",
-    not_when="k layers recomputed together outweigh the inputs saved, as with √n layers in all common models",
-    values={"segment_layers": int},
-    bounds={"segment_layers": (1, None)},
-)
-def segments(setup: Setup) -> Setup:
-    """Checkpoint k layers as one (Chen et al. 2016, arXiv 1604.06174). Value: `segment_layers` (k, default 2)."""
-    length = int(setup.resolved_for.values.get("segment_layers", 2))
-    reason = f"{length} layers are recomputed together, and keep one input: memkit predict shows what a length holds"
-    return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
 
 
 @technique(

@@ -21,7 +21,7 @@ from hf_memkit.setup.ledger import Row
 from hf_memkit.setup.setup import Setup
 
 _SWITCH: Final = "arguments.activation_checkpointing"
-_PARTS: Final = {"checkpoint_segments", "checkpoint_selective", "checkpoint_offload"}
+_PARTS: Final = {"checkpoint_selective", "checkpoint_offload"}
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
