@@ -184,7 +184,7 @@ def technique(
 
     def register(apply: Apply) -> Technique:
         file = apply.__module__.rpartition(".")[2]
-        of_file: Family = family or next(each for each in FAMILIES if file.startswith(each))
+        of_file = next(each for each in FAMILIES if file.startswith(each)) if family is None else family
         own_slot = of_file if slot is None else slot
         made = Technique(name, of_file, saves, costs, not_when, slot=own_slot, apply=apply, **more)
         taken = {value for other in TECHNIQUES.values() if other.slot != made.slot for value in other.values}
