@@ -87,8 +87,8 @@ def test_shifted_labels_and_nothing_to_learn() -> None:
 def test_label_smoothing_is_trainers(items: int | None) -> None:
     own, chunked = pair(causal_model(), label_smoothing=0.1)
     inputs = batch()
-    message = own(input_ids=inputs["input_ids"])
-    expected = LabelSmoother(epsilon=0.1)(message, inputs["labels"], shift_labels=True, num_items_in_batch=items)
+    output = own(input_ids=inputs["input_ids"])
+    expected = LabelSmoother(epsilon=0.1)(output, inputs["labels"], shift_labels=True, num_items_in_batch=items)
     expected.backward()
     actual = chunked(**inputs, num_items_in_batch=items).loss
     actual.backward()
@@ -305,8 +305,8 @@ def test_models_that_it_is_not_for() -> None:
         ({"engine": "liger"}, "Liger's kernel needs a CUDA GPU"),
     ],
 )
-def test_options_that_cannot_be(options: dict[str, Any], printed: str) -> None:
-    with pytest.raises(ValueError, match=printed):
+def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         install(causal_model(), **options)
 
 
