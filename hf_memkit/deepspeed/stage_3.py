@@ -1,5 +1,6 @@
-"""Memory of ZeRO stage 3; with ZeRO-Infinity also on disk, and in the page-locked buffers between disk and RAM. Lines
-refer to deepspeed 0.19.8: runtime/zero/stage3.py, unless a file is named."""
+"""Memory of ZeRO stage 3; with ZeRO-Infinity also on disk, and in the page-locked buffers between disk and RAM.
+
+Numbers in sources are lines of deepspeed 0.19.8: runtime/zero/stage3.py, unless another file is named."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def stage_3_rows(
     processes: int,
     linear_elements: int = 0,
 ) -> tuple[Row, ...]:
-    """Rows of one GPU and of one machine with `gpus` processes, some of 0 bytes. `linear_elements`: as in
-    `zero_ledger`."""
+    """Rows of memory; some have 0 bytes. `device` rows are of one GPU, `host`, `pinned` and `disk` rows of one machine
+    with `gpus` processes. `linear_elements`: elements of the weights of linear layers."""
     parts = split(trained, processes)
     rows = [
         *_parameters(settings, trained, parts, frozen, gpus=gpus, linear_elements=linear_elements),
@@ -36,7 +37,7 @@ def stage_3_rows(
         *_states(settings, parts, gpus=gpus),
         _rounding(settings, parts, gpus=gpus),
     ]
-    if settings.gathers_to_save:  # by rank 0, of the model or its adapters only
+    if settings.gathers_to_save:  # rank 0 gathers the trained weights; with adapters only these
         source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
         rows.append(Term.SAVED_WEIGHTS.row("host", settings.element_bytes * trained.parameters, source, "save"))
     return tuple(rows)
@@ -70,7 +71,7 @@ def _parameters(
     # One process that keeps its weights on the GPU gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
-        # The current module is always gathered, even above the limit.
+        # At least the largest parameter is gathered, even above the limit.
         live = min(elements, max(settings.live_elements, largest))
         source = f"{_COORDINATOR}: stage3_param_persistence_threshold"
         rows.append(Term.SMALL_PARAMETERS.row("device", element * persistent, source))
@@ -119,7 +120,8 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     offload = settings.optimizer
     if offload.device == "none":
         return [
-            # In fp32 too: DeepSpeed would take the weights themselves, but compares a torch.device with a string.
+            # Also when training in fp32: DeepSpeed means to reuse the weights then, but its check compares a
+            # torch.device with a string, so it always copies.
             Term.MASTER_WEIGHTS.row("device", master * sum(groups), f"{_SOURCE} 1166"),
             Term.MOMENTS.row("device", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
             Term.FLATTENED_GRADIENTS.row(
@@ -150,7 +152,7 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
 
 
 def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> Row:
-    """Rounding by torch's pinned allocator."""
+    """Rounding by torch's pinned allocator, which allocates these buffers; DeepSpeed locks the swap buffers itself."""
     blocks = []
     if settings.optimizer.device != "none" and settings.optimizer.pin_memory:
         blocks.append(settings.accumulator_bytes * parts.share)
@@ -159,23 +161,23 @@ def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> Row:
             blocks += [settings.master_bytes * sum(parts.shares[g][i] for g, i in group) for group in groups]
     if settings.parameters.device == "cpu":
         blocks += [settings.element_bytes * sum(shares) for shares in parts.shares]
-    return rounding_row(gpus * blocks)
+    return rounding_row(gpus * blocks)  # each process allocates its own list of blocks
 
 
 SWAP_BUFFERS: Final = (Term.OPTIMIZER_SWAP_BUFFERS, Term.PARAMETER_SWAP_BUFFERS, Term.PARAMETER_WRITE_BACK_BUFFER)
 """Terms of the page-locked buffers that DeepSpeed locks itself, with mlock (csrc/pin_memory/page_alloc.cpp)."""
 
-_SMALLEST_BYTES: Final = 1 << 20  # MIN_AIO_BYTES, runtime/swap_tensor/utils.py
+_MIN_SWAPPED_BYTES: Final = 1 << 20  # MIN_AIO_BYTES, runtime/swap_tensor/utils.py
 _ALIGNED_BYTES: Final = 1024  # AIO_ALIGNED_BYTES, there too
 
 
 def is_swapped(settings: ZeroSettings, size_bytes: int) -> bool:
     """Whether a tensor of this size goes to disk: smaller ones stay in RAM."""
-    return size_bytes >= max(_SMALLEST_BYTES, settings.aio_block_bytes)
+    return size_bytes >= max(_MIN_SWAPPED_BYTES, settings.aio_block_bytes)
 
 
 def _aligned(settings: ZeroSettings, elements: int, element_bytes: int) -> int:
-    """Bytes of a swapped tensor (`_io_aligned_numel`)."""
+    """Bytes on disk or in a swap buffer of a tensor with so many elements (`_io_aligned_numel` rounds them up)."""
     return element_bytes * aligned(elements, _ALIGNED_BYTES * settings.aio_parallelism // element_bytes)
 
 

@@ -1,15 +1,15 @@
 """Decides which candidates are traced, in which order, and which are excluded without a trace.
 
-The search begins with the setup that `memkit predict` proposes. Then it traces each plain combination of choices with
-its largest and its smallest micro-batch, with and without fused kernels. Refinements follow, the fastest first. So a
-search that is stopped early has covered the large differences.
+The search begins with the script's own setup and, if that does not fit, with the setup that `memkit predict` proposes.
+Then it traces each plain combination of choices with its largest and its smallest micro-batch, with and without fused
+kernels. Refinements follow, the fastest first. So a search that is stopped early has covered the large differences.
 
 Three rules save most traces:
 
 * Memory grows with the micro-batch. The search looks for the largest micro-batch of a combination that fits, and
   excludes all that are larger than one that does not fit.
 * If weights, gradients and optimizer states alone do not fit, no micro-batch fits.
-* A choice that costs time pays only by the memory that it frees. Where everything fits without it, it is not refined.
+* A choice that costs time is only worth the memory that it frees. If everything fits without it, it is not refined.
 
 In: the script's own setup, alternatives by slot, and a function that judges a candidate. Out: the judgements, and the
 excluded candidates with the one that excludes each.
@@ -33,8 +33,8 @@ from hf_memkit.setup.techniques.registry import Group
 
 PARALLEL_TRACES: Final = 2
 
-_BISECTIONS: Final = 3
-"""Traces at most between the largest and the smallest micro-batch of a combination."""
+_MAX_GUESSES: Final = 3
+"""Micro-batches that are tried at most between the largest and the smallest one of a combination."""
 
 _ACTIVATION_SLOTS: Final = (
     "loss", "loss with code", "attention", "checkpointing", "padding", "precision", "allocator", "evaluation",
@@ -42,7 +42,8 @@ _ACTIVATION_SLOTS: Final = (
 """Slots that do not change the memory held in the optimizer's step."""
 
 _SAME_PEAK: Final = 0.99
-"""Share of the optimizer step's peak that every micro-batch reaches; the peaks differ by a thousandth."""
+"""The optimizer step's peak hardly depends on the micro-batch: differences of 0.1 % were seen. Another micro-batch is
+assumed to need at least this share of it."""
 
 Choices = tuple[Alternative, ...]
 """A combination of choices, without a micro-batch."""
@@ -56,15 +57,17 @@ _Wave = tuple[Callable[[Choices], object], list[Choices]]
 
 @dataclass(slots=True)
 class Search:
-    """
+    """Searches the combinations of choices and micro-batches for the fastest that fit.
+
     Args:
         judge: predicts memory and time of a candidate; called from several threads.
         own: the script's own setup.
         alternatives: what each slot can be set to.
-        batch_effect: how another micro-batch changes the result: (group, phrase).
+        batch_effect: how another micro-batch changes the result, such as ("nearly the same", "dropout draws other
+            numbers"); the search replaces it if a trace shows that rows of a batch are compared.
         on_judged: called with each judgement.
         time_limit: decides whether another candidate may start.
-        cancel: ends the judging in progress; called from the main thread, after Ctrl-C.
+        cancel: ends the judging in progress; called from the main thread after Ctrl-C or another exception.
         smaller_evaluations: for a micro-batch, choices that make evaluations need less memory, the largest first.
         per_gpu: requested sequences per GPU in an optimizer step; 0: as many as the script's.
 
@@ -104,7 +107,7 @@ class Search:
                         return
                 self._halve_fastest(pool)
                 if not self._fitting():
-                    list(pool.map(self._judge_smallest, _first_and_last(self._alternatives_of("loss"))))
+                    list(pool.map(self._judge_leanest, _first_and_last(self._alternatives_of("loss"))))
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
@@ -115,7 +118,7 @@ class Search:
         with self._threads() as pool:
             if (choices := self._nearest_choices(pool)) is None:
                 return None
-            self._bisect(choices)
+            self._find_largest(choices)
         fitting = [each for each in self._judged_with(choices) if each.fits]
         return max(fitting, key=lambda each: each.candidate.micro_batch_size)
 
@@ -157,25 +160,25 @@ class Search:
         """The loss and the checkpointing that free most memory; they cost little."""
         return self._alternatives_of("loss")[-1], self._alternatives_of("checkpointing")[-1]
 
-    def _free(self) -> tuple[Alternative | None, ...]:
+    def _costless(self) -> tuple[Alternative | None, ...]:
         """The attention and the optimizer that make steps faster and cost nothing."""
         return self._alternatives_of("attention")[0], self._alternatives_of("optimizer")[0]
 
     def _waves(self, nearest: Choices | None) -> Iterator[_Wave]:
-        """Combinations to judge, in waves: the results of one wave decide whether the next is worth tracing. Each wave
-        begins with the combination that needs least memory: where it does not fit, none that needs more does.
+        """Combinations to judge, in waves: the results of one wave decide whether the next is worth tracing. The first
+        two waves begin with the combination that needs least memory: if it does not fit, none that needs more does.
         `nearest`, if given, is refined before all others."""
         losses, checkpointing = _first_and_last(self._alternatives_of("loss")), self._alternatives_of("checkpointing")
         quickest, leanest = checkpointing[0], checkpointing[-1]
-        free, small = self._free(), self._changes_of("small optimizer")[:1]
+        free, small = self._costless(), self._changes_of("small optimizer")[:1]
         # With a small micro-batch, fused kernels may need more memory and time than plain ones.
         yield self._judge_both_bounds, [combine(*free, loss, leanest) for loss in reversed(losses)]
         plain = self._possible_losses(losses)
         yield self._judge_both_bounds, [combine(*free, loss, quickest) for loss in reversed(plain)]
         if nearest is not None:
-            yield self._bisect, [nearest]
+            yield self._find_largest, [nearest]
         near: list[Alternative | None] = []
-        if small and self._whole_batch_fits(combine(*free, losses[-1], leanest)):
+        if small and self._largest_size_fits(combine(*free, losses[-1], leanest)):
             near = plain
         elif small:
             yield self._judge_bounds, [combine(*free, loss, leanest, *small) for loss in reversed(losses)]
@@ -185,42 +188,42 @@ class Search:
         refined = [combine(*free, loss, saved) for loss in plain for saved in (quickest, leanest)]
         refined += [combine(*free, loss, saved, *small) for loss in near for saved in (quickest, leanest)]
         refined.sort(key=self._least_seconds)
-        yield self._bisect, refined
-        if plain and not self._all_fit():
+        yield self._find_largest, refined
+        if plain and not self._whole_batch_fits_without_cost():
             loss = min(plain, key=lambda loss: self._least_seconds(combine(*free, loss, leanest)))
-            yield self._bisect, [combine(*free, loss, saved) for saved in checkpointing[1:-1]]
-        for combinations in self._later_waves(fits=bool(plain)):
-            yield self._bisect, combinations
+            yield self._find_largest, [combine(*free, loss, saved) for saved in checkpointing[1:-1]]
+        for combinations in self._later_waves(may_fit=bool(plain)):
+            yield self._find_largest, combinations
 
     def _possible_losses(self, losses: Sequence[Alternative | None], *more: Alternative) -> list[Alternative | None]:
-        """The losses for which full checkpointing was not shown to exceed the GPU. Of the others, excludes the setups
-        that keep more activations."""
+        """The losses that may fit. For each of the others even full checkpointing does not fit, so every checkpointing
+        choice is excluded."""
         fitting = []
         for loss in losses:
             checkpointing = self._alternatives_of("checkpointing")
-            combinations = [combine(*self._free(), loss, saved, *more) for saved in checkpointing]
+            combinations = [combine(*self._costless(), loss, saved, *more) for saved in checkpointing]
             if self._cannot_fit(combinations[-1]):
                 self._exclude_combinations(combinations, combinations[-1])
             else:
                 fitting.append(loss)
         return fitting
 
-    def _later_waves(self, *, fits: bool) -> Iterator[list[Choices]]:
-        """Combinations that need other code, another precision, an engine or another method. `fits`: whether a plain
-        combination fits."""
+    def _later_waves(self, *, may_fit: bool) -> Iterator[list[Choices]]:
+        """Combinations that need other code, another precision, an engine or another method. `may_fit`: whether no
+        trace has shown that every plain combination is too large."""
         losses, checkpointing = self._alternatives_of("loss"), self._alternatives_of("checkpointing")
         small, precise = self._changes_of("small optimizer"), self._changes_of("precision")
         flat, engines = self._changes_of("padding"), self._changes_of("engine")
-        free, lean, quick = self._free(), self._lean(), (losses[-1], checkpointing[0])
-        chunked = [] if self._all_fit() else self._changes_of("loss with code")
+        free, lean, quick = self._costless(), self._lean(), (losses[-1], checkpointing[0])
+        chunked = [] if self._whole_batch_fits_without_cost() else self._changes_of("loss with code")
         yield [combine(*free, loss, checkpointing[-1], *more) for loss in chunked for more in ((), small[:1])]
         fitting = [loss for loss in chunked if self._fits_with(combine(*free, loss, checkpointing[-1]))]
         yield [combine(*free, loss, checkpointing[0]) for loss in fitting]
         # Another precision may need less or more than 8-bit states: neither excludes the other.
         yield [combine(*free, *saved, precision) for precision in precise for saved in (lean, quick)]
-        lacking = [each for each in precise if not self._whole_batch_fits(combine(*free, *quick, each))]
+        lacking = [each for each in precise if not self._largest_size_fits(combine(*free, *quick, each))]
         yield [combine(*free, *saved, *small[:1], precision) for precision in lacking for saved in (lean, quick)]
-        if fits:
+        if may_fit:
             yield [combine(*lean, engine) for engine in engines[:PARALLEL_TRACES]]
         else:
             with_engine = [combine(*lean, engine) for engine in engines]
@@ -297,10 +300,10 @@ class Search:
                 return judgement
         return None
 
-    def _whole_batch_fits(self, choices: Choices) -> bool:
-        """Whether all sequences of an optimizer step fit in one micro-batch."""
-        whole = self._sizes()[0]
-        return any(each.fits and each.candidate.micro_batch_size == whole for each in self._judged_with(choices))
+    def _largest_size_fits(self, choices: Choices) -> bool:
+        """Whether the largest micro-batch that may be tried fits with these choices."""
+        largest = self._sizes()[0]
+        return any(each.fits and each.candidate.micro_batch_size == largest for each in self._judged_with(choices))
 
     def _exclude_combinations(self, combinations: Sequence[Choices], leanest: Choices) -> None:
         """Excludes combinations that need at least as much memory as `leanest`, of which no micro-batch fits."""
@@ -311,7 +314,7 @@ class Search:
                 for size in self._sizes():
                     self._exclude(self.candidate(size, choices), least)
 
-    def _all_fit(self) -> bool:
+    def _whole_batch_fits_without_cost(self) -> bool:
         """Whether all sequences of an optimizer step fit in one micro-batch, without any choice that costs time."""
         whole = [each.candidate for each in self._fitting() if each.candidate.micro_batch_size == self._sequences]
         return any(not any(choice.costs_time for choice in candidate.choices) for candidate in whole)
@@ -324,7 +327,7 @@ class Search:
         return self.per_gpu or self.own.micro_batch_size * self.own.accumulation
 
     def script_with_requested_batch(self) -> SetupCandidate:
-        """The unchanged script with the requested sequences per step; its micro-batch is no larger than its own."""
+        """The script with the requested sequences per step, in micro-batches no larger than the script's."""
         return self.candidate(max(size for size in self._sizes() if size <= self.own.micro_batch_size), ())
 
     def _sizes(self) -> list[int]:
@@ -363,29 +366,29 @@ class Search:
         """Judges the largest and the smallest micro-batch, even if the largest fits: the smallest pads rows less, and
         fused kernels may cost more there than they save. Omits it where memory suffices for everything."""
         self._judge_bounds(choices)
-        if not self._all_fit() and self._states_too_large(choices) is None:
+        if not self._whole_batch_fits_without_cost() and self._states_too_large(choices) is None:
             self._judge_with_fallbacks(self._sizes()[-1], choices)
 
-    def _judge_smallest(self, loss: Alternative | None) -> None:
-        """Judges the setups with this loss that need least memory. Used where nothing fits, to show how much is
-        missing."""
+    def _judge_leanest(self, loss: Alternative | None) -> None:
+        """Judges the choices that need least memory with this loss, at the largest and the smallest micro-batch. Used
+        if nothing fits, to show how much memory is missing."""
         small, checkpointing = self._changes_of("small optimizer")[:1], self._alternatives_of("checkpointing")[-1]
-        choices = combine(*self._free(), loss, checkpointing, *small)
+        choices = combine(*self._costless(), loss, checkpointing, *small)
         for size in (self._sizes()[0], self._sizes()[-1]):
             self._judge_with_fallbacks(size, choices)
 
-    def _bisect(self, choices: Choices) -> None:
+    def _find_largest(self, choices: Choices) -> None:
         """Looks for the largest micro-batch that fits, between the largest and the smallest one."""
         if (bounds := self._judge_bounds(choices)) is None:
             return
-        first, last = bounds
+        largest, smallest = bounds
         sizes = self._sizes()
-        fitting, too_large = sizes.index(last.candidate.micro_batch_size), 0
-        needs = {0: first.needs_bytes, fitting: last.needs_bytes}
-        for _ in range(_BISECTIONS):
+        fitting, too_large = sizes.index(smallest.candidate.micro_batch_size), 0  # indices of `sizes`
+        needs = {0: largest.needs_bytes, fitting: smallest.needs_bytes}
+        for _ in range(_MAX_GUESSES):
             if fitting - too_large < 2:
                 return
-            at = self._guess(sizes, needs, too_large, fitting, last.limit_bytes)
+            at = self._guess(sizes, needs, too_large, fitting, smallest.limit_bytes)
             judgement = self._judge_with_fallbacks(sizes[at], choices)
             if judgement is None:
                 return
@@ -432,7 +435,7 @@ class Search:
 
     @staticmethod
     def _guess(sizes: Sequence[int], needs: Mapping[int, int], too_large: int, fitting: int, usable: int) -> int:
-        """Index of the largest micro-batch that fits if memory grows linearly with it."""
+        """Index of the largest micro-batch that fits if memory grows linearly; else of the smallest in between."""
         large, small = sizes[too_large], sizes[fitting]
         per_sequence = (needs[too_large] - needs[fitting]) / (large - small)
         largest = small + (usable - needs[fitting]) / max(per_sequence, 1.0)
@@ -440,8 +443,8 @@ class Search:
         return next((at for at in between if sizes[at] <= largest), between[-1])
 
     def _halve_fastest(self, pool: ThreadPoolExecutor) -> None:
-        """Judges half the micro-batch of the two fastest setups and of the fastest with the same result, until nothing
-        new comes first: smaller micro-batches pad rows less, and their shapes may suit the kernels better."""
+        """Judges the next smaller micro-batch of the two fastest setups and of the fastest with the same result, until
+        nothing new comes first: smaller ones pad rows less, and their shapes may suit the kernels better."""
         while not self.stopped:
             timed = [each for each in self._fitting() if each.seconds]
             fastest = sorted(timed, key=lambda each: each.seconds or 0.0)

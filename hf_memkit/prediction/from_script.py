@@ -134,15 +134,12 @@ def predict_script_training(job: ScriptJob, worker: Worker | None = None) -> tup
     refuse_engine(job.script, job.environment)
     _allocator(job.environment)  # refuses settings that torch would refuse before anything runs
     with script_worker(job.other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
-        sizes: list[int] = []
 
-        def predicted(batch: int | None = None) -> tuple[Prediction, ScriptTraining]:
-            nonlocal sizes
-            run = run_and_trace(job, where, stdin, micro_batch_size=batch)
-            sizes = sizes or list(run.training.batches_tried)
-            return predicted_training(run, job)
+        def predict_with(batch_size: int) -> tuple[Prediction, ScriptTraining]:
+            return predicted_training(run_and_trace(job, where, stdin, micro_batch_size=batch_size), job)
 
-        return first_that_fits(predicted(), sizes, predicted)
+        run = run_and_trace(job, where, stdin)
+        return first_that_fits(predicted_training(run, job), run.training.batches_tried, predict_with)
 
 
 def predicted_training(

@@ -1,9 +1,9 @@
 """Request → setup: the entry point of every verb and of the Python API.
 
-The request selects the resolver: of a recipe (`recipes/variant_search.py`), a DeepSpeed preset
-(`presets/deepspeed_setup.py`), presets and techniques (`presets/for_model.py`), or none of them, which means Trainer's
-defaults with the user's own arguments (`presets/whole_training.py`). A parameter predicts whether a recipe's variant
-fits. Errors are reported as early as possible: first names and values, then the machine, then the model.
+A recipe is resolved by `recipes/variant_search.py`, a DeepSpeed preset by `presets/deepspeed_setup.py`, and everything
+else (presets, techniques, Trainer's defaults) by `presets/whole_training.py`. A preset without a model or batch is
+resolved by `presets/for_model.py`, as far as possible. Errors are reported as early as possible: first names and
+values, then the machine, then the model.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def read_own_arguments(
     """Add the user's own arguments to the request, and the values of techniques in `--set`.
 
     Args:
-        request: the request.
+        request: with model, preset and machine.
         settings: `--set` pairs, which override the file's.
-        args: the file.
-        batch_size, accumulation: further options for two fields.
-        recipe: the recipe, if any; its Trainer's arguments may be set.
+        args: path of the file with the user's training arguments.
+        batch_size, accumulation: options that set two of the fields.
+        recipe: the recipe, if any. Then only `settings` counts, for the arguments of its Trainer.
 
     Raises:
         SettingError: lists everything wrong.
@@ -88,8 +88,11 @@ def resolve(
 ) -> tuple[Setup, Prediction | None]:
     """Resolve a request. Loads no weights and changes nothing on disk.
 
+    Returns the setup, and the prediction by which a recipe's variant was chosen; None if none was needed. All
+    arguments but `request` matter for recipes only.
+
     Args:
-        request: the request with its arguments.
+        request: what was asked for, with the user's own arguments.
         judge: predicts a recipe's candidates, as in `hf_memkit.recipes.variant_search`; None: no check whether they
             fit.
         recipe: the request's recipe, if already read.
@@ -109,11 +112,11 @@ def resolve(
 
 
 def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
-    """A preset's setup as far as the model, the batch and the machine are known.
+    """A preset's setup without what depends on an unknown model, batch or machine; `resolve` needs all of them.
 
     Args:
         request: what was asked for, its arguments read.
-        use_hub: whether the hub may be asked for the model's config; None: if it answers.
+        use_hub: whether the hub may be asked for the model's config. Default: if it can be reached.
     """
     from hf_memkit.catalog.models import describe, hub_reachable
     from hf_memkit.presets.for_model import resolve_preset
@@ -125,7 +128,7 @@ def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
     if model is None and own.get("model_name_or_path"):
         name = str(own["model_name_or_path"])
         try:
-            describe(name, use_hub=hub_reachable(), use_built_in=True)
+            describe(name, use_hub=hub_reachable() if use_hub is None else use_hub, use_built_in=True)
         except InputError as error:
             notes.append(f"sizes are not computed for the model in your file: {error}")
         else:
@@ -263,7 +266,7 @@ def _resolve_recipe(
     recipe = recipe or load_recipe(request.recipe or "")
     request = replace(request, gpus=request.gpus or recipe.gpus)
     refuse_wrong(recipe, request)
-    # Last, because finding this machine's GPU may import torch.
+    # After the checks above, because finding this machine's GPU may import torch.
     if here is None:
         machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     else:

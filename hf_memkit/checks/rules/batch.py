@@ -66,7 +66,8 @@ def batch_product(subject: Subject) -> Iterator[Found]:
     if micro is None or accumulation is None:
         return
     product = micro * accumulation * (processes or 1)
-    if whole != product if processes else whole % product:
+    matches = whole == product if processes else whole % product == 0  # divisible, if the processes are unknown
+    if not matches:
         times = f"{micro} × {accumulation} × {processes or 'processes'}"
         yield Found("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed fails otherwise")
 

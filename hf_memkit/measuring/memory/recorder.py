@@ -30,7 +30,7 @@ from hf_memkit.measuring.record_types import EndRecord, Measured, OomRecord, Sta
 
 _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "peak_reserved_gib",
             "host_rss_gib": "peak_host_rss_gib"}  # fmt: skip
-"""Field → its name in the `end` record, which has the maximum."""
+"""Fields whose maximum over the run goes into the `end` record → their names there."""
 
 
 class RunRecorder:
@@ -69,7 +69,8 @@ class RunRecorder:
 
     @property
     def superseded(self) -> bool:
-        """Another recorder owns the model: of two callbacks in one Trainer only the last may record."""
+        """Whether the hooks are gone: removed by `close`, or by a later recorder, because of two callbacks in one
+        Trainer only the last records."""
         return self.hooks is not None and self.hooks.removed
 
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
@@ -141,7 +142,8 @@ class RunRecorder:
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
-        """Numbers for a dashboard, without the prefix `memory/`: the maxima since the last call with a step."""
+        """Take the numbers for a dashboard, without the prefix `memory/`: the maxima over the steps since they were
+        last taken. Restarts the clock of a step, so that logging does not count."""
         self._restart_clock()
         return self._log.take()
 
@@ -161,7 +163,7 @@ class RunRecorder:
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
     def oom_fields(self) -> OomRecord:
-        """Fields of an `oom` record, while the exception is handled; writes pending records. Never raises."""
+        """Fields of an `oom` record, while the exception is handled. Writes pending records first."""
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase
@@ -203,7 +205,7 @@ class RunRecorder:
         self._write("end", fields)
 
     def close(self) -> None:
-        """Remove the hooks, and write pending records. Safe to repeat."""
+        """Remove the hooks and, if they were there, write pending records. Safe to repeat."""
         if self.hooks is not None and not self.hooks.removed:
             self.hooks.remove()
             self._flush()

@@ -28,10 +28,12 @@ from hf_memkit.prediction.child.training.traced_batches import on_host
 from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
 _DRAWS: Final = 1_001
-_MAX_PASSES: Final = 25
-_MAX_FORMED: Final = 10_000
+"""Random batches of which the median is the typical one."""
+
+_ENOUGH_PASSES: Final = 25
+_ENOUGH_BATCHES: Final = 10_000
 _PASSES_S: Final = 10.0
-"""Limits for a sampler that does not shuffle all rows: passes over the data, batches, time."""
+"""A sampler that does not shuffle all rows is followed for this many passes and batches, or for this time."""
 
 _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
@@ -57,7 +59,8 @@ class ChosenBatches:
     """Batches of a data loader.
 
     Attributes:
-        mean: the average batch's tokens relative to "typical" and "worst" ones: with padding, and without.
+        mean: for "typical" and "worst" the mean tokens of a batch divided by that batch's tokens: (with padding,
+            without). "worst" is missing if there are `others`.
         padding: average share of padding in a batch if rows are padded to the longest, in batches of two for a loader
             with single rows. None, and `mean` empty: sizes are not tokens.
     """
@@ -68,7 +71,7 @@ class ChosenBatches:
     typical: Batch | None = None  # the median batch; None: sizes of rows are unknown
     high: Batch | None = None  # the 95th percentile; None: sizes of rows are unknown
     half: Batch | None = None  # the worst batch with half of its rows; None: not possible
-    cut: tuple[Batch, int] | None = None  # with rows cut to the 95th percentile of tokens, that number; None: as above
+    cut: tuple[Batch, int] | None = None  # (rows cut to the 95th percentile of tokens, that length), if possible
     unreadable: tuple[int, str] | None = None  # a row that cannot be read, and the error
     others: Sequence[Batch] = ()  # batches that may need most, too: more tokens than `worst`, or larger images
     shuffled: bool = False  # whether the sampler can combine any rows
@@ -134,7 +137,7 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
         raise LookupError(f"no row can be read: {data.unreadable}")
 
     def rows(numbers: Sequence[int]) -> list[Any]:
-        # Copied, because collators remove columns from rows that the next batch needs, such as TRL's an image.
+        # Copies, because some collators delete columns in place (TRL's the image), and the next batch needs them.
         read = [dataset[number] if data.rows is not None else data.kept[number] for number in numbers]
         return [dict(row) if type(row) is dict else row for row in read]
 
@@ -297,7 +300,7 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
     before: list[list[int]] | None = None
     count = 0
     for number in itertools.count():
-        if number >= _MAX_PASSES and count >= _MAX_FORMED:
+        if number >= _ENOUGH_PASSES and count >= _ENOUGH_BATCHES:
             return
         in_time = itertools.takewhile(lambda _: time.monotonic() < until, sampler)
         formed = [[int(number) for number in numbers] for numbers in in_time]
