@@ -77,6 +77,7 @@ example(
     "docs/deepspeed.md", "sized", ("key", ""), ("stage3_prefetch_bucket_size", "offload_optimizer.pin_memory"),
     ("place", "host"), ("disk", "Note"), ("Wrote", ""), ("Use it", ""),
 )  # fmt: skip
+example("recipes/README.md", "dry-run")
 example(
     "recipes/README.md", "fitting", ("16GB GPU", "memkit recipe gpt2"), ("memkit recipe flan", "memkit recipe bert"),
     ("Predicted", "Does not fit"),
