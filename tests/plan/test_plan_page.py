@@ -41,7 +41,7 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
     box = tab.locator("#chart-plan-0 .cartesianlayer").bounding_box()
     assert box is not None and box["width"] > 200 and box["height"] > 150
     marks = tab.locator("#chart-plan-0 .trace .points path").count()
-    labels = tab.locator("#chart-plan-0 .textpoint").all_inner_texts()
+    labels = tab.locator("#chart-plan-0 .textpoint").all_text_contents()  # SVG has no inner text
     assert marks == 5 + len(labels) and labels == ["best", "yours", "A", "B"]
     assert tab.locator("#chart-plan-0 ~ dl dt").all_inner_texts() == labels, "each label is explained below"
     footer = tab.locator("footer").inner_text()
