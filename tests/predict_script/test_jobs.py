@@ -18,6 +18,7 @@ import pytest
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import from_script
+from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.split_states import bucket_bytes, one_rank
 from hf_memkit.prediction.trace.request import Device, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
@@ -140,7 +141,8 @@ def test_what_an_engine_holds_is_what_the_live_engine_holds(
     alone = single_process_environment()
     real = by_phase(ran(worker, folder, tmp_path, name, "real cpu", **alone, DS_ACCELERATOR="cpu"))
     content = ran(worker, folder, tmp_path, name, "cpu")
-    training = from_script._setup(content.training, described_machine("T4", None, None, None), 1, 1, {})
+    job = ScriptJob(UserScript("train.py"), described_machine("T4", None, None, None))
+    training = from_script._setup(content.training, job)
     ledger = from_script._engine_ledger(content.training.engine, training.sized_job)
     joined = one_rank(content.training.trace, ledger, bucket_bytes(training))
     predicted = peaks(_changes(joined))[1]
