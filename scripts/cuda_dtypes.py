@@ -201,4 +201,4 @@ if __name__ == "__main__":
     patch_cuda_device((12, 0), 80 * 2**30)
     current = write(TABLE, written(content()), check="--check" in sys.argv)
     sys.stdout.flush()
-    os._exit(not current)  # destructors look for a GPU that is not there
+    os._exit(not current)  # destructors look for a GPU that does not exist

@@ -337,19 +337,19 @@ def plan_choices() -> str:
 
 @block("docs/plan.md", "fits")
 def plan_fits() -> str:
-    """Whether what is said to fit ran."""
+    """Whether what is predicted to fit ran."""
     fits = read("plan_choices")["fits"]
     refused, narrowly = len(fits["ran_and_called_not_fitting"]), len(fits["of_these_below_the_whole_gpu"])
     smaller = fits["smaller_gpus"]
     too_small, otherwise = len(smaller["too_small"]), len(smaller["too_small_with_other_code"])
     figures = {
         "with a prediction of memory": fits["rows"],
-        'ran out of memory; of these said to fit (a false "fits")':
+        'ran out of memory; of these predicted to fit (a false "fits")':
             f"{fits['out_of_memory']}; {len(fits['false_fits'])}",
-        "ran, and said to fit": fits["ran_and_fit"],
-        f"ran, and said not to fit; of these for the last {percent(1 - fits['full_share'])} of the GPU alone":
+        "ran, and predicted to fit": fits["ran_and_fit"],
+        f"ran, and predicted not to fit; of these for the last {percent(1 - fits['full_share'])} of the GPU alone":
             f"{refused}; {narrowly}",
-        "asked of the smallest GPU on which each is said to fit; no room for what it held":
+        "asked of the smallest GPU on which each is predicted to fit; no room for what it held":
             f"{smaller['rows']}; {too_small}, and {otherwise} whose libraries allocated otherwise then",
         "without a prediction of memory": sum(fits["not_judged"]["memory"].values()),
     }  # fmt: skip

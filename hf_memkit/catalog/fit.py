@@ -6,9 +6,9 @@ PyTorch's allocator frees its cache and tries again before it fails. Both includ
 
 | verdict | when | what happens |
 |---|---|---|
-| fits | most ≤ 92 % of room | completes and stays fast |
-| tight | least + slack ≤ room | completes, but the allocator may free its cache and try again, which is slow |
-| does not fit | else; also where RAM or disk is too small | runs out of memory |
+| does not fit | least + slack > room; or RAM or disk is too small | runs out of memory |
+| fits | else, and most ≤ 92 % of room | completes and stays fast |
+| tight | else | completes, but the allocator may free its cache and try again, which is slow |
 
 A finished run is measured, so that it has no slack: it was tight above 92 %, or where the allocator tried again. Sums
 of weights, gradients and states count no activations: they show that a training does not fit, never that it fits.
@@ -82,10 +82,10 @@ def slack_text(level: Level) -> str:
 
 
 def verdict(most_bytes: int, least_bytes: int, room: int, level: Level = "trace") -> Verdict:
-    """Of the GPU alone. `least_bytes`: with slack."""
-    if most_bytes <= limit_bytes(room, level):
-        return "fits"
-    return "tight" if least_bytes <= room else "does not fit"
+    """The verdict on the GPU alone. `least_bytes` includes the slack."""
+    if least_bytes > room:
+        return "does not fit"
+    return "fits" if most_bytes <= limit_bytes(room, level) else "tight"
 
 
 def too_small(gpu: Gpu, needed_bytes: int) -> bool:

@@ -300,7 +300,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
     "A100 40GB": _rates(
         _A100_SHEET + ", SXM4", 108, _A100_DENSE, 1555,
         achieved=_borrowed(_A100_SXM),
-        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe unknown"),
         pcie=Figure(25.1, "PCIe 4.0 x16: NVIDIA/nvbandwidth#42", measured=True), nvlink=300,
     ),
     "A100 80GB": _rates(
@@ -348,7 +348,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
     "A100 40GB PCIe": _rates(
         _A100_SHEET + ", PCIe", 108, _A100_DENSE, 1555,
         achieved=_measured(f"{_MM}#108", float32=17.56, tf32=97.32, bfloat16=215.26, float16=197.51),
-        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"), pcie=_pcie(4),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe unknown"), pcie=_pcie(4),
     ),
     "A100 80GB PCIe": _rates(
         _A100_SHEET + ", PCIe", 108, _A100_DENSE, 1935,

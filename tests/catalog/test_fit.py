@@ -38,6 +38,12 @@ def test_what_fits_has_room_for_the_slack(level: Level, gib: int) -> None:
     assert reserved + fit.slack_bytes(reserved, level) + CONTEXT_BYTES <= gib * GIB
 
 
+def test_a_small_gpu_has_less_room_than_the_slack() -> None:
+    """Of 1 GiB 92 % are 942.08 MiB; 200 MiB and 5 % leave 784.76 MiB."""
+    assert fit.verdict(784 * MIB, 784 * MIB + fit.slack_bytes(784 * MIB, "trace"), GIB) == "fits"
+    assert fit.verdict(785 * MIB, 785 * MIB + fit.slack_bytes(785 * MIB, "trace"), GIB) == "does not fit"
+
+
 def test_a_limit_of_the_allocator_is_all_that_there_is() -> None:
     """Would notice: a script that limits itself to a part of the GPU, and "fits" in all of it. Of 16 GiB it may take 8
     and what lies outside, 9 GiB; 92 % of these are 8.28 GiB."""
