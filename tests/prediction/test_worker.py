@@ -59,6 +59,8 @@ def test_recomputation_and_accumulation(worker: Worker) -> None:
     plain = traced(worker, training(few_words, bf16=True)).peak()
     checkpointed = traced(worker, training(few_words, bf16=True, activation_checkpointing=True)).peak()
     assert 0 < checkpointed.categories["activations"] < plain.categories["activations"] / 2
+    assert checkpointed.categories["loss"] < checkpointed.categories["activations"] / 100, "only the loss itself"
+    assert plain.categories["weights"] > 1.25 * 4 * sum(facts(few_words).sizes), "fp32, and autocast's 16-bit copies"
     accumulated = traced(worker, training(few_words, bf16=True, gradient_accumulation_steps=8)).peak()
     assert accumulated.categories["gradients"] >= 4 * sum(facts(few_words).sizes) > plain.categories["gradients"]
 
