@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.prediction.child.gpu.fake_gpu import do_nothing
+from hf_memkit.prediction.child.gpu.fake_gpu import new_do_nothing
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 _fraction: float | None = None
@@ -58,23 +58,23 @@ def patch_memory_queries(tracer: StorageTracer, capacity_bytes: int) -> None:
         "can_device_access_peer": lambda *args: True,
         "get_arch_list": lambda: ["sm_{}{}".format(*torch.cuda.get_device_capability())],
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
-        **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
-        **dict.fromkeys(
-            (
+        **{name: lambda *args, **kwargs: 0 for name in (*_FROM_NVML, "current_blas_handle")},
+        **{
+            name: new_do_nothing()
+            for name in (
                 "init", "seed", "seed_all", "reset_accumulated_memory_stats",
                 "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
-            ),
-            do_nothing,
-        ),
+            )
+        },
     }  # fmt: skip
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for name, answer in answers.items():
             if hasattr(module, name):
                 setattr(module, name, answer)
         for name in ("empty_cache", "reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"):
-            setattr(module, name, do_nothing)
+            setattr(module, name, new_do_nothing())
     for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
-        setattr(torch.cuda.nvtx, name, do_nothing)
+        setattr(torch.cuda.nvtx, name, new_do_nothing())
     _accelerator(stats, memory_info)
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.Generator = _Generator  # type: ignore[misc]
@@ -111,7 +111,7 @@ def _accelerator(stats: Any, memory_info: Any) -> None:
         "set_device_index", "set_device_idx", "set_stream", "synchronize", "empty_cache", "reset_peak_memory_stats",
         "reset_accumulated_memory_stats",
     ):  # fmt: skip
-        answers[name] = do_nothing
+        answers[name] = new_do_nothing()
     for module in (torch.accelerator, getattr(torch.accelerator, "memory", None)):
         for name, answer in answers.items():
             if hasattr(module, name):

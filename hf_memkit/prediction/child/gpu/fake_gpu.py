@@ -17,14 +17,16 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 
 
-def disable_dynamo_rules(trace_rules: Any) -> None:
-    """Clears Dynamo's rules for functions, because several functions of `torch.cuda` are now the same one, which would
-    get two. Nothing is compiled in this process."""
-    none: Any = functools.cache(dict)  # torch calls its cache_clear
-    for module in [module for name, module in sys.modules.items() if name.startswith("torch._dynamo")]:
-        if hasattr(module, "get_torch_obj_rule_map"):
-            module.get_torch_obj_rule_map = none  # type: ignore[attr-defined]
-    trace_rules.get_torch_obj_rule_map = none
+def skip_own_functions(trace_rules: Any) -> None:
+    """Leaves functions of memkit out of dynamo's rules, because several functions of `torch.cuda` are now the same
+    one, which would get two rules (torch 2.13: _dynamo/trace_rules.py, `get_torch_obj_rule_map`)."""
+    load_object = trace_rules.load_object
+
+    def of_torch(name: str) -> Any:
+        loaded = load_object(name)
+        return None if str(getattr(loaded, "__module__", "")).startswith("hf_memkit.") else loaded
+
+    trace_rules.load_object = of_torch
 
 
 def patch_cuda_device(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
@@ -59,7 +61,7 @@ def patch_cuda_device(capability: tuple[int, int], capacity_bytes: int, name: st
         "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
         "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
     ):  # fmt: skip
-        answers[name] = do_nothing
+        answers[name] = new_do_nothing()
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # bitsandbytes 0.50 reads it on import
@@ -212,6 +214,11 @@ def do_nothing(*args: Any, **kwargs: Any) -> None:
     """Does nothing."""
 
 
+def new_do_nothing() -> Callable[..., None]:
+    """Another `do_nothing`: dynamo tells functions of `torch.cuda` apart."""
+    return lambda *args, **kwargs: None
+
+
 class Event:
     """A CUDA event that has already happened."""
 
@@ -267,7 +274,7 @@ def patch_streams() -> None:
     answers: dict[str, Any] = {
         "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
         "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "current_stream": Stream, "default_stream": Stream, "set_stream": do_nothing,
+        "current_stream": Stream, "default_stream": Stream, "set_stream": new_do_nothing(),
         "device": _Device, "device_of": _Device,
     }  # fmt: skip
     for name, answer in answers.items():
@@ -275,6 +282,9 @@ def patch_streams() -> None:
     torch.Tensor.record_stream = do_nothing  # type: ignore[method-assign]
     torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
+
+
+_torch_compile: Final = torch.compile
 
 
 def replace_compiler() -> None:
@@ -297,10 +307,9 @@ def _compiled(model: Any = None, **options: Any) -> Any:
     if not isinstance(model, Callable):  # type: ignore[arg-type]
         return model
     if isinstance(model, nn.Module):
-        raise Unmodelled(
-            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; omit "
-            "it, or measure with memkit run"
-        )
+        from hf_memkit.prediction.child.gpu.compiler import compile_module
+
+        return compile_module(_torch_compile, model, **options)
 
     @functools.wraps(model)
     def refuse(*args: Any, **kwargs: Any) -> Any:

@@ -249,7 +249,7 @@ ABOVE_TRAIN: Final = (
         "torch._dynamo.*.get_torch_obj_rule_map",
         "no function has rules for the compiler",
         "the import of the compiler fails: several functions of torch.cuda are the same one",
-        lambda script: when_imported("torch._dynamo.trace_rules", fake_gpu.disable_dynamo_rules),
+        lambda script: when_imported("torch._dynamo.trace_rules", fake_gpu.skip_own_functions),
     ),
     Replacement(
         "unsloth_zoo.tokenizer_utils.fix_untrained_tokens",

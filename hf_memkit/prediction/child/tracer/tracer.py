@@ -167,6 +167,11 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # ---- called by torch ----
 
     @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code is recorded when it runs, not while it is compiled."""
+        return True
+
+    @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Nothing is compiled, and keeping torch.compile out of every call would take a fifth of the time."""
         return False

@@ -122,7 +122,7 @@ def traced_training(
     tracer.made_up = lambda: readers.update({place: None for place in (calling_line(),) if place})
     with tempfile.TemporaryDirectory() as folder:
         original = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
-        watch = TrainingWatch(tracer)
+        watch = TrainingWatch(tracer, lambda: trainer.model_wrapped)
         watch.watch_parts(trainer)
         notes += _remove_callbacks(trainer, watch)
         with fake:
@@ -231,11 +231,6 @@ def _refuse(trainer: Any, device_type: str) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
-    if arguments.torch_compile:
-        raise Unmodelled(
-            "torch_compile: a compiled model keeps what its compiler decides, which no trace shows; omit it, or "
-            "measure with memkit run"
-        )
     if getattr(trainer, "is_fsdp_enabled", False):
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 

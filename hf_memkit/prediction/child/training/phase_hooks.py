@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -23,6 +23,7 @@ from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.compiler import compiled_modules
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
 from hf_memkit.prediction.child.trainer_kinds.preference import compared_models
@@ -49,8 +50,9 @@ def _boundary_event(boundary: str) -> Any:
 class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     """Watches one training, from `on_train_begin` to its end; `model` is the root module that Trainer calls."""
 
-    def __init__(self, tracer: StorageTracer) -> None:
+    def __init__(self, tracer: StorageTracer, wrapped: Callable[[], nn.Module]) -> None:
         self._tracer = tracer
+        self._wrapped = wrapped
         self._phases = PhaseTracker(self._on_boundary)
         self._guard = ErrorBarrier()
         self._names: dict[int, str] = {}
@@ -66,14 +68,25 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
             self._tracer.label((parameter, *attached_tensors(parameter)), "weights")
         self._tracer.label(model.buffers(), "weights")
         self._names = {id(module): name for name, module in model.named_modules()}
-        hooks = self._hooks = HookSet(model, self._guard)
-        self._phases.attach(model, hooks)
-        model.register_forward_pre_hook(self._root_begins, with_kwargs=True)
+        root = self._wrapped() if compiled_modules else model
+        hooks = self._hooks = HookSet(root, self._guard)
+        self._phases.attach(root, hooks)
+        root.register_forward_pre_hook(self._root_begins, with_kwargs=True)
+        register_optimizer_step_pre_hook(self._step_begins)
+        register_optimizer_step_post_hook(self._step_ends)
+        if not compiled_modules:
+            self._watch_modules(model)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda weight: self._tracer.label([weight.grad], "gradients")
+                )
+        self._phases.train_begin()
+
+    def _watch_modules(self, model: nn.Module) -> None:
         # Global hooks: some functions behave differently if a module has hooks (chunked_loss).
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
-        register_optimizer_step_pre_hook(self._step_begins)
-        register_optimizer_step_post_hook(self._step_ends)
         decoder = decoder_of(model)
         if decoder is not None and decoder is not model:
             decoder.register_forward_hook(
@@ -81,12 +94,6 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
             )
         elif (head := output_embedding(model)) is not None:
             head.register_forward_pre_hook(lambda _, args: self._loss_begins(args))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(
-                    lambda weight: self._tracer.label([weight.grad], "gradients")
-                )
-        self._phases.train_begin()
 
     on_step_begin, on_step_end = _boundary_event("step_begin"), _boundary_event("step_end")
     on_substep_end, on_pre_optimizer_step = _boundary_event("substep_end"), _boundary_event("pre_optimizer_step")
