@@ -13,13 +13,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.work_recorder import launched
+from hf_memkit.setup.techniques.compiling import GRAPH_MODES
+
+TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
+
+LEAST_CAPABILITY: Final = (7, 0)
+"""The first GPUs that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
 @functools.cache
 def install_compiler() -> None:
@@ -28,19 +36,55 @@ def install_compiler() -> None:
     _patch_device_interface()
     _patch_kernels()
     _patch_wrapper_functions()
+    _name_modules()
     _fold_constants_on_host()
     _hide_from_dynamo()
 
 
 compiled_modules: Final[list[torch.nn.Module]] = []
-"""The original modules that were compiled in this process."""
+"""The modules that were compiled in this process, without torch.compile's wrapper."""
+
+on_allocation: list[Callable[[str], None]] = []
+"""Called with the dotted name of a module, relative to the compiled one, before its compiled code allocates a tensor
+for it; the name is empty for code outside of all submodules."""
 
 
-def compile_module(compile_: Any, model: torch.nn.Module, **options: Any) -> Any:
-    """`torch.compile` of a model."""
+def compile_module(compile_: Callable[..., Any], model: torch.nn.Module, **options: Any) -> Any:
+    """Compiles a module with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot be traced."""
+    _refuse(options)
     install_compiler()
     compiled_modules.append(model)
     return compile_(model, **options)
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here."""
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        raise Unmodelled(
+            f"torch.compile: the trace needs torch 2.13; this is {torch.__version__}. Install it, or omit torch_compile"
+        )
+    backend = options.get("backend") or "inductor"
+    if backend not in TRACED_BACKENDS:
+        name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+        raise Unmodelled(
+            f"torch_compile_backend={name}: not traced. Traced: {', '.join(TRACED_BACKENDS)}; use one of them"
+        )
+    mode = options.get("mode") or "default"
+    if mode in GRAPH_MODES or (options.get("options") or {}).get("triton.cudagraphs"):
+        raise Unmodelled(
+            f"torch_compile_mode={mode}: CUDA graphs hold memory that is not traced. Use torch_compile_mode=default, or "
+            "measure with memkit run"
+        )
+    if backend != "inductor":
+        return
+    if importlib.util.find_spec("triton") is None:
+        raise Unmodelled("torch_compile: the trace needs triton; run: pip install triton")
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        raise Unmodelled(
+            f"torch_compile: Triton needs a GPU of compute capability 7.0 or later; {torch.cuda.get_device_name()} has "
+            f"{'.'.join(map(str, torch.cuda.get_device_capability()))}. Omit torch_compile, or use "
+            "torch_compile_backend=aot_eager"
+        )
 
 
 def _configure() -> None:
@@ -56,6 +100,8 @@ def _configure() -> None:
     config.fx_graph_cache = False
     config.fx_graph_remote_cache = False
     config.autotune_local_cache = False
+    config.max_autotune_gemm_backends = "ATEN"  # one kernel for a product, so that none is timed
+    config.max_autotune_conv_backends = "ATEN"
     functorch_config.enable_autograd_cache = False
 
 
@@ -125,7 +171,9 @@ def _patch_wrapper_functions() -> None:
 
     guards = torch._C._dynamo.guards
 
-    def empty_strided_cuda(size: Any, stride: Any, dtype: Any) -> torch.Tensor:
+    def empty_strided_cuda(size: Any, stride: Any, dtype: Any, module: str = "") -> torch.Tensor:
+        for notify in on_allocation:
+            notify(module)
         return torch.empty_strided(size, stride, dtype=dtype, device="cuda:0")
 
     def reinterpret_tensor(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
@@ -137,6 +185,41 @@ def _patch_wrapper_functions() -> None:
     partitioners.functionalize_rng_ops = lambda joint, forward, backward, symbols: (forward, backward)
     patterns = fuse_attention._get_sfdp_patterns
     fuse_attention._get_sfdp_patterns = lambda input_device=None: patterns(torch.device("cpu"))
+
+
+def _name_modules() -> None:
+    """Makes the wrapper pass the name of the module that an allocation is for."""
+    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+    from torch._inductor.virtualized import V
+
+    original = PythonWrapperCodegen.make_allocation
+
+    def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
+        line: str = original(self, name, *args, **kwargs)
+        call, allocates, rest = line.partition("empty_strided_cuda(")
+        buffer = V.graph.try_get_buffer(name) if allocates else None
+        if buffer is None:
+            return line
+        arguments, end, view = rest.rpartition(").as_strided(")
+        if not end:
+            arguments, end, view = rest.rpartition(")")
+        return f"{call}{allocates}{arguments}, {module_of(buffer.get_origins())!r}{end}{view}"
+
+    PythonWrapperCodegen.make_allocation = make_allocation
+
+
+def module_of(origins: Iterable[Any]) -> str:
+    """The dotted name of the module that a buffer belongs to, relative to the compiled one.
+
+    Args:
+        origins: the nodes of the FX graph that the buffer is computed from; the last one is its own operation.
+    """
+    for node in sorted(origins, reverse=True):
+        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+        if stack:
+            path, _ = list(stack.values())[-1]  # such as L['self'].model.layers.0
+            return str(path).rpartition("]")[2].removeprefix(".")
+    return ""
 
 
 class _OnHost(TorchDispatchMode):

@@ -23,7 +23,7 @@ from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
-from hf_memkit.prediction.child.gpu.compiler import compiled_modules
+from hf_memkit.prediction.child.gpu.compiler import compiled_modules, on_allocation
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
 from hf_memkit.prediction.child.trainer_kinds.preference import compared_models
@@ -57,6 +57,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._guard = ErrorBarrier()
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
+        self._region = ""  # the compiled module that backward has reached
+        self._decoder = ""  # the name of the decoder in a model that is compiled as a whole
         self._outside_step: list[Category] = []
         self._passes: list[contextlib.ExitStack] = []
         self._generates = False
@@ -74,7 +76,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         root.register_forward_pre_hook(self._root_begins, with_kwargs=True)
         register_optimizer_step_pre_hook(self._step_begins)
         register_optimizer_step_post_hook(self._step_ends)
-        if not compiled_modules:
+        if compiled_modules:
+            self._watch_compiled(root)
+        else:
             self._watch_modules(model)
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -82,6 +86,29 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
                     lambda weight: self._tracer.label([weight.grad], "gradients")
                 )
         self._phases.train_begin()
+
+    def _watch_compiled(self, root: nn.Module) -> None:
+        """Hooks on compiled modules and on those around them: a hook inside would change what is compiled."""
+        for name, module in _modules_around_compiled(root):
+            self._names[id(module)] = name
+            module.register_forward_pre_hook(self._enter)
+            module.register_forward_hook(self._leave, always_call=True)
+        decoder = decoder_of(root)
+        if decoder is not None and decoder is not root and not is_compiled(root):
+            decoder.register_forward_hook(
+                lambda _, args, output: self._loss_begins(getattr(output, "last_hidden_state", output))
+            )
+        inner = {id(module): name for name, module in root.named_modules()}
+        self._decoder = inner.get(id(decoder), "").replace("_orig_mod.", "") if is_compiled(root) else ""
+        on_allocation.append(self._allocates)
+
+    def _allocates(self, module: str) -> None:
+        """Compiled code allocates a tensor for `module`, named relative to the compiled one."""
+        region = self._stack[-1] if self._stack else self._region
+        self._tracer.module = ".".join(filter(None, (region, module)))
+        if self._decoder and self._phases.phase in ("forward", "backward", "evaluate"):
+            within = f"{module}.".startswith(f"{self._decoder}.")
+            self._tracer.default = "activations" if within else "loss"
 
     def _watch_modules(self, model: nn.Module) -> None:
         # Global hooks: some functions behave differently if a module has hooks (chunked_loss).
@@ -179,7 +206,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def _backward_enters(self, name: str) -> None:
         if not self._stack:  # within a recomputation, forward sets the module
-            self._tracer.module = name
+            self._tracer.module = self._region = name
 
     def _loss_begins(self, output: Any) -> None:
         """The loss is computed from the first tensor of `output` from now on, and backward reaches it at its end."""
@@ -208,6 +235,18 @@ def optimizer_states(optimizer: Any) -> list[Any]:
     parts = getattr(optimizer, "optimizer_dict", None) or {}
     own = [value for name, value in vars(optimizer).items() if name.startswith("exp_avg") and isinstance(value, dict)]
     return [*states_of(optimizer), *(state for part in parts.values() for state in states_of(part)), *own]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    return "_orig_mod" in module._modules
+
+
+def _modules_around_compiled(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The dotted name and the module of `module` and all below it, except those inside of a compiled one."""
+    yield name, module
+    if not is_compiled(module):
+        for child, below in module.named_children():
+            yield from _modules_around_compiled(below, f"{name}.{child}" if name else child)
 
 
 def decoder_of(model: Any) -> nn.Module | None:
