@@ -181,6 +181,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Settings by key, beside the batch sizes. Fields that are not listed have Trainer's default, such as fused AdamW."""
 
+_COMPILED: Final = {"arguments.torch_compile": True}
 _SAVED: Final = {"arguments.save_strategy": "steps"}
 
 MORE: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -196,6 +197,10 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "sft, bf16": {**_SFT, "arguments.bf16": True},
     "sft, lora": {**_SFT, **SETTINGS["lora"]},
     "metrics by batch": {"metrics": True, "evaluation_batches": 4, "arguments.batch_eval_metrics": True},
+    "compiled": _COMPILED,
+    "compiled, checkpointing": {**_COMPILED, "arguments.gradient_checkpointing": True},
+    "compiled, lora": {**_COMPILED, **SETTINGS["lora"]},
+    "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager"},
 }
 """What else a training does, for some of the architectures: settings, and fields of `SetupTraining` by their names."""
 

@@ -211,13 +211,16 @@ def _named(found: Peaks) -> dict[str, Any]:
 
 def _train(asked: SetupTraining) -> int:
     """Bytes of the batch that accelerate reads ahead: it lies on the host, whatever the GPU is, and is in no trace."""
+    import torch
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
+    from hf_memkit.prediction.child.gpu import fake_gpu
     from hf_memkit.prediction.child.training.at_train import SHORT_AND_QUIET
     from hf_memkit.prediction.child.training.setup_trainer import rows_for
     from hf_memkit.setup.build import build_arguments, prepared_rows, trainer_class
 
+    torch.compile = fake_gpu.torch_compile
     _mark_stopped_recomputations()
     _arrays_are_copies()
     with tempfile.TemporaryDirectory() as folder:
@@ -236,6 +239,7 @@ def _train(asked: SetupTraining) -> int:
             compute_metrics=(lambda prediction, compute_result=True: {}) if asked.metrics else None,
         )
         trainer.remove_callback(PrinterCallback)
+        marks.trainer = trainer
         trainer.train()
         size = arguments.eval_batch_size
         trainer.evaluate(rows(size, size * asked.evaluation_batches))
@@ -296,7 +300,8 @@ def _marks() -> Any:
                 pass
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.phases.attach(model, HookSet(model, ErrorBarrier()))
+            root = self.trainer.model_wrapped if args.torch_compile else model  # a hook inside breaks the graph
+            self.phases.attach(root, HookSet(root, ErrorBarrier()))
             self.phases.train_begin()
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:

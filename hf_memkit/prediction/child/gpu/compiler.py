@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -31,9 +32,11 @@ LEAST_CAPABILITY: Final = (7, 0)
 
 @functools.cache
 def install_compiler() -> None:
-    """Patches dynamo and inductor. Call it after `torch.cuda` reports the GPU."""
+    """Patches dynamo and inductor. Call it after `torch.cuda` reports the GPU; without one, compiled code runs on fake
+    tensors of the CPU, which tests compare with real ones."""
     _configure()
-    _patch_device_interface()
+    if torch.cuda.is_available():
+        _patch_device_interface()
     _patch_kernels()
     _patch_wrapper_functions()
     _name_modules()
@@ -161,6 +164,7 @@ def _patch_kernels() -> None:
 
     AsyncCompile.triton = lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name)
     AsyncCompile.multi_kernel = lambda self, *args, **kwargs: Kernel("multi_kernel")
+    AsyncCompile.cpp_pybinding = lambda self, argtypes, source_code: Kernel("cpp_fused").run
     AsyncCompile.wait = lambda self, scope: None
 
 
@@ -171,15 +175,16 @@ def _patch_wrapper_functions() -> None:
 
     guards = torch._C._dynamo.guards
 
-    def empty_strided_cuda(size: Any, stride: Any, dtype: Any, module: str = "") -> torch.Tensor:
+    def empty_strided(device: str, size: Any, stride: Any, dtype: Any, module: str = "") -> torch.Tensor:
         for notify in on_allocation:
             notify(module)
-        return torch.empty_strided(size, stride, dtype=dtype, device="cuda:0")
+        return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     def reinterpret_tensor(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
         return torch.as_strided(tensor, size, stride, offset + int(tensor.storage_offset()))
 
-    guards._empty_strided_cuda = empty_strided_cuda
+    guards._empty_strided_cuda = functools.partial(empty_strided, "cuda:0")
+    guards._empty_strided_cpu = functools.partial(empty_strided, "cpu")
     guards._reinterpret_tensor = reinterpret_tensor
     # Recomputed operations that draw random numbers keep the generator's state, which is host memory.
     partitioners.functionalize_rng_ops = lambda joint, forward, backward, symbols: (forward, backward)
@@ -196,14 +201,12 @@ def _name_modules() -> None:
 
     def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
         line: str = original(self, name, *args, **kwargs)
-        call, allocates, rest = line.partition("empty_strided_cuda(")
-        buffer = V.graph.try_get_buffer(name) if allocates else None
+        buffer = V.graph.try_get_buffer(name)
         if buffer is None:
             return line
-        arguments, end, view = rest.rpartition(").as_strided(")
-        if not end:
-            arguments, end, view = rest.rpartition(")")
-        return f"{call}{allocates}{arguments}, {module_of(buffer.get_origins())!r}{end}{view}"
+        module = module_of(buffer.get_origins())
+        # The view that may follow is of another size: "empty_strided_cuda(…).as_strided(…)".
+        return re.sub(r"(empty_strided_(?:cuda|cpu)\(.*?)\)(?=$|\.as_strided)", rf"\1, {module!r})", line)
 
     PythonWrapperCodegen.make_allocation = make_allocation
 

@@ -284,7 +284,7 @@ def patch_streams() -> None:
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
 
 
-_torch_compile: Final = torch.compile
+torch_compile: Final = torch.compile
 
 
 def replace_compiler() -> None:
@@ -309,7 +309,7 @@ def _compiled(model: Any = None, **options: Any) -> Any:
     if isinstance(model, nn.Module):
         from hf_memkit.prediction.child.gpu.compiler import compile_module
 
-        return compile_module(_torch_compile, model, **options)
+        return compile_module(torch_compile, model, **options)
 
     @functools.wraps(model)
     def refuse(*args: Any, **kwargs: Any) -> Any:
