@@ -1,4 +1,4 @@
-"""Optimizers for batches so large that AdamW's and SGD's learning rates no longer carry over."""
+"""Optimizers for batches of thousands of sequences, for which AdamW and SGD need another learning rate."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from hf_memkit.setup.techniques.registry import Bounds, technique
 _PART = "hf_memkit.components.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
 _BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
-"""The learning rate is above 0; no training has less than this."""
+"""Bounds are inclusive: 1e-12 stands for "above 0"."""
 
 _WARM_UP = 0.1
-"""Share of the steps where no reference is given. Assumed, not from a paper."""
+"""Warm-up as a share of the steps, if no reference batch is given. Assumed, not from a paper."""
 
 _LARS_WARM_UP = 0.05
-"""Goyal et al. 2017, arXiv 1706.02677, section 2.2: five epochs of ninety."""
+"""Warm-up of LARS, as a share of the steps: 5 of 90 epochs (Goyal et al. 2017, arXiv 1706.02677, section 2.2)."""
 
-_LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
-"""You et al. 2019, arXiv 1904.00962, the table of untuned LAMB on BERT: from 1/320 of the steps at the reference
-batch, in proportion to the batch, to 1/5 at 64 times that."""
+_LAMB_WARM_UP = 1 / 320
+"""Warm-up of LAMB at the reference batch, as a share of the steps; it grows in proportion to the batch (You et al.
+2019, arXiv 1904.00962, the table of untuned LAMB on BERT)."""
+
+_LAMB_LONGEST = 1 / 5
+"""Maximum warm-up of LAMB: the same table has it at 64 times the reference batch."""
 
 
 def _sequences(setup: Setup) -> int:
@@ -40,20 +43,20 @@ def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Se
 
 @technique(
     "lars",
-    saves="one of AdamW's two moments; a batch of many sequences needs fewer steps",
-    costs="its own learning rate, and trust ratios that read every weight twice; the curve is in the docs",
-    not_when="the batch is not in the thousands, or the model is a transformer: use LAMB or AdamW",
+    saves="LARS keeps one moment a parameter, AdamW two; a larger batch also needs fewer steps",
+    costs="you must find its learning rate, and each step reads every weight twice (learning curve in the docs)",
+    not_when="the batch has less than a thousand sequences, or the model is a transformer: use LAMB or AdamW",
     proof="curve",
     packages=("bitsandbytes",),
     values={**_VALUES, "momentum": float},
     bounds={**_BOUNDS, "momentum": (0, 1)},
 )
 def lars(setup: Setup) -> Setup:
-    """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
+    """SGD with momentum whose step is limited by each matrix's norm (You et al. 2017, arXiv 1708.03888).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
-    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
-    parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). memkit's class also trains parameters that
+    start at zero; bitsandbytes' never moves them (`hf_memkit.components.large_batch_optimizers`).
     """
     job = setup.resolved_for
     reference = int(job.values.get("reference_batch_size", 0))
@@ -75,20 +78,20 @@ def lars(setup: Setup) -> Setup:
 
 @technique(
     "lamb",
-    saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
-    costs="trust ratios that read every weight twice; the curve is in the docs",
-    not_when="the batch is not in the thousands; with the same tuning AdamW does as well (Nado et al. 2021)",
+    saves="no memory, as LAMB keeps two fp32 moments; but a larger batch needs fewer steps",
+    costs="each step reads every weight twice (learning curve in the docs)",
+    not_when="the batch has less than a thousand sequences; AdamW does as well with equal tuning (Nado et al. 2021)",
     proof="curve",
     packages=("bitsandbytes",),
     values=_VALUES,
     bounds=_BOUNDS,
 )
 def lamb(setup: Setup) -> Setup:
-    """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
+    """Adam whose step is limited by each matrix's norm (You et al. 2019, arXiv 1904.00962).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
-    batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
-    would never move, parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    batch and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. memkit's class also
+    trains parameters that start at zero; bitsandbytes' never moves them.
     """
     job = setup.resolved_for
     reference = int(job.values.get("reference_batch_size", 0))
