@@ -188,12 +188,14 @@ _BOUNDS: Bounds = {"projection_rank": (1, None), "projection_interval": (1, None
 
 
 def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
-    job, layerwise = setup.resolved_for, optim.endswith("layerwise")
+    job = setup.resolved_for
     width = job.model.width if job.model is not None else 0
-    rank = int(job.values.get("projection_rank", width // 4 or _TRAINER_RANK))
+    rank, why = width // 4 or _TRAINER_RANK, "a quarter of the width" if width else "Trainer's default"
+    if "projection_rank" in job.values:
+        rank, why = int(job.values["projection_rank"]), "asked for"
     interval = int(job.values.get("projection_interval", 200))
-    chosen = "a quarter of the width" if width else "Trainer's default"
-    why = "asked for" if "projection_rank" in job.values else chosen
+
+    layerwise = optim.endswith("layerwise")
     setup = setup.put_all(
         "arguments",
         optim=(optim, saves),
