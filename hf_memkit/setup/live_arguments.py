@@ -85,12 +85,9 @@ def on_creation(*, begins: Hook | None = None, ends: Hook | None = None) -> None
     """Call a hook for every TrainingArguments object that is created from now on.
 
     Args:
-        begins: called before any `__post_init__`, of a subclass or the base, so that derived fields follow its
-            changes. The object then has the caller's values and defaults.
+        begins: called before the first `__post_init__`, with the caller's values and defaults, so that derived fields
+            follow its changes (TRL's configs derive `bf16` from `fp16`; trl 1.16.0: base_config.py).
         ends: called after the last `__post_init__`.
-
-    A change in the base's `__post_init__` would be too late for some fields: TRL's configs derive `bf16` from `fp16`
-    before it, and GRPO's `generation_batch_size` after it (trl 1.16.0: base_config.py, grpo_config.py).
     """
     if begins is not None:
         _begins.append(begins)

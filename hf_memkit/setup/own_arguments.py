@@ -112,32 +112,15 @@ def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
     Raises:
         SettingError: lists every wrong pair.
     """
-    values: dict[str, Any] = {}
-    fields = []
-    problems = []
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        name = name.strip()
-        if not equals or name not in kinds:
-            fields.append(pair)
-            continue
-        try:
-            values[name] = convert(text.strip(), kinds[name])
-        except ValueError as error:
-            problems.append(f"--set {pair}: {error}")
-
-    parsed: dict[str, Any] = {}
     try:
-        parsed = read_pairs(fields)
+        fields = read_pairs(pairs, further=kinds)
     except SettingError as error:
-        for line in str(error).splitlines():
-            name = line.removeprefix("--set ").partition(":")[0]
-            if kinds and "no field of TrainingArguments" in line:
-                line += f"{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}"
-            problems.append(line)
-    if problems:
-        raise SettingError("\n".join(problems))
-    return values, parsed
+        known = f"; values of this preset: {', '.join(kinds)}" if kinds else ""
+        lines = str(error).splitlines()
+        lines = [line + known if "no field of TrainingArguments" in line else line for line in lines]
+        raise SettingError("\n".join(lines)) from None
+    values = {name: fields.pop(name) for name in kinds if name in fields}
+    return values, fields
 
 
 def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
@@ -241,8 +224,7 @@ def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _changed_fields(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """Fields that differ from a default object's, because creating an object changes some of them; and a note on
-    fields that Trainer does not have."""
+    """Fields that differ from those of a default object, and a note on fields that Trainer does not have."""
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
     kind = Seq2SeqTrainingArguments if isinstance(args, Seq2SeqTrainingArguments) else TrainingArguments

@@ -31,8 +31,7 @@ _SECTIONS: Final = ("arguments", "model", "environment")
 _WITH_CODE: Final = ("adapter", "loss")
 """Settings that need other code in the script."""
 _FOR_CONFIGS: Final = ("attn_implementation", "dtype", "experts_implementation")
-"""Options of `from_pretrained` that `from_config` takes too (transformers 5.23.0: modeling_utils.py,
-`_from_config`)."""
+"""Options that `from_config` takes too (transformers 5.23.0: modeling_utils.py, `_from_config`)."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,11 @@ class Overrides:
     """A plan's settings, which replace the script's.
 
     Attributes:
-        arguments: fields of TrainingArguments or a subclass such as TRL's SFTConfig, under current names, set in every
-            object that the script makes.
-        model: options of `from_pretrained`, such as `attn_implementation` and `dtype`, for every model made with it
-            or, as far as it accepts them, with `from_config`.
+        arguments: fields under current names, for every TrainingArguments object (or subclass) that the script makes.
+        model: options of `from_pretrained`, such as `dtype`, for every model made with it or with `from_config`.
         environment: variables, set before torch starts.
-        adapter: fields of a `LoraConfig`. Only a prediction's child adds adapters
-            (`prediction/child/libraries/adapters.py`): in a run the script adds them with other code, so plan files
-            have none.
-        loss: `{"chunked": True}`: memkit's loss in chunks; only in a prediction's child, as adapters.
+        adapter: fields of a `LoraConfig`, for predictions only: in a run the script must add adapters with other code.
+        loss: `{"chunked": True}`: memkit's loss in chunks, for predictions only.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -151,20 +146,18 @@ class OverrideReport:
         self.script: Mapping[str, Any] = {}
         self.arguments: Any = None
         self.refused: InputError | None = None
-        self._on_overridden = on_overridden
-        self._on_difference = on_difference
+        self._on_overridden = on_overridden or (lambda line: None)
+        self._on_difference = on_difference or (lambda line: None)
 
     def add_overridden(self, line: str) -> None:
         if line not in self.overridden:
             self.overridden.append(line)
-            if self._on_overridden is not None:
-                self._on_overridden(line)
+            self._on_overridden(line)
 
     def add_difference(self, line: str) -> None:
         if line not in self.differences:
             self.differences.append(line)
-            if self._on_difference is not None:
-                self._on_difference(line)
+            self._on_difference(line)
 
 
 def install(
@@ -344,9 +337,10 @@ def _check_optimizer(overrides: Overrides, report: OverrideReport, trainer: Any)
     wanted = overrides.arguments.get("optim")
     if wanted is None:
         return
-    class_and_options = getattr(trainer, "optimizer_cls_and_kwargs", None)
-    if trainer.optimizer is not None or class_and_options:
-        kind = type(trainer.optimizer) if trainer.optimizer is not None else class_and_options[0]
+    kind, _ = getattr(trainer, "optimizer_cls_and_kwargs", None) or (None, None)
+    if trainer.optimizer is not None:
+        kind = type(trainer.optimizer)
+    if kind is not None:
         script = f"the optimizer that the script gives Trainer ({kind.__name__})"
         report.add_difference(f"optim: {script} overrides the plan's {wanted}. Remove it")
     elif overrides_optimizer(trainer):

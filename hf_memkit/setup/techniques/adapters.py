@@ -105,7 +105,8 @@ _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
 def _adapters(setup: Setup) -> Setup:
     job = setup.resolved_for
     rank = int(job.values.get("rank", RANK))
-    alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+    alpha = int(job.values.get("alpha", 2 * rank))
+    dropout = float(job.values.get("dropout", 0.0))
 
     def why(value: str, default: str) -> str:
         return "asked for" if value in job.values else default

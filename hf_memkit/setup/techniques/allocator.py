@@ -39,9 +39,8 @@ _BESIDE_EXPANDABLE: Final[Mapping[str, str]] = {
 
 _LIMIT: Final = "per_process_memory_fraction"
 LIMITED_SHARE: Final = 0.99
-"""torch collects only where the process has a limit, and then from the threshold's share of that limit on (pytorch:
-c10/cuda/CUDACachingAllocator.cpp, `malloc`: `set_fraction && garbage_collection_threshold() > 0.0`). This limit is
-above what a CUDA context leaves of any GPU."""
+"""torch collects only in a process with a limit, from the threshold's share of it on (pytorch:
+CUDACachingAllocator.cpp, `malloc`). This limit is above what a CUDA context leaves of any GPU."""
 
 SMALLEST_SPLIT_MIB: Final = 20
 """torch refuses less: the size of its large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
@@ -245,8 +244,8 @@ def _set_before_first_use(text: str) -> bool:
 
 advice(
     "empty-cache-steps", "allocator", {"arguments.torch_empty_cache_steps": 1},
-    "blocks too small for a request go back to the driver after each step, where segments are expandable already",
+    saves="blocks too small for a request go back to the driver after each step, if segments are expandable already",
     # transformers 5.23: training_args.py, help of torch_empty_cache_steps
-    "about 10% slower, according to transformers' documentation",
+    costs="about 10% slower, according to transformers' documentation",
     devices=("cuda",), slows=True, unless=("torch_empty_cache_steps",),
 )  # fmt: skip

@@ -67,8 +67,8 @@ def eager_attention(setup: Setup) -> Setup:
 
 advice(
     "xformers-attention", "attention", {"arguments.enable_xformers_memory_efficient_attention": True},
-    "xformers' attention stores no scores, which are heads × pixels² numbers a layer",
-    "needs the package xformers; PyTorch 2 and a recent diffusers do the same without it",
+    saves="xformers' attention stores no scores, which are heads × pixels² numbers a layer",
+    costs="needs the package xformers; PyTorch 2 and a recent diffusers do the same without it",
     offered={"attention": 1, "larger than the GPU": 3, "one large tensor": 4}, only_with=("diffusers",),
     unless=("flash attention", "enable_xformers_memory_efficient_attention"),
 )  # fmt: skip

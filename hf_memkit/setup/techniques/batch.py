@@ -83,8 +83,6 @@ def scaled_learning_rate(
 def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: int = 1) -> int:
     """Micro-batches of an optimizer step in each process.
 
-    >>> accumulation_for(32, 4)
-    8
     >>> accumulation_for(32, 4, processes=2)
     4
 
@@ -171,7 +169,8 @@ def _divide(sequences: int, part: int, processes: int, name: str) -> int:
     if part >= 1 and share % part == 0:
         return share // part
     what = f"{share} sequences a step" if processes == 1 else f"the {share} sequences of each process a step"
-    raise SettingError(f"{name}={part} does not divide {what}. Use one of {_nearest(part, _divisors(share))}")
+    nearest = sorted(_divisors(share), key=lambda divisor: (abs(divisor - part), divisor))[:3]
+    raise SettingError(f"{name}={part} does not divide {what}. Use one of {', '.join(map(str, sorted(nearest)))}")
 
 
 def _divisors(number: int) -> list[int]:
@@ -184,8 +183,3 @@ def _around(number: int, choices: Iterable[int]) -> str:
     below = [choice for choice in positive if choice < number][-1:]
     above = [choice for choice in positive if choice > number][:1]
     return " or ".join(map(str, below + above))
-
-
-def _nearest(number: int, choices: Iterable[int]) -> str:
-    near = sorted(choices, key=lambda choice: (abs(choice - number), choice))[:3]
-    return ", ".join(str(choice) for choice in sorted(near))

@@ -83,7 +83,7 @@ def liger(setup: Setup) -> Setup:
 
 advice(
     "newer-trl", "loss", {"command": "pip install -U trl"},
-    "SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
-    "you change the version of trl; its other trainers (DPO, GRPO) need use_liger_kernel instead",
+    saves="SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
+    costs="you change the version of trl; its other trainers (DPO, GRPO) need use_liger_kernel instead",
     offered={"logits": 2}, only_with=("trl",), unless=("liger", "chunked loss"),
 )  # fmt: skip

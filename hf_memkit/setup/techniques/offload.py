@@ -56,63 +56,63 @@ _ON_THE_CPU: Final = (
 
 _zero(
     "zero2",
-    "`memkit ds copy zero2` splits gradients and optimizer states over the GPUs",
-    "more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
+    saves="`memkit ds copy zero2` splits gradients and optimizer states over the GPUs",
+    costs="more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
     unless=("FSDP", "adapters"), planned=InPlans("engine", "zero2", turn=1),
 )  # fmt: skip
 _zero(
     "zero3",
-    "`memkit ds copy zero3` splits weights, gradients and optimizer states over several GPUs, as FSDP's full_shard "
-    "does; make TrainingArguments before from_pretrained, and set no device_map",
-    "the GPUs exchange all weights in every forward and backward pass, about 1.5 times the communication of ZeRO-2; "
-    "with one GPU, use zero3-offload",
+    saves="`memkit ds copy zero3` splits weights, gradients and optimizer states over several GPUs, as FSDP's "
+    "full_shard does; make TrainingArguments before from_pretrained, and set no device_map",
+    costs="the GPUs exchange all weights in every forward and backward pass, about 1.5 times the communication of "
+    "ZeRO-2; with one GPU, use zero3-offload",
     not_when="there is one GPU, so that nothing is split, or the 16-bit weights fit on each GPU",
     offered={"load": 3, "host/load": 3}, unless=("FSDP", "ZeRO-3", "quantized weights"), slot="engine",
     planned=InPlans("engine", "zero3", turn=2),
 )  # fmt: skip
 _zero(
     "zero2-offload",
-    "`memkit ds copy zero2-offload` moves gradients and optimizer states to RAM; 16-bit weights and two buckets stay "
-    "on the GPU",
-    _ON_THE_CPU,
+    saves="`memkit ds copy zero2-offload` moves gradients and optimizer states to RAM; 16-bit weights and two buckets "
+    "stay on the GPU",
+    costs=_ON_THE_CPU,
     not_when="the machine has little RAM",
     offered={"optimizer": 3}, devices=("cuda", "rocm"), unless=("offload", "FSDP", "adapters", "ZeRO-3"),
     slot="engine", planned=InPlans("engine", "zero2-offload", turn=3),
 )  # fmt: skip
 _zero(
     "zero3-offload-optimizer",
-    "`memkit ds copy zero3-offload-optimizer` moves gradients and optimizer states to RAM",
-    _ON_THE_CPU,
+    saves="`memkit ds copy zero3-offload-optimizer` moves gradients and optimizer states to RAM",
+    costs=_ON_THE_CPU,
     offered={"optimizer": 3}, devices=("cuda", "rocm"), only_with=("ZeRO-3",), unless=("offload", "FSDP", "adapters"),
 )  # fmt: skip
 _zero(
     "zero3-offload",
-    "`memkit ds copy zero3-offload` keeps weights, gradients and optimizer states in RAM; make TrainingArguments "
-    "before from_pretrained: only then does ZeRO-3 split the weights while they load",
-    "about 20 bytes of RAM a parameter; AdamW runs on the CPU, and all weights cross the bus in every forward and "
-    "backward pass",
+    saves="`memkit ds copy zero3-offload` keeps weights, gradients and optimizer states in RAM; make "
+    "TrainingArguments before from_pretrained: only then does ZeRO-3 split the weights while they load",
+    costs="about 20 bytes of RAM a parameter; AdamW runs on the CPU, and all weights cross the bus in every forward "
+    "and backward pass",
     not_when="the 16-bit weights fit on the GPU (zero2-offload transfers less), or RAM is short",
     offered={"load": 3}, only_with=("ZeRO-3",), unless=("FSDP",), slot="engine",
     planned=InPlans("engine", "zero3-offload", turn=4),
 )  # fmt: skip
 _zero(
     "zero3-infinity-optimizer",
-    "`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves the optimizer states from RAM to NVMe; `memkit "
-    "ds check FILE --ram SIZE` prints the RAM that your config needs (if the GPUs have room, omit offload_optimizer)",
-    "each step reads and writes all states on the disk; needs a local NVMe disk",
+    saves="`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves the optimizer states from RAM to NVMe; "
+    "`memkit ds check FILE --ram SIZE` prints the RAM that it needs (if the GPUs have room, omit offload_optimizer)",
+    costs="each step reads and writes all states on the disk; needs a local NVMe disk",
     offered={"host/optimizer": 1, "host/offload": 1, "host/anything": 2},
 )  # fmt: skip
 _zero(
     "zero3-infinity",
-    "weights and optimizer states are on the disk; buckets, the layers in use and staging buffers stay on GPU and in "
-    "RAM",
-    "about 18 bytes of disk a parameter, of which each step writes 12 (this wears out an SSD); steps are much slower",
+    saves="weights and optimizer states are on the disk; buckets, the layers in use and staging buffers stay on the "
+    "GPU and in RAM",
+    costs="about 18 bytes of disk a parameter, 12 of them written at each step (an SSD wears out); much slower steps",
     not_when="the states fit on the GPU or in RAM",
     slot="engine", planned=InPlans("engine", "zero3-infinity", turn=5),
 )  # fmt: skip
 advice(
     "pageable-states", "offload", {"deepspeed.zero_optimization.offload_optimizer.pin_memory": False},
-    "offloaded states use pageable RAM instead of page-locked RAM; set the same key in offload_param",
-    "transfers between RAM and GPU are slower",
+    saves="offloaded states use pageable RAM instead of page-locked RAM; set the same key in offload_param",
+    costs="transfers between RAM and GPU are slower",
     slows=True, offered={"pinned/DeepSpeed": 1, "pinned/anything": 2},
 )  # fmt: skip

@@ -38,8 +38,7 @@ def adamw_fused(setup: Setup) -> Setup:
 def adamw_foreach(setup: Setup) -> Setup:
     """AdamW over lists of tensors: one kernel per operation for all parameters.
 
-    If no form is requested, torch uses this one on CUDA and the loop on a CPU (torch 2.13: optim/optimizer.py,
-    `_default_to_fused_or_foreach`).
+    torch's default on CUDA; on a CPU it is the loop (torch 2.13: optim/optimizer.py, `_default_to_fused_or_foreach`).
     """
     return setup.put("arguments.optim", "adamw_torch", "torch then uses the foreach form on CUDA")
 
@@ -161,8 +160,7 @@ def lomo(setup: Setup) -> Setup:
 def adalomo(setup: Setup) -> Setup:
     """LOMO with Adafactor's factored second moment (Lv et al. 2023, arXiv 2310.10195). CUDA only.
 
-    The library keeps the states in dictionaries that no checkpoint includes (lomo-optim 0.1.1: adalomo.py 81-83), and
-    always puts them on CUDA (92-101).
+    No checkpoint has its states (lomo-optim 0.1.1: adalomo.py 81-83), which are always on CUDA (92-101).
     """
     if setup.resolved_for.machine.gpu is None:
         setup = setup.with_notes(

@@ -12,6 +12,7 @@ _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
 _BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
 """Bounds are inclusive: 1e-12 stands for "above 0"."""
 
+_WHY_WARM_UP = "a large batch needs a warm-up"
 _WARM_UP = 0.1
 """Warm-up as a share of the steps, if no reference batch is given. Assumed, not from a paper."""
 
@@ -33,12 +34,9 @@ def _sequences(setup: Setup) -> int:
     return micro * accumulation * job.processes
 
 
-def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Setup:
-    job = setup.resolved_for
-    rate = job.values.get("reference_learning_rate")
-    if rate is not None and "reference_batch_size" in job.values:
-        setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
-    return setup.put("arguments.warmup_steps", warm_up, why)
+def _put_rate(setup: Setup, factor: float, law: str) -> Setup:
+    rate = setup.resolved_for.values.get("reference_learning_rate")
+    return setup if rate is None else setup.put("arguments.learning_rate", float(rate) * factor, law)
 
 
 @technique(
@@ -58,22 +56,23 @@ def lars(setup: Setup) -> Setup:
     warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). memkit's class also trains parameters that
     start at zero; bitsandbytes' never moves them (`hf_memkit.components.large_batch_optimizers`).
     """
-    job = setup.resolved_for
-    reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup)
+    values = setup.resolved_for.values
     setup = setup.put_all(
         "optimizer",
         {
             "class": (f"{_PART}:LARS", "one fp32 moment, and a trust ratio for each matrix"),
             "takes": (["lr"], "LARS has no betas and no epsilon"),
-            "momentum": (float(job.values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
+            "momentum": (float(values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
         },
     )
-    factor = sequences / reference if reference else 1.0
+    if "reference_batch_size" not in values:
+        return setup.put("arguments.warmup_steps", _WARM_UP, _WHY_WARM_UP)
+    reference = int(values["reference_batch_size"])
+    sequences = _sequences(setup)
     law = f"in proportion to the batch: {sequences} sequences against {reference} (Goyal et al. 2017, section 2.1)"
-    share = _LARS_WARM_UP if reference else _WARM_UP
-    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)" if reference else "a large batch needs a warm-up"
-    return _rate(setup, factor, law, share, why)
+    setup = _put_rate(setup, sequences / reference, law)
+    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)"
+    return setup.put("arguments.warmup_steps", _LARS_WARM_UP, why)
 
 
 @technique(
@@ -93,14 +92,13 @@ def lamb(setup: Setup) -> Setup:
     batch and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. memkit's class also
     trains parameters that start at zero; bitsandbytes' never moves them.
     """
-    job = setup.resolved_for
-    reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup)
+    values = setup.resolved_for.values
     setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
-    factor = sequences / reference if reference else 1.0
+    if "reference_batch_size" not in values:
+        return setup.put("arguments.warmup_steps", _WARM_UP, _WHY_WARM_UP)
+    reference = int(values["reference_batch_size"])
+    sequences = _sequences(setup)
     law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019)"
-    share = min(_LAMB_LONGEST, factor * _LAMB_WARM_UP) if reference else _WARM_UP
-    why = (
-        "in proportion to the batch (You et al. 2019, untuned LAMB)" if reference else "a large batch needs a warm-up"
-    )
-    return _rate(setup, sqrt(factor), law, share, why)
+    setup = _put_rate(setup, sqrt(sequences / reference), law)
+    warm_up = min(_LAMB_LONGEST, sequences / reference * _LAMB_WARM_UP)
+    return setup.put("arguments.warmup_steps", warm_up, "in proportion to the batch (You et al. 2019, untuned LAMB)")

@@ -65,8 +65,7 @@ def adamw_8bit(setup: Setup) -> Setup:
 def paged_adamw_8bit(setup: Setup) -> Setup:
     """bitsandbytes' 8-bit AdamW with its states in CUDA's managed memory (Dettmers et al. 2023, arXiv 2305.14314).
 
-    It computes the same as adamw-8bit. States of fewer than 100 000 elements are not paged (bitsandbytes 0.50.2:
-    optim/optimizer.py 383).
+    States of fewer than 100 000 elements are not paged (bitsandbytes 0.50.2: optim/optimizer.py 383).
     """
     setup = setup.put(
         "arguments.optim", "paged_adamw_8bit", "8-bit states, moved to RAM by the driver when the GPU is full"
@@ -173,9 +172,8 @@ def lion_8bit(setup: Setup) -> Setup:
 
 
 IN_BLOCKS = r".*\.\d+\..*"
-"""Modules inside a numbered block: every linear layer except the output layer, whose projection would be the largest.
-Trainer reads a string as a regular expression for the whole name (transformers 5.23.0: trainer_utils.py,
-`check_target_module_exists`)."""
+"""Regular expression for every module in a numbered block, so not for the output layer, whose projection would be the
+largest (transformers 5.23.0: trainer_utils.py, `check_target_module_exists`)."""
 
 _TRAINER_RANK = 128
 """Trainer's default rank (transformers 5.23.0: trainer_optimizer.py 371, 398)."""
@@ -190,9 +188,10 @@ _BOUNDS: Bounds = {"projection_rank": (1, None), "projection_interval": (1, None
 def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
     job = setup.resolved_for
     width = job.model.width if job.model is not None else 0
-    rank, why = width // 4 or _TRAINER_RANK, "a quarter of the width" if width else "Trainer's default"
     if "projection_rank" in job.values:
         rank, why = int(job.values["projection_rank"]), "asked for"
+    else:
+        rank, why = (width // 4, "a quarter of the width") if width else (_TRAINER_RANK, "Trainer's default")
     interval = int(job.values.get("projection_interval", 200))
 
     layerwise = optim.endswith("layerwise")
@@ -275,7 +274,7 @@ def apollo_layerwise(setup: Setup) -> Setup:
 
 advice(
     "unpaged-states", "optimizers", {"arguments.optim": "adamw_bnb_8bit"},
-    "these 8-bit states (2 bytes a parameter) stay in GPU memory and use none of CUDA's managed memory",
-    "the states must fit on the GPU",
+    saves="these 8-bit states (2 bytes a parameter) stay in GPU memory and use none of CUDA's managed memory",
+    costs="the states must fit on the GPU",
     offered={"host/managed memory": 1},
 )  # fmt: skip

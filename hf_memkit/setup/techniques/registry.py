@@ -169,14 +169,7 @@ TECHNIQUES: Final[dict[str, Technique]] = {}
 
 
 def technique(
-    name: str,
-    *,
-    saves: str,
-    costs: str,
-    not_when: str,
-    family: Family | None = None,
-    slot: str | None = None,
-    **more: Any,
+    name: str, *, family: Family | None = None, slot: str | None = None, **fields: Any
 ) -> Callable[[Apply], Technique]:
     """Registers the decorated function as a row with these fields of `Technique`.
 
@@ -187,9 +180,9 @@ def technique(
 
     def register(apply: Apply) -> Technique:
         file = apply.__module__.rpartition(".")[2]
-        row_family = family or next(each for each in FAMILIES if file.startswith(each))
-        row_slot = row_family if slot is None else slot
-        row = Technique(name, row_family, saves, costs, not_when, slot=row_slot, apply=apply, **more)
+        row_family: Family = family or next(each for each in FAMILIES if file.startswith(each))
+        row_slot: str = row_family if slot is None else slot
+        row = Technique(name, row_family, slot=row_slot, apply=apply, **fields)
 
         used = {value for other in TECHNIQUES.values() if other.slot != row.slot for value in other.values}
         if twice := used & set(row.values):
@@ -253,7 +246,8 @@ def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
         if type(value) is not kind and not (kind is float and type(value) is int):
             return f"must be {kind.__name__}"
         low, high = one.bounds.get(name, (None, None))
-        if not ((low is None or value >= low) and (high is None or value < high)):  # so that nan is refused
+        number: Any = value
+        if not ((low is None or number >= low) and (high is None or number < high)):  # so that nan is refused
             limits = [f"at least {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
             return f"must be {' and '.join(filter(None, limits))}"
     return ""
