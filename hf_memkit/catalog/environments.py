@@ -22,7 +22,7 @@ from hf_memkit.common.boot import OLDEST_PYTHON
 from hf_memkit.common.errors import InputError
 
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
-_LIMIT_S: Final = 60.0
+_LIMIT_S: Final = 60.0  # seconds for an interpreter to answer
 
 _ACTIVATE: Final = "Activate the environment that trains, or give its Python: --python PATH"
 

@@ -95,7 +95,7 @@ class GivenHost:
     Attributes:
         cores: of each machine.
         ram_gb_per_s, nvme_read_gb_per_s, nvme_write_gb_per_s: as in `HostRates`.
-        pcie_gb_per_s: as in `GpuRates`.
+        pcie_gb_per_s: achieved rate in one direction.
         nvme_path: folder that DeepSpeed may swap to; None: no swapping.
     """
 

@@ -25,7 +25,7 @@ from hf_memkit.common.user_files import user_path
 Origin = Literal["local", "hub", "architecture"]
 """Source of the weights: a local folder; the hub or its cache; none (built from config values, random)."""
 
-_HUB_TIMEOUT_S = 5.0
+_HUB_TIMEOUT_S = 5.0  # assumed
 
 _CAUSAL = "AutoModelForCausalLM"
 

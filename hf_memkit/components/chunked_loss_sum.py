@@ -23,7 +23,7 @@ from hf_memkit.components.chunked_loss_logits import Step, vocabulary_of
 
 ENGINES = ("auto", "liger", "torch", "loop")
 
-_CHUNK_BYTES = 256 * 2**20
+_CHUNK_BYTES = 256 * 2**20  # assumed, as is the next
 _MOST_TOKENS = 1024
 
 

@@ -53,7 +53,7 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The current groups: torchao's own list goes stale (see above)."""
+        """The current groups, because torchao's list goes stale when a state is loaded."""
         optimizers = [*([self.d_opt] if self.d_opt is not None else []), *self.optim_dict.values()]
         return [group for optimizer in optimizers for group in optimizer.param_groups]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 _WORD = re.compile(r"[^\W_]+")
 
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import EvalPrediction
 
-_TRIES = 10
+_TRIES = 10  # as in torchvision's RandomResizedCrop
 
 
 class ImageBatches:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening, TrainerCallback
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 
 
 def trainer_options(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 
-_PCM: Final = 1
+_PCM: Final = 1  # format tags of WAV (Microsoft, mmreg.h), as the next two
 _FLOAT: Final = 3
 _EXTENSIBLE: Final = 0xFFFE
 _EDGE: Final = 0.05
@@ -45,7 +45,7 @@ def seconds_of(source: str | Path | bytes) -> float:
     """Length in seconds, read from the header.
 
     Raises:
-        SoundError, OSError: as `read_sound`.
+        SoundError, OSError: it cannot be read.
     """
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     if _is_wav(content):

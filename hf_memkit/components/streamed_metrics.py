@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 
 Metric = Callable[[EvalPrediction], dict[str, Any]]
 

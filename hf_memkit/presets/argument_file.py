@@ -17,7 +17,7 @@ from hf_memkit.catalog import library_versions
 from hf_memkit.presets.not_in_file import Outside, outside_lines, script_arguments
 from hf_memkit.setup.setup import Replaced, Setup
 
-_WIDTH: Final = 110
+_WIDTH: Final = 110  # characters of a line
 
 _FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides"})
 """Arguments of transformers' examples for a model with random weights; they exclude `model_name_or_path`."""

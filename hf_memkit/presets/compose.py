@@ -109,7 +109,7 @@ def apply_preset(
     left_out: Mapping[str, str] | None = None,
     change: Callable[[Setup], Setup] | None = None,
 ) -> Setup:
-    """The preset resolved for `job`; its `problems` list what the machine lacks. Raises as `compose`.
+    """The preset resolved for `job`; its `problems` list what the machine lacks. Raises SettingError for a conflict.
 
     Args:
         extra: techniques that replace those of the same slot.

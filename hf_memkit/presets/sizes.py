@@ -24,10 +24,10 @@ SEQUENCE_MULTIPLE: Final = 64
 """A computed sequence length is a multiple of this, as tensor cores of an A100 prefer (NVIDIA, "Matrix Multiplication
 Background User's Guide", 16-bit data: multiples of 64 elements)."""
 
-LARGEST_BATCH: Final = 4096
-LONGEST_SEQUENCE: Final = 1 << 20
+LARGEST_BATCH: Final = 4096  # sequences; assumed
+LONGEST_SEQUENCE: Final = 1 << 20  # tokens; assumed, for models without a maximum
 
-MOST_TRACES: Final = 3
+MOST_TRACES: Final = 3  # to find one size; assumed: a trace takes seconds
 
 _UNTRACED_SHARE: Final = 0.96
 """Maximum share of the GPU for a size that is not traced yet: the allocator's overhead grows with its tensors."""

@@ -45,7 +45,7 @@ CUDACachingAllocator.cpp, `malloc`). This limit is above what a CUDA context lea
 SMALLEST_SPLIT_MIB: Final = 20
 """torch refuses less: the size of its large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
 
-DEFAULT_SPLIT_MIB: Final = 512
+DEFAULT_SPLIT_MIB: Final = 512  # assumed
 DEFAULT_THRESHOLD: Final = 0.8
 """The value in PyTorch's own documentation (docs/source/notes/cuda.rst, "garbage_collection_threshold")."""
 

@@ -45,7 +45,7 @@ RETIRED: Final[dict[str, str]] = {
     "aot_torchxla_trace_once": "now named 'openxla', for TPUs",
     "torchxla_trace_once": "now named 'openxla', for TPUs",
 }
-"""Backends of older guides. Some pass accelerate and fail at the first forward; see the rule compile-backend."""
+"""Backends of older guides. Some pass accelerate and fail in the first forward pass (rule compile-backend)."""
 
 _LEAST_CAPABILITY = 7.0
 """Minimum compute capability of Triton's kernels (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""

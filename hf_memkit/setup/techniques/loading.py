@@ -8,7 +8,7 @@ from hf_memkit.common.units import MIB
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import advice, technique
 
-DEFAULT_WORKERS: Final = 2
+DEFAULT_WORKERS: Final = 2  # assumed
 PREFETCH: Final = 2
 """Batches that a worker prefetches: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
 

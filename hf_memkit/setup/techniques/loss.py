@@ -7,7 +7,7 @@ from typing import Any, Final
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
-_CHUNK_BYTES: Final = 256 * 2**20
+_CHUNK_BYTES: Final = 256 * 2**20  # assumed, as is the next
 _MOST_TOKENS: Final = 1024
 
 

@@ -180,8 +180,8 @@ def technique(
 
     def register(apply: Apply) -> Technique:
         file = apply.__module__.rpartition(".")[2]
-        row_family: Family = family or next(each for each in FAMILIES if file.startswith(each))
-        row_slot: str = row_family if slot is None else slot
+        row_family = next(each for each in FAMILIES if file.startswith(each)) if family is None else family
+        row_slot = row_family if slot is None else slot
         row = Technique(name, row_family, slot=row_slot, apply=apply, **fields)
 
         used = {value for other in TECHNIQUES.values() if other.slot != row.slot for value in other.values}

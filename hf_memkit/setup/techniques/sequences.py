@@ -61,7 +61,7 @@ def packed_mask_bytes(row_tokens: int) -> int:
     return row_tokens * row_tokens
 
 
-_COMPILED_MULTIPLE = 128
+_COMPILED_MULTIPLE = 128  # assumed: few shapes, at most 127 tokens of padding
 
 
 @technique(
