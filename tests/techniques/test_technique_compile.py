@@ -82,7 +82,7 @@ def test_losses_are_those_of_the_uncompiled_model(train: Train, backend: str) ->
 
     def losses(**arguments: Any) -> list[float]:
         model = causal_model(n_layer=1, loss_type="ForCausalLM")
-        done = train(model, rows, {} if arguments else None, learning_rate=1e-2, **arguments)
+        done = train(model, rows, guarded=bool(arguments), learning_rate=1e-2, **arguments)
         return [entry["loss"] for entry in done.state.log_history if "loss" in entry]
 
     plain = losses()
