@@ -125,7 +125,7 @@ def test_records_of_an_older_and_of_a_newer_memkit(tmp_path: Path) -> None:
     old = [{"schema": 1, "kind": "step", "step": n, "peak_allocated_gib": 2.0 + n} for n in (1, 2)]
     run = load_run(made.write(tmp_path / "old", old))
     assert run.ending.kind == "unknown" and "beginning of the records is missing" in run.notes[0]
-    assert "Peak 4.00 GiB at step 2" in text_report(run)
+    assert "Peak 4.0 GiB, in step 2" in text_report(run)
     newer = [{**record, "schema": 7, "new": 1} for record in made.healthy(3)] + [{"schema": 7, "kind": "dream"}]
     run = load_run(made.write(tmp_path / "new", newer))
     assert len(run.first.steps) == 3 and "newer memkit (schema 7" in run.notes[0]
