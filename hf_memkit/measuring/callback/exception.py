@@ -101,15 +101,19 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
-    run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
-    settings = run.get("hardware", {}).get("allocator_settings")
-    samples = record.get("samples")
-    view, verdict = RunView(run, record), None
+    run = cast(RunRecord, kinds.get("run", {}))
+    modules = cast(ModulesRecord | None, kinds.get("modules"))
+    verdict = None
     if message is not None:
-        oom_verdict = judge(
-            message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.version("torch")
+        view = RunView(run, record)
+        verdict = judge(
+            message,
+            allocator_settings=view.hardware.get("allocator_settings"),
+            samples=record.get("samples"),
+            own=os.getpid(),
+            torch=view.version("torch"),
         )
-        verdict = for_job(oom_verdict, view)
+        verdict = for_job(verdict, view)
         record["cause"] = verdict.cause
     changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
     record["changes"] = [change.to_json() for change in changes]

@@ -36,7 +36,6 @@ _ARGUMENTS = (
 )  # fmt: skip
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_LONGEST_LIST = 20
 
 
 def versions() -> dict[str, str]:
@@ -95,7 +94,7 @@ def memory_arguments(args: Any) -> dict[str, Any]:
     for name in _ARGUMENTS:
         value = getattr(args, name, None)
         if value is not None:
-            facts[name] = _plain(value)
+            facts[name] = getattr(value, "value", value)  # of an enum
     # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
     values = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
     facts["activation_checkpointing"] = any(values)
@@ -155,12 +154,6 @@ def _zero(args: Any) -> Mapping[str, Any] | None:
     if not isinstance(config, dict):
         return None
     zero = config.get("zero_optimization")
-    return {name: {} if value is None else value for name, value in zero.items()} if isinstance(zero, dict) else {}
-
-
-def _plain(value: Any) -> Any:
-    """Enums as their values, sequences as lists; other objects as text."""
-    value = getattr(value, "value", value)
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in list(value)[:_LONGEST_LIST]]
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    if not isinstance(zero, dict):
+        return {}
+    return {name: {} if value is None else value for name, value in zero.items()}

@@ -190,7 +190,8 @@ class RunRecorder:
             fields["step"] = step
         fields["steps"] = self._steps
         if error is not None:
-            fields["error_type"], fields["error"] = type(error).__name__, describe(error)
+            fields["error_type"] = type(error).__name__
+            fields["error"] = describe(error)
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.total
         optimizer = self._optimizer() if self._optimizer is not None else None

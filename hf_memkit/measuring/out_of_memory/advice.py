@@ -44,36 +44,39 @@ _NOTICED: Final = 0.002
 
 def change_for(row: Technique, failed: FailedJob) -> Change | None:
     """The row as a change to this job; None if it does not apply."""
-    device, given = failed.message.device_type, [name for name in row.unless if name not in _FEATURES]
+    device = failed.message.device_type
     if row.devices and device not in row.devices and (device is not None or failed.ranked):
         return None
-    if failed.uses(*row.unless) or any(map(failed.argument, given)):
+    if failed.uses(*row.unless) or any(failed.argument(name) for name in row.unless if name not in _FEATURES):
         return None
     if row.only_with and not failed.uses(*row.only_with):
         return None
     if row.name in WHEN and not WHEN[row.name](failed):
         return None
+
     change: Change | None = Change.of(row)
-    if failed.ranked and row.name not in ESTIMATES:
-        change = by_share(failed, Change.of(row), row.frees)
-    elif (adapt := (ESTIMATES if failed.ranked else ADAPTED).get(row.name)) is not None:
+    adapt = (ESTIMATES if failed.ranked else ADAPTED).get(row.name)
+    if adapt is not None:
         change = adapt(failed, Change.of(row))
+    elif failed.ranked:
+        change = by_share(failed, Change.of(row), row.frees)
     return _with_current(change, failed) if change is not None else None
 
 
 def _with_current(change: Change, failed: FailedJob) -> Change | None:
     """The change with the current value, and with half of that for `half`; None if it is on or cannot be halved."""
     section, _, name = change.key.partition(".")
-    current = failed.argument(name)
     if section != "arguments" or change.current is not None:
         return change
+    current = failed.argument(name)
     if current == change.value:
         return None
     if isinstance(current, bool):
         return change
-    if change.value in _HALF and isinstance(current, int):
+    is_halved = change.value in _HALF
+    if is_halved and isinstance(current, int):
         return replace(change, value=current // 2, current=current) if current >= 2 else None
-    shown = (int, float) if change.value in _HALF else (str, int, float)
+    shown = (int, float) if is_halved else (str, int, float)
     return replace(change, current=current) if current and isinstance(current, shown) else change
 
 
@@ -82,13 +85,12 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     memory = failed.message.memory
     if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
-    first = []
-    if memory == "device" and cause in ("context and libraries", "another process"):
-        first.append("smaller-vllm-share")
+    rows = _offered(memory, _place(failed))
     of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
     if memory == "device" and failed.trace.phase == "evaluate" and of_batch:
-        first.append("small-evaluation-batch")
-    rows = [*map(CATALOGUE.__getitem__, first), *_offered(memory, _place(failed))]
+        rows = [CATALOGUE["small-evaluation-batch"], *rows]
+    if memory == "device" and cause in ("context and libraries", "another process"):
+        rows = [CATALOGUE["smaller-vllm-share"], *rows]
     changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
     return tuple(_renamed(change, failed.job) for change in changes)[: _MOST.get(memory, 4)]
 
@@ -113,7 +115,8 @@ def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
 
 def _place(failed: FailedJob) -> str:
     """The key of `offered`: the place of the allocation, else the phase, else `anything`."""
-    message, trace = failed.message, failed.trace
+    message = failed.message
+    trace = failed.trace
     in_a_step = trace.place is None and trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
         return next((library for library in ("DeepSpeed", "unsloth") if library in trace.in_use), "anything")
@@ -167,19 +170,24 @@ def suggest(
     memory: Memory = "host" if in_ram else "device"
     message = OomMessage("record", "PyTorch", memory, device_type=job.hardware.get("device_type"))
     failed = FailedJob(message, TracebackFacts(phase=cast(Any, job.phase)), job, ranked=True)
-    proposals = [
-        (row.group == "another method", -change.at_most_gib, change)
-        for row in CATALOGUE.values()
-        if row.settings and row.in_ram_only is in_ram and (change := change_for(row, failed)) is not None
-        and change.at_most_gib is not None and not _negligible(job, change.at_most_gib)
-    ]  # fmt: skip
-    chosen: dict[str, Change] = {}
-    for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
-        chosen.setdefault(change.key, change)  # one value for each setting
-    changes = list(chosen.values())
-    first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
-    if len(first) > 1 and measured and measured[0] not in first:
-        return [*first[:-1], measured[0]]
+
+    same_method: list[Change] = []
+    other_methods: list[Change] = []
+    for row in CATALOGUE.values():
+        if not row.settings or row.in_ram_only is not in_ram:
+            continue
+        change = change_for(row, failed)
+        if change is not None and change.at_most_gib is not None and not _negligible(job, change.at_most_gib):
+            (other_methods if row.group == "another method" else same_method).append(change)
+
+    chosen: dict[str, Change] = {}  # one value for each setting
+    for changes in (same_method, other_methods):
+        for change in sorted(changes, key=lambda change: -(change.at_most_gib or 0.0)):
+            chosen.setdefault(change.key, change)
+    first = list(chosen.values())[:limit]
+    measured = next((change for change in chosen.values() if change.saves_gib is not None), None)
+    if len(first) > 1 and measured is not None and measured not in first:
+        return [*first[:-1], measured]
     return first
 
 

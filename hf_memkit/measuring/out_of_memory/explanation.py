@@ -24,6 +24,7 @@ from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
 from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, RunView
 from hf_memkit.measuring.out_of_memory.surroundings import Command, ObservedLog, Surroundings
+from hf_memkit.measuring.out_of_memory.traceback import TracebackFacts
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 
 _ROWS: Final = (
@@ -45,11 +46,10 @@ _ROWS: Final = (
 
 _NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
 
-_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
-    "dataloader-killed",
-    "dataloader-exited",
-    "pool-killed",
-}
+_KILLS: Final = {
+    *(form.name for form in FORMS if form.ends), "dataloader-killed", "dataloader-exited", "pool-killed"
+}  # fmt: skip
+"""Forms that report a killed process."""
 
 _LISTED: Final = 5
 """Maximum number of further messages in the text; the JSON has all of them."""
@@ -101,14 +101,14 @@ class Explanation:
 
     def _blocks(self, error: LoggedError) -> Iterator[AnswerBlock]:
         assert self.verdict is not None
-        yield Lines([printable(line) for line in self._allocation(error)])
+        yield Lines([printable(line) for line in _allocation(error.trace)])
         yield Facts(list(_figures(error.message)))
         yield Lines([f"Cause: {self.verdict.cause}"], "strong")
         yield Lines([sentence(printable(self.verdict.why, 2_000))])
-        for remedies, title in (
-            (self.verdict.settings, "Fixes for this cause"),
-            (self.verdict.no_help, "What will not help"),
-        ):
+        for title, remedies in {
+            "Fixes for this cause": self.verdict.settings,
+            "What will not help": self.verdict.no_help,
+        }.items():
             if remedies:
                 yield Changes([Item(sentence(each.reason), each.assignment) for each in remedies], heading=title)
         if self.changes:
@@ -116,14 +116,16 @@ class Explanation:
             known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
             heading = "What to change" if known else "Generic fixes"
             yield Changes([item_of_change(each) for each in self.changes], numbered=True, heading=heading)
-        job, too_large = self.job or {}, self.verdict.cause == "size"
-        if too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FIRST_STEPS:
+
+        job = self.job or {}
+        of_batch = self.verdict.cause == "size" and job.get("phase") in ACTIVATION_PHASES
+        if of_batch and (job.get("step") or 0) > _FIRST_STEPS:
             yield Lines([_WORST_BATCH])
         if self.next_steps:
             yield Code("", [printable(step, 2_000) for step in self.next_steps], heading="What to type next")
         if self.job is None and self.changes:
             yield Lines([_WITH_CALLBACK, *([] if self.fitted else [_WITH_ARGUMENTS])])
-        prediction = (self.job or {}).get("prediction")
+        prediction = job.get("prediction")
         if prediction and "peak_allocated_gib" in prediction:
             yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
         if self.others:
@@ -131,16 +133,6 @@ class Explanation:
             yield Facts(others, heading="Also in this log")
         if len(self.others) > _LISTED:
             yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
-
-    def _allocation(self, error: LoggedError) -> Iterator[str]:
-        """The traceback's lines on the allocation."""
-        trace = error.trace
-        if trace.place is not None:
-            library = f" ({trace.library})" if trace.library is not None else ""
-            frame = f", in {trace.frame}" if trace.frame is not None else ""
-            yield f"The allocation was for: {trace.place}{library}{frame}."
-        if trace.in_use:
-            yield f"In use, by the traceback: {', '.join(sorted(trace.in_use))}."
 
     def headline(self) -> str:
         """What failed and the cause, on one line."""
@@ -172,6 +164,16 @@ _WITH_CALLBACK: Final = (
     "callbacks=[MemoryReportCallback()] in the Trainer. Then run `memkit explain OUTPUT_DIR`."
 )
 _WITH_ARGUMENTS: Final = "`memkit explain --args FILE` adapts these changes to your arguments (YAML or JSON)."
+
+
+def _allocation(trace: TracebackFacts) -> Iterator[str]:
+    """What the traceback shows about the allocation."""
+    if trace.place is not None:
+        library = f" ({trace.library})" if trace.library is not None else ""
+        frame = f", in {trace.frame}" if trace.frame is not None else ""
+        yield f"The allocation was for: {trace.place}{library}{frame}."
+    if trace.in_use:
+        yield f"In use, by the traceback: {', '.join(sorted(trace.in_use))}."
 
 
 def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
@@ -210,7 +212,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
         managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
         chosen = replace(chosen, message=managed)
-    command, script = seen.command, chosen.trace.script
+
+    command = seen.command
+    script = chosen.trace.script
     if script is not None and (command is None or (command.target and not command.runs(script))):
         command = Command(script)
     if arguments is None and command is not None:
@@ -219,7 +223,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     tensor = failed.requested_tensor
     if tensor is not None and failed.trace.place is None:
         failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
-    message, trace = failed.message, failed.trace
+
+    message = failed.message
+    trace = failed.trace
     verdict = judge(
         message,
         allocator_settings=seen.allocator,
@@ -271,7 +277,9 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
     """Explains an `oom` record, with changes for that job and their measured savings."""
-    message, job, phase = from_record(oom), RunView(run, oom), oom.get("phase")
+    message = from_record(oom)
+    job = RunView(run, oom)
+    phase = oom.get("phase")
     verdict = judge(
         message,
         allocator_settings=job.hardware.get("allocator_settings"),
@@ -317,9 +325,9 @@ def from_record(oom: OomRecord) -> OomMessage:
 
 def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
     names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
-    job = {name: moment[name] for name in names if moment.get(name) is not None}
-    of_run: Mapping[str, Any] = run
-    return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
+    values = {name: moment.get(name) for name in names}
+    values |= {"rank": run.get("rank"), "prediction": run.get("prediction")}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _line(error: LoggedError, phase: str = "") -> str:

@@ -16,7 +16,7 @@ from hf_memkit.measuring.out_of_memory.message import Process
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
 """A number and a unit: two groups."""
 
-_POWER: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_POWER: Final = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 
 # On Windows and WSL2, NVML gives -1 for a process's memory, and torch prints it as 17179869184.00 GiB.
 _ABSURD: Final = 2**60
@@ -25,9 +25,8 @@ _ABSURD: Final = 2**60
 def to_bytes(number: str, unit: str, *, binary: bool = False) -> int | None:
     """The size in bytes; None if it is absurd and so means "unknown". `binary`: GB means 2**30 bytes."""
     value = float(re.sub(r"[,_']", "", number))
-    letter = unit[0].lower()
-    factor = 1 if letter == "b" else (1024 if binary or "i" in unit else 1000) ** _POWER[letter]
-    size = round(value * factor)
+    base = 1024 if binary or "i" in unit else 1000
+    size = round(value * base ** _POWER[unit[0].lower()])
     return size if size < _ABSURD else None
 
 
@@ -162,7 +161,8 @@ def numbers(pattern: str, *names: str) -> Reader:
 def killed(text: str) -> Figures:
     """The killed process and its RAM, from the kernel's line."""
     values: dict[str, Any] = {}
-    process, resident = _KILLED.search(text), _RESIDENT.search(text)
+    process = _KILLED.search(text)
+    resident = _RESIDENT.search(text)
     if process is not None:
         values |= {"pid": int(process[1] or process[4] or process[5]), "process_name": process[2] or process[3]}
     if resident is not None:
@@ -206,7 +206,8 @@ def host_figures(text: str) -> Figures:
         return {"total_bytes": to_bytes(match[1], match[2])}, match.end()
     for pattern in _HOST:
         if match := pattern.search(text):
-            used, total = to_bytes(match[1], match[2], binary=True), to_bytes(match[3], match[4], binary=True)
+            used = to_bytes(match[1], match[2], binary=True)
+            total = to_bytes(match[3], match[4], binary=True)
             return {"used_bytes": used, "total_bytes": total}, match.end()
     return {}, 0
 

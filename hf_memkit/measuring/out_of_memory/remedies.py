@@ -39,8 +39,8 @@ def smaller_libraries(outside: int) -> tuple[Remedy, ...]:
 
 def free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     """How to find the other processes on the GPU, or another GPU."""
-    who = ", ".join(str(process.pid) for process in message.other_processes[:5])
-    ids = f" ({'processes' if ',' in who else 'process'} {who})" if who else ""
+    who = [str(process.pid) for process in message.other_processes[:5]]
+    ids = f" (process{'es' if len(who) > 1 else ''} {', '.join(who)})" if who else ""
     tools = tools_of(message.device_type)
     return (
         Remedy(
@@ -68,7 +68,8 @@ def split_size_mb(requested_bytes: int) -> int | None:
 
 def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """Allocator settings against fragmentation. `in_use`: those of the run, if known."""
-    key, requested = f"environment.{message.variable}", message.requested_bytes or 0
+    key = f"environment.{message.variable}"
+    requested = message.requested_bytes or 0
     on = _EXPANDABLE.settings[_EXPANDABLE.key]
     if message.variable is None:
         return _empty_cache(message)

@@ -191,7 +191,8 @@ def _command(line: str) -> Command | None:
         if (command := _script(words)) is not None:
             return command
     for starter in islice(_STARTER.finditer(line), _STARTERS):
-        text, quote = line[starter.end() :], line[starter.start() : starter.end()]
+        text = line[starter.end() :]
+        quote = starter[0]
         text = text.partition(quote)[0] if quote in ("'", '"', "`") else text
         if (command := _script(_words(_ENDS.split(text, maxsplit=1)[0]))) is not None:
             return command

@@ -252,7 +252,8 @@ def _unwrapped(lines: list[str]) -> list[str]:
     unwrapped: list[str] = []
     for line in lines:
         if unwrapped and line.strip() and _BEGUN.match(unwrapped[-1]) is not None:
-            begun, rest = unwrapped[-1].rstrip(), line.strip()
+            begun = unwrapped[-1].rstrip()
+            rest = line.strip()
             joined = f"{begun} {rest}" if begun.endswith(" in") else begun + rest
             if _frame_in(joined) is not None or _BEGUN.match(joined) is not None:
                 unwrapped[-1] = joined
@@ -332,7 +333,8 @@ def _frames(lines: list[str]) -> Iterator[str]:
             if head:
                 yield f"{head}: {source}"
             # IPython writes Class.function
-            head, source = f"{frame[1]}, {frame[2].rpartition('.')[2]}".replace("\\", "/"), ""
+            head = f"{frame[1]}, {frame[2].rpartition('.')[2]}".replace("\\", "/")
+            source = ""
             marked = frame.re is not FRAME
         elif marked and (current := _CURRENT.match(line)) is not None:
             source = " ".join(current[1].replace("│", " ").split())

@@ -20,18 +20,17 @@ from hf_memkit.common.answer.answer import (
     Chart,
     Code,
     Facts,
-    Item,
     Lines,
     Table,
     View,
     WholeGpu,
 )
-from hf_memkit.common.answer.safe_text import sentence, text
+from hf_memkit.common.answer.safe_text import text
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.out_of_memory.change import item_of_change
 from hf_memkit.measuring.report import wording
-from hf_memkit.measuring.report.advice import advise, finding_sentence
+from hf_memkit.measuring.report.advice import changes_of, findings_of, item_of_finding
 from hf_memkit.measuring.report.charts import charts, extremes
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.sanitize import few
@@ -47,20 +46,11 @@ _STEPS_IN_TABLE: Final = 25
 GLOSSARY: Final = (
     ("allocated", "Bytes of live tensors. The peak is the highest."),
     ("reserved", "What PyTorch's allocator has taken from the GPU: allocated bytes and its cache. This must fit."),
-    (
-        "outside the allocator",
-        "What else the GPU holds: the CUDA context, libraries such as NCCL, other processes. nvidia-smi counts it.",
-    ),
+    ("outside the allocator", "The CUDA context, libraries such as NCCL, other processes. nvidia-smi counts it."),
     ("headroom", "GPU memory minus the peak reserved and what is outside the allocator."),
-    (
-        "fragmentation",
-        "Reserved but unused memory. Where no free block is large enough, an allocation fails despite it.",
-    ),
+    ("fragmentation", "Reserved but unused memory. An allocation fails where no free block is large enough."),
     ("weights, gradients, optimizer", "The model's parameters, their gradients, and the optimizer's states."),
-    (
-        "activations",
-        "What forward keeps for backward. Grows with batch size and sequence length; checkpointing recomputes it.",
-    ),
+    ("activations", "What forward keeps for backward. Grows with batch and length; checkpointing recomputes it."),
     ("loss", "Logits and the loss computed from them: tokens × vocabulary, often in 32 bits."),
     ("buffers, other", "Communication buckets and workspaces; and memory of no known category."),
     ("held", "What stays allocated after the optimizer step, by place: GPU, host, pinned, disk."),
@@ -114,7 +104,8 @@ def report_json(run: Run) -> dict[str, Any]:
         "verdict": wording.verdict(run, summary),
         "run": run.first.run,
         "summary": summary.to_json(),
-        **advise(run, summary).to_json(),
+        "findings": [{"rank": rank, **finding.to_json()} for rank, finding in findings_of(run)],
+        "changes": [change.to_json() for change in changes_of(run, summary)],
         "ranks": ranks,
         "modules": list(run.first.modules),
         "notes": list(run.notes),
@@ -135,18 +126,15 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     yield from _out_of_memory(run)
 
     yield from _timeline(run, summary, drawn)
-    if "phases" in drawn:
-        yield drawn["phases"]
-    if inputs := [drawn[name] for name in ("lengths", "tokens") if name in drawn]:
-        meaning = "Points rising to the right: input size decides the peak. Level points: it does not."
-        heading = "Peak against the size of the batch"
-        yield Lines([meaning], "note", heading=heading, name="lengths", views=View.PAGE)
-        yield Beside(inputs, views=View.PAGE)
+    for name in ("phases", "lengths"):
+        if name in drawn:
+            yield drawn[name]
     yield from _ranks(run, drawn)
     yield from _predicted(summary)
     yield from _host(summary, drawn)
 
-    page, folder = run.folder / PAGE, shlex.quote(text(run.folder))
+    page = run.folder / PAGE
+    folder = shlex.quote(text(run.folder))
     where = f"Page: {text(page)}" if page.is_file() else f"As a page: memkit report {folder} --html {folder}"
     yield Lines([where], "command", views=View.TERMINAL)
     yield _modules(run, views=View.FULL if modules else View.PAGE)
@@ -178,12 +166,8 @@ def _tiles(summary: Summary, target: Target | None) -> Iterator[tuple[str, str]]
 
 
 def _what_to_do(run: Run, summary: Summary) -> AnswerBlock:
-    advice = advise(run, summary)
-    items = []
-    for rank, finding in advice.findings:
-        kind_and_step, _, rest = finding_sentence(run, rank, finding).partition(": ")
-        items.append(Item(sentence(rest), kind_and_step))
-    items += map(item_of_change, advice.changes)
+    items = [item_of_finding(run, rank, finding) for rank, finding in findings_of(run)]
+    items += map(item_of_change, changes_of(run, summary))
     if items:
         return Changes(items, numbered=True, heading="What to do", name="next")
     return Lines([wording.nothing_to_do(run, summary)], heading="What to do", name="next")
@@ -240,13 +224,11 @@ def _size(gib: float) -> str:
     return format_size(gib * GIB)
 
 
-_ERROR_FIELDS: Final = {
-    "step": "Step", "phase": "Phase", "micro_batch": "Micro-batch", "samples": "Samples", "tokens": "Tokens",
-    "longest_sequence": "Longest sequence", "inputs": "Inputs", "requested_gib": "Requested",
-    "free_gib": "Free on the GPU", "allocated_gib": "Allocated", "reserved_gib": "Reserved", "cause": "Cause",
-    "error_type": "Error", "snapshot": "Allocator snapshot",
-}  # fmt: skip
-"""Fields of the record of an out-of-memory error → their labels."""
+_ERROR_FIELDS: Final = (
+    "step", "phase", "micro_batch", "samples", "tokens", "longest_sequence", "inputs", "requested_gib", "free_gib",
+    "allocated_gib", "reserved_gib", "cause", "error_type", "snapshot",
+)  # fmt: skip
+"""Shown fields of the record of an out-of-memory error."""
 
 
 def _out_of_memory(run: Run) -> Iterator[AnswerBlock]:
@@ -259,8 +241,9 @@ def _out_of_memory(run: Run) -> Iterator[AnswerBlock]:
     first = [] if run.ending.kind == "out of memory" else [wording.out_of_memory(run) or ""]
     yield Lines(first, heading="The out-of-memory error", name="oom", views=View.PAGE)
     fields = []
-    for name, label in _ERROR_FIELDS.items():
+    for name in _ERROR_FIELDS:
         if oom.get(name) not in (None, ""):
+            label = name.removesuffix("_gib").replace("_", " ").capitalize()
             fields.append((label, _size(oom[name]) if name.endswith("_gib") else _fact(oom[name])))
     yield Facts(fields, views=View.PAGE)
     if oom.get("error"):
@@ -327,7 +310,8 @@ def _host(summary: Summary, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]
 def _predicted(summary: Summary) -> Iterator[AnswerBlock]:
     if not summary.predicted:
         return
-    lines, rows = [], []
+    lines = []
+    rows = []
     for row in summary.predicted:
         measured = f"{row.measured_gib:.2f}" if row.measured_gib is not None else "–"
         off = row.off_gib
@@ -355,16 +339,16 @@ def _modules(run: Run, *, views: View) -> AnswerBlock:
         counts = [max(1, module.get("repeats", 1)) * size for size in sizes]
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
         places = ", ".join(text(place, 20) for place in module.get("places", {}))
-        name, kind = text(module.get("name") or "(model)", 120), text(module.get("class", ""), 60)
-        rows.append((name, kind, *_counts(*counts), places))
-    rows.append(("total", "", *_counts(*totals), ""))
+        name = text(module.get("name") or "(model)", 120)
+        rows.append((name, text(module.get("class", ""), 60), *_count_cells(*counts), places))
+    rows.append(("total", "", *_count_cells(*totals), ""))
     columns = ("module", "class", ">parameters", ">trained", ">size", "where")
     caption = "Parameters and their bytes by module"
     return Table(columns, rows, caption, heading="By module", name="modules", views=views, tall=True)
 
 
-def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
-    return f"{parameters:,}", "all" if trained == parameters else f"{trained:,}", format_size(size)
+def _count_cells(parameters: int, trained: int, size_bytes: int) -> list[str]:
+    return [f"{parameters:,}", "all" if trained == parameters else f"{trained:,}", format_size(size_bytes)]
 
 
 def _facts(run: Run) -> Iterator[AnswerBlock]:
@@ -392,7 +376,8 @@ def _facts(run: Run) -> Iterator[AnswerBlock]:
             beside.append(Facts(known, heading=heading))
     yield Beside(beside, heading="The run", name="facts", views=View.PAGE)
     if rows:
-        caption, folded = "What the recipe set, and why", f"The recipe's settings ({len(rows)})"
+        folded = f"The recipe's settings ({len(rows)})"
+        caption = "What the recipe set, and why"
         yield Table(("setting", "value", "reason"), rows, caption, views=View.PAGE, folded=folded)
     files = few([rank.path.name for rank in run.ranks])
     yield Lines([f"Records: {files} in {text(run.folder, 300)}"], "note", views=View.PAGE)

@@ -27,7 +27,8 @@ def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]
     parts = max(1, (points - 2) // max(1, len(series)))
     chosen = {0, length - 1}
     for part in range(parts):
-        begin, end = part * length // parts, (part + 1) * length // parts
+        begin = part * length // parts
+        end = (part + 1) * length // parts
         for values in series:
             known = [i for i in range(begin, end) if values[i] is not None]
             if known:
@@ -45,8 +46,7 @@ def charts(run: Run, summary: Summary) -> dict[str, Chart]:
     made = (
         timeline,
         _phases_over_steps(rank, summary),
-        _scatter(rank, "lengths", "longest_sequence", "longest sequence of the step (tokens)"),
-        _scatter(rank, "tokens", "tokens", "tokens of the step, with padding"),
+        _peak_against_length(rank),
         _ranks(run) if len(run.ranks) > 1 else None,
         _host(rank),
     )
@@ -142,23 +142,25 @@ def _phases_over_steps(rank: RankRun, summary: Summary) -> Chart | None:
     return _chart("phases", caption, traces, "step", "peak allocated, GiB", heading="By phase over the steps")
 
 
-def _scatter(rank: RankRun, place: str, name: str, axis: str) -> Chart | None:
-    """The peak of each step against a size of its inputs; None if the size does not vary."""
-    known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
-    if len({step[name] for step in known}) < 2:
+def _peak_against_length(rank: RankRun) -> Chart | None:
+    """The peak of each step against its longest sequence; None if the length does not vary."""
+    known = [step for step in rank.steps if "longest_sequence" in step and "peak_allocated_gib" in step]
+    if len({step["longest_sequence"] for step in known}) < 2:
         return None
     known = [known[i] for i in extremes([[step["peak_allocated_gib"] for step in known]], POINTS)]
     steps = [step["step"] for step in known]
     trace = {
-        "type": "scatter", "mode": "markers", "name": "step", "x": [step[name] for step in known],
+        "type": "scatter", "mode": "markers", "name": "step", "x": [step["longest_sequence"] for step in known],
         "y": [_round(step["peak_allocated_gib"]) for step in known], "customdata": steps,
         "marker": {"size": 6, "color": steps, "colorscale": "Viridis", "showscale": True,
                    "colorbar": {"title": {"text": "step"}, "thickness": 8, "outlinewidth": 0}},
         "hovertemplate": f"step %{{customdata}}: {_GIB} with %{{x:,}}<extra></extra>",
     }  # fmt: skip
-    what = {"lengths": "the longest sequence", "tokens": "the tokens"}[place]
-    caption = f"Peak of each step against {what} of its batch; the colour is the step"
-    return _chart(place, caption, [trace], axis, "peak allocated, GiB", hovermode="closest")
+    caption = "Points rising to the right: input size decides the peak. Level points: it does not. Colour: the step."
+    return _chart(
+        "lengths", caption, [trace], "longest sequence of the step (tokens)", "peak allocated, GiB",
+        heading="Peak against the longest sequence", hovermode="closest",
+    )  # fmt: skip
 
 
 def _ranks(run: Run) -> Chart | None:
@@ -212,8 +214,9 @@ def _marks(name: str, records: Sequence[Mapping[str, Any]], symbol: str) -> list
     known = [known[i] for i in extremes([[record["peak_allocated_gib"] for record in known]], POINTS)]
     if not known:
         return []
-    x, y = [record.get("step") for record in known], [_round(record["peak_allocated_gib"]) for record in known]
-    trace = _points(name, x, y, symbol, "var(--ink)")
+    steps = [record.get("step") for record in known]
+    peaks = [_round(record["peak_allocated_gib"]) for record in known]
+    trace = _points(name, steps, peaks, symbol, "var(--ink)")
     trace["customdata"] = [plotly_text(record.get("checkpoint") or name) for record in known]
     trace["hovertemplate"] = f"{_GIB}<extra>%{{customdata}}</extra>"
     return [trace]
@@ -245,4 +248,6 @@ def _chart(
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")
+    if value is None:
+        return None
+    return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")

@@ -50,8 +50,8 @@ def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Reco
         ooms: the `oom` records. The batch that caused one may be the longest.
     """
     run = run or {}
-    start, hardware = run.get("start_step", 0), run.get("hardware", {})
-    steps = [step for step in steps if step["step"] > start]
+    hardware = run.get("hardware", {})
+    steps = [step for step in steps if step["step"] > run.get("start_step", 0)]
     ooms = [oom for oom in ooms if steps and oom.get("step", 0) > steps[-1]["step"]]
     usable = _usable_gib(steps, hardware)
     findings = [

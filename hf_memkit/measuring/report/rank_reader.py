@@ -81,7 +81,9 @@ class RankReader:
             self._reset()
         if (seen := (status.st_size, status.st_mtime_ns)) == self._seen:
             return False
-        self._seen, before, known = seen, self._offset, self.attempts
+        before = self._offset
+        known = self.attempts
+        self._seen = seen
         self._read_lines()
         if self._offset > before:
             self._seen = (0, 0)  # there may also be a line instead of blanks: the next call reads from the start

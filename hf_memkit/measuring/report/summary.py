@@ -173,7 +173,7 @@ def _of_rank(rank: RankRun) -> Summary:
     at_peak = _highest_with_categories(rank)
     times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
     retries = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
-    expected = rank.run.get("prediction", {}).get("step_time_ms")
+    predicted_ms = rank.run.get("prediction", {}).get("step_time_ms") or []
     summary = Summary(
         rank=rank.rank,
         capacity_gib=capacity,
@@ -191,7 +191,7 @@ def _of_rank(rank: RankRun) -> Summary:
         host=_host(records, hardware),
         steps=sum(record.get("steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
-        predicted_step_time_ms=tuple(expected if isinstance(expected, list) else [expected] if expected else []),
+        predicted_step_time_ms=tuple(predicted_ms if isinstance(predicted_ms, list) else [predicted_ms]),
         # The counter starts with the process, which may have trained before.
         retries=max(0, retries[-1] - rank.run.get("alloc_retries", 0)) if retries else 0,
         predicted=(),
@@ -212,11 +212,10 @@ def _peak(rank: RankRun) -> Peak | None:
     for phase, records in kinds:
         for record in records:
             if "peak_allocated_gib" in record:
-                step = record.get("step") if record is not rank.run else None
-                gib_of = {name: each.get("peak_allocated_gib") for name, each in record.get("phases", {}).items()}
-                phases = [name for name in PHASES if gib_of.get(name) is not None]
-                highest = phase or max(phases, key=lambda name: gib_of[name], default=None)
-                known.append(Peak(record["peak_allocated_gib"], highest, step, rank.rank))
+                peaks = record.get("phases", {})
+                phases = {name: peaks[name].get("peak_allocated_gib", -1.0) for name in PHASES if name in peaks}
+                highest = phase or max(phases, key=lambda name: phases[name], default=None)
+                known.append(Peak(record["peak_allocated_gib"], highest, record.get("step"), rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
         if gib >= 0:
