@@ -3,7 +3,6 @@ advice."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -14,10 +13,8 @@ from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records
 from hf_memkit.measuring.memory.snapshot import write_snapshot
-from hf_memkit.measuring.out_of_memory import OomMessage, for_job, judge
-from hf_memkit.measuring.out_of_memory.advice import changes_for_run
-from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.record_types import ModulesRecord, RunRecord, Status
+from hf_memkit.measuring.out_of_memory import OomMessage, explain_records
+from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, Status
 
 _LONGEST_ERROR: Final = 4000
 
@@ -59,7 +56,7 @@ def record_exception(
         record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
         if snapshot:
             record |= barrier.call("snapshot", _snapshot, recorder.writer.path) or {}
-        advice = barrier.call("advice", _advise, record, recorder, message)
+        advice = barrier.call("advice", _advise, record, recorder)
         recorder.writer.write("oom", record)
     stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and match is None)
     status: Status = "interrupted" if stopped else "failed"
@@ -97,24 +94,14 @@ def _snapshot(records: Path) -> dict[str, str]:
     return {"snapshot": path.name}
 
 
-def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
+def _advise(record: dict[str, Any], recorder: RunRecorder) -> OomNote:
     """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
     run = cast(RunRecord, kinds.get("run", {}))
     modules = cast(ModulesRecord | None, kinds.get("modules"))
-    verdict = None
-    if message is not None:
-        view = RunView(run, record)
-        verdict = judge(
-            message,
-            allocator_settings=view.hardware.get("allocator_settings"),
-            samples=record.get("samples"),
-            own=os.getpid(),
-            torch=view.version("torch"),
-        )
-        verdict = for_job(verdict, view)
-        record["cause"] = verdict.cause
-    changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
-    record["changes"] = [change.to_json() for change in changes]
-    return note_from_record(record, run, verdict, changes, path)
+    explanation = explain_records(run, cast(OomRecord, record), modules=modules)
+    if explanation.verdict is not None:
+        record["cause"] = explanation.verdict.cause
+    record["changes"] = [change.to_json() for change in explanation.changes]
+    return note_from_record(record, run, explanation, path)

@@ -15,7 +15,7 @@ from hf_memkit.common.terms import CATEGORIES, at
 from hf_memkit.common.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.measuring.out_of_memory import Change, OomMessage, Verdict
+    from hf_memkit.measuring.out_of_memory import Explanation, OomMessage, Verdict
 
 
 _MARK: Final = "memkit: "
@@ -121,9 +121,10 @@ def advice_from_text(error: BaseException) -> OomNote | None:
 
 
 def note_from_record(
-    record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
+    record: Mapping[str, Any], run: Mapping[str, Any], explanation: Explanation, path: Path
 ) -> OomNote:
-    """A note for a training, from its `oom` and `run` records, the cause, the changes and the records' file."""
+    """A note for a training, from its `oom` and `run` records, their explanation and the records' file."""
+    verdict = explanation.verdict
     figures = {**record, **verdict.figures} if verdict is not None else record
     sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
     least = sum(sizes.values()) / 100
@@ -132,7 +133,7 @@ def note_from_record(
     return OomNote(
         happened=" ".join(part for part in (_moment(record, run), _sizes(figures), largest) if part),
         why=_cause(verdict) if verdict is not None else "",
-        helps=tuple(map(str, changes)) or (_settings(verdict) if verdict is not None else ()),
+        helps=tuple(map(str, explanation.changes)) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
     )
 

@@ -12,6 +12,14 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 writes a huge number where version 2 writes "max"
 
 
+def boot_id() -> str | None:
+    """The machine's boot; None except on Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
 def limit_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
     """The lowest limit of this process's groups; None without a limit."""
     return min((limit for _, limit in _limited(root, membership)), default=None)

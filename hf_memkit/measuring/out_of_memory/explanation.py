@@ -11,6 +11,7 @@ from typing import Any, Final, TextIO, cast
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
 from hf_memkit.common.answer.safe_text import sentence
+from hf_memkit.common.answer.safe_text import text as safe_text
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
@@ -18,7 +19,7 @@ from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
 from hf_memkit.measuring.out_of_memory.known_messages import Cause
-from hf_memkit.measuring.out_of_memory.message import OomMessage, printable, show
+from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.messages import LoggedError, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
@@ -27,22 +28,14 @@ from hf_memkit.measuring.out_of_memory.surroundings import Command, ObservedLog,
 from hf_memkit.measuring.out_of_memory.traceback import TracebackFacts
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 
-_ROWS: Final = (
-    ("requested", "requested_bytes"),
-    ("free on the GPU", "free_bytes"),
-    ("total on the GPU", "capacity_bytes"),
-    ("allowed by the cap", "allowed_bytes"),
-    ("allocated by PyTorch", "allocated_bytes"),
-    ("reserved by PyTorch", "reserved_bytes"),
-    ("cached (reserved − allocated)", "cached_bytes"),
-    ("in private pools", "private_pools_bytes"),
-    ("this process, in total", "process_bytes"),
-    ("other Metal buffers", "other_bytes"),
-    ("hardware limit", "limit_bytes"),
-    ("RAM of the process", "resident_bytes"),
-    ("RAM in use", "used_bytes"),
-    ("RAM in total", "total_bytes"),
-)
+_SIZES: Final = {
+    "requested": "requested", "free": "free on the GPU", "capacity": "total on the GPU",
+    "allowed": "allowed by the cap", "allocated": "allocated by PyTorch", "reserved": "reserved by PyTorch",
+    "cached": "cached (reserved − allocated)", "private_pools": "in private pools",
+    "process": "this process, in total", "other": "other Metal buffers", "limit": "hardware limit",
+    "resident": "RAM of the process", "used": "RAM in use", "total": "RAM in total",
+}  # fmt: skip
+"""Sizes of a message → their labels."""
 
 _NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
 
@@ -96,15 +89,15 @@ class Explanation:
         if self.error is None or self.verdict is None:
             nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
             return Answer(title="Out of memory", verdict=nothing)
-        first = printable(f"{_sentence(self.error.message)}{self._where(self.error)}.")
+        first = f"{_sentence(self.error.message)}{self._where(self.error)}."
         return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.error)))
 
     def _blocks(self, error: LoggedError) -> Iterator[AnswerBlock]:
         assert self.verdict is not None
-        yield Lines([printable(line) for line in _allocation(error.trace)])
+        yield Lines(list(_allocation(error.trace)))
         yield Facts(list(_figures(error.message)))
         yield Lines([f"Cause: {self.verdict.cause}"], "strong")
-        yield Lines([sentence(printable(self.verdict.why, 2_000))])
+        yield Lines([sentence(self.verdict.why)])
         for title, remedies in {
             "Fixes for this cause": self.verdict.settings,
             "What will not help": self.verdict.no_help,
@@ -122,14 +115,14 @@ class Explanation:
         if of_batch and (job.get("step") or 0) > _FIRST_STEPS:
             yield Lines([_WORST_BATCH])
         if self.next_steps:
-            yield Code("", [printable(step, 2_000) for step in self.next_steps], heading="What to type next")
+            yield Code("", self.next_steps, heading="What to type next")
         if self.job is None and self.changes:
             yield Lines([_WITH_CALLBACK, *([] if self.fitted else [_WITH_ARGUMENTS])])
         prediction = job.get("prediction")
         if prediction and "peak_allocated_gib" in prediction:
             yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
         if self.others:
-            others = [(_line(each), printable(each.message.quote, 200)) for each in self.others[:_LISTED]]
+            others = [(_line(each), safe_text(each.message.quote)) for each in self.others[:_LISTED]]
             yield Facts(others, heading="Also in this log")
         if len(self.others) > _LISTED:
             yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
@@ -138,7 +131,7 @@ class Explanation:
         """What failed and the cause, on one line."""
         if self.error is None or self.verdict is None:
             return "no out-of-memory message"
-        return printable(f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}", 300)
+        return f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}"
 
     def _where(self, error: LoggedError) -> str:
         if self.job is not None:
@@ -146,7 +139,7 @@ class Explanation:
             parts += [f"{name} {self.job[name]}" for name in ("step", "rank") if self.job.get(name) is not None]
             if self.job.get("longest_sequence"):
                 parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
-            return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
+            return f" ({', '.join(parts)})" if parts else ""
         phase = f", in {error.phase}" if error.phase is not None else ""
         return f" ({_line(error, ', after training' if error.phase == 'after' else phase)})"
 
@@ -179,8 +172,8 @@ def _allocation(trace: TracebackFacts) -> Iterator[str]:
 def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
     """The sizes that the message names."""
     name = _NO_GPU.get(message.device_type or "", "GPU")
-    for label, key in _ROWS:
-        if (size := getattr(message, key)) is not None:
+    for key, label in _SIZES.items():
+        if (size := getattr(message, f"{key}_bytes")) is not None:
             yield label.replace("GPU", name), show(size)
 
 
@@ -300,7 +293,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
         why: how they end.
         in_ram: whether they show that host RAM ran out; otherwise the cause is `unknown`.
     """
-    message = OomMessage("sigkill", "the system", "host", printable(why), pid=run.get("host", {}).get("pid"))
+    message = OomMessage("sigkill", "the system", "host", safe_text(why, 600), pid=run.get("host", {}).get("pid"))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []
     verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
@@ -319,7 +312,7 @@ def from_record(oom: OomRecord) -> OomMessage:
     sizes: dict[str, Any] = {
         f"{name}_bytes": round(counters[f"{name}_gib"] * GIB) for name in names if f"{name}_gib" in counters
     }
-    quote = printable(f"{oom.get('error_type') or 'error'}: {text}") if parsed is None else parsed.quote
+    quote = safe_text(f"{oom.get('error_type') or 'error'}: {text}", 600) if parsed is None else parsed.quote
     return OomMessage("torch-device", "PyTorch", "device", quote, "cuda", **sizes)
 
 

@@ -115,24 +115,13 @@ def device_figures(text: str) -> Figures:
     return values, max([end, *(one.end() for one in processes), last.end() if last is not None else 0])
 
 
-_VLLM: Final = (
-    (re.compile(r"\(([\d.]{1,12})/([\d.]{1,12}) (GiB)\)"), ("free_bytes", "capacity_bytes")),
-    (re.compile(r"desired GPU memory utilization \([\d.]{1,8}, ([\d.]{1,12}) (GiB)\)"), ("requested_bytes",)),
-    (re.compile(r"([\d.]{1,12}) (GiB) KV cache is needed"), ("requested_bytes",)),
-    (re.compile(r"available KV cache memory \(([\d.]{1,12}) (GiB)\)"), ("free_bytes",)),
-)
-
-
-def vllm_figures(text: str) -> Figures:
-    """The memory that vLLM needs, and the free memory."""
-    values: dict[str, Any] = {}
-    end = 0
-    for pattern, names in _VLLM:
-        if match := pattern.search(text):
-            *sizes, unit = match.groups()
-            values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
-            end = max(end, match.end())
-    return values, end
+_VLLM: Final = {
+    "requested_bytes": re.compile(
+        r"desired GPU memory utilization \([\d.]{1,8}, ([\d.]{1,12}) (GiB)\)|([\d.]{1,12}) (GiB) KV cache is needed"
+    ),
+    "free_bytes": re.compile(r"\(([\d.]{1,12})/[\d.]{1,12} (GiB)\)|available KV cache memory \(([\d.]{1,12}) (GiB)\)"),
+    "capacity_bytes": re.compile(r"\([\d.]{1,12}/([\d.]{1,12}) (GiB)\)"),
+}
 
 
 def request(text: str) -> Figures:
@@ -184,6 +173,9 @@ def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = Fa
 mps_figures: Final = partial(_sizes, _MPS, binary=True)
 """The sizes of torch's allocator for MPS."""
 
+vllm_figures: Final = partial(_sizes, _VLLM)
+"""The memory that vLLM needs, and the free memory."""
+
 # Schedulers and clusters: RAM in use, and the limit. Ray: _private/memory_monitor.py; its GB are 2**30 bytes.
 _HOST: Final = (
     re.compile(rf"was {SIZE} / {SIZE} \([\d.]{{1,12}}\)"),
@@ -195,7 +187,9 @@ _SLURM: Final = re.compile(r"memory limit \((\d{1,15}) > (\d{1,15})\)")
 _ALLOWED: Final = re.compile(r"limit exceeded \((\d{1,6})([MGT]i)\)")
 _EVICTED: Final = re.compile(r"\bwas using (\d{1,15})([KMGT]i)?\b")
 _VICTIM: Final = re.compile(r"victim process: ([^,\n]{1,60}), pid: (\d{1,10})")
-_HSA_FREE: Final = re.compile(r"Available Free mem ?: ?(\d{1,9}) MB")
+
+hsa_figures: Final = partial(_sizes, {"free_bytes": re.compile(r"Available Free mem ?: ?(\d{1,9}) (MB)")}, binary=True)
+"""The free memory that ROCm's runtime prints; its MB are 2**20 bytes."""
 
 
 def host_figures(text: str) -> Figures:
@@ -219,12 +213,6 @@ def evicted_figures(text: str) -> Figures:
     if match := _VICTIM.search(text):
         return {"process_name": match[1], "pid": int(match[2])}, match.end()
     return {}, 0
-
-
-def hsa_figures(text: str) -> Figures:
-    """The free memory that ROCm's runtime prints; its MB are 2**20 bytes."""
-    match = _HSA_FREE.search(text)
-    return ({"free_bytes": int(match[1]) << 20}, match.end()) if match is not None else ({}, 0)
 
 
 # tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.

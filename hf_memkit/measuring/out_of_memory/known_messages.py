@@ -12,19 +12,9 @@ from hf_memkit.setup.techniques.machine import LIMITS
 from hf_memkit.setup.techniques.registry import CATALOGUE
 
 Cause = Literal[
-    "size",
-    "fragmentation",
-    "cap",
-    "another process",
-    "context and libraries",
-    "host memory",
-    "shared memory",
-    "disk",
-    "kernel resources",
-    "corrupt size",
-    "index out of range",
-    "unknown",
-]
+    "size", "fragmentation", "cap", "another process", "context and libraries", "host memory", "shared memory", "disk",
+    "kernel resources", "corrupt size", "index out of range", "unknown",
+]  # fmt: skip
 """The causes of a verdict. An index out of range can raise an error about memory."""
 
 

@@ -72,12 +72,7 @@ _WRITER: Final = re.compile(
 
 
 class CleanLine(NamedTuple):
-    """A line without prefix.
-
-    Attributes:
-        rank: the rank in the prefix.
-        writer: the names of a process, container or machine in the prefix.
-    """
+    """A line without prefix; the rank, and the names of a process, container or machine in the prefix."""
 
     text: str
     rank: int | None = None
@@ -189,11 +184,6 @@ def same_prefix(prefix: str) -> re.Pattern[str]:
     """Pattern of `prefix` before other lines: with other numbers, and at most as many spaces at the end (further
     spaces are the other line's indentation)."""
     words = prefix.rstrip()
-    parts = re.split(r"(\d+|\s+)", words[:200])
-    pattern = ""
-    for part in parts:
-        if part.isdigit():
-            pattern += r"\d+"
-        else:
-            pattern += r"\s*" if part.isspace() else re.escape(part)
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(words[:200]))
+    pattern = re.sub(r"(?:\\\s)+", r"\\s*", pattern)
     return re.compile(rf"{pattern}\s{{0,{min(len(prefix) - len(words), 20)}}}")

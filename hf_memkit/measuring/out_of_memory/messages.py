@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TextIO
 
+from hf_memkit.common.answer.safe_text import text as safe_text
 from hf_memkit.common.terms import Phase
 from hf_memkit.measuring.out_of_memory.figures import joined
 from hf_memkit.measuring.out_of_memory.log_lines import LogLine, lines, same_prefix
-from hf_memkit.measuring.out_of_memory.message import OomMessage, printable
+from hf_memkit.measuring.out_of_memory.message import OomMessage
 from hf_memkit.measuring.out_of_memory.patterns import FORM_OF, FORMS, Form, heads, might_be
 from hf_memkit.measuring.out_of_memory.traceback import (
     BEGINS,
@@ -335,8 +337,9 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
     fields = {**form.fixed, **values}
     device_type = fields.pop("device_type", None) or _device_type(form, quote)
     if isinstance(fields.get("process_name"), str):
-        fields["process_name"] = printable(fields["process_name"], 60)
-    return OomMessage(form.name, form.library, form.memory, printable(quote), device_type, **fields)
+        fields["process_name"] = safe_text(fields["process_name"], 60)
+    quote = safe_text(" ".join(quote.split()), 600)
+    return OomMessage(form.name, form.library, form.memory, quote, device_type, **fields)
 
 
 def _device_type(form: Form, quote: str) -> str | None:
@@ -354,10 +357,8 @@ _DEVICE: Final = re.compile(
 _DEVICE_TYPES: Final = {"hip": "rocm", "cublas": "cuda", "allocation on device": "cuda"}
 
 
-def _identity(message: OomMessage) -> tuple[Any, ...]:
-    """Equal for repetitions of one message."""
-    return (
-        message.form, message.device, message.requested_bytes, message.free_bytes, message.allocated_bytes,
-        message.reserved_bytes, message.process_bytes, message.allowed_bytes, message.resident_bytes, message.pid,
-        message.used_bytes,
-    )  # fmt: skip
+_identity: Final = attrgetter(
+    "form", "device", "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "process_bytes",
+    "allowed_bytes", "resident_bytes", "pid", "used_bytes",
+)  # fmt: skip
+"""Of a message: equal for its repetitions."""

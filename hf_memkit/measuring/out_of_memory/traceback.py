@@ -19,17 +19,9 @@ from hf_memkit.measuring.out_of_memory.surroundings import script_of_frames
 BEGINS: Final = "Traceback (most recent call last)"
 
 Place = Literal[
-    "logits",
-    "cross entropy",
-    "attention",
-    "optimizer states",
-    "optimizer step",
-    "recomputation",
-    "predictions of an evaluation",
-    "generation",
-    "gathered weights",
-    "merged adapters",
-]
+    "logits", "cross entropy", "attention", "optimizer states", "optimizer step", "recomputation",
+    "predictions of an evaluation", "generation", "gathered weights", "merged adapters",
+]  # fmt: skip
 """What the allocation was for."""
 
 Feature = Literal[

@@ -129,7 +129,7 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     for name in ("phases", "lengths"):
         if name in drawn:
             yield drawn[name]
-    yield from _ranks(run, drawn)
+    yield from _ranks(run)
     yield from _predicted(summary)
     yield from _host(summary, drawn)
 
@@ -146,13 +146,9 @@ def _tiles(summary: Summary, target: Target | None) -> Iterator[tuple[str, str]]
     if target is not None:
         yield "Target needs at most", f"{target.needs_gib:.2f} GiB"
         yield "Target's peak allocated", f"{target.peak_gib:.2f} GiB"
-        if target.peak_phase:
-            yield "Target's peak in phase", target.peak_phase
     if (peak := summary.peak) is not None:
         share = f" ({summary.percent:.0f}\u00a0%)" if summary.percent is not None else ""
         yield "Peak allocated", f"{peak.gib:.2f} GiB{share}"
-        if peak.phase:
-            yield "Peak in phase", peak.phase
     if summary.reserved_gib is not None:
         yield "Peak reserved", f"{summary.reserved_gib:.2f} GiB"
     if summary.headroom_gib is not None:
@@ -161,8 +157,6 @@ def _tiles(summary: Summary, target: Target | None) -> Iterator[tuple[str, str]]
         yield "Host RAM, this process", f"{summary.host['rss_gib']:.2f} GiB"
     if summary.steps:
         yield "Steps recorded", f"{summary.steps:,}"
-    if summary.step_time_ms is not None:
-        yield "A step took", f"{summary.step_time_ms:,.0f} ms"
 
 
 def _what_to_do(run: Run, summary: Summary) -> AnswerBlock:
@@ -280,19 +274,16 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Chart]) -> Iterato
     yield Table(columns, rows, caption, views=View.PAGE, folded="As a table")
 
 
-def _ranks(run: Run, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]:
+def _ranks(run: Run) -> Iterator[AnswerBlock]:
     if len(run.ranks) < 2:
         return
-    if "ranks" in drawn:
-        yield drawn["ranks"]
     rows = []
     for one in sorted(summarise_ranks(run), key=lambda one: -(one.peak.gib if one.peak else 0.0)):
         figures = (one.peak.gib if one.peak else None, one.reserved_gib, one.host.get("rss_gib"))
         cells = ["–" if gib is None else f"{gib:.2f}" for gib in figures]
         rows.append([str(one.rank), *cells, run.of(one.rank).ending.kind])
     columns = (">rank", ">peak GiB", ">reserved GiB", ">host GiB", "ended")
-    heading = "" if "ranks" in drawn else "By rank"
-    yield Table(columns, rows, rows_shown=_RANKS_ON_TERMINAL, heading=heading, name="ranks", views=View.FULL)
+    yield Table(columns, rows, rows_shown=_RANKS_ON_TERMINAL, heading="By rank", name="ranks", views=View.FULL)
 
 
 def _host(summary: Summary, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]:

@@ -9,7 +9,7 @@ from hf_memkit.common.answer.answer import Chart, View
 from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.report.load import RankRun, Run
-from hf_memkit.measuring.report.summary import Summary, summarise_ranks
+from hf_memkit.measuring.report.summary import Summary
 from hf_memkit.measuring.report.target import target_of
 
 POINTS: Final = 2000
@@ -47,7 +47,6 @@ def charts(run: Run, summary: Summary) -> dict[str, Chart]:
         timeline,
         _phases_over_steps(rank, summary),
         _peak_against_length(rank),
-        _ranks(run) if len(run.ranks) > 1 else None,
         _host(rank),
     )
     return {chart.place: chart for chart in made if chart is not None}
@@ -117,13 +116,9 @@ def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> li
     for category in CATEGORIES:
         y = [_round(value(step, category)) for step in detailed]
         if any(y):
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines", "stackgroup": "held", "name": category, "x": x, "y": y,
-                    "line": {"width": 1, "color": "var(--page)"}, "fillcolor": f"var(--{category})",
-                    "hovertemplate": f"{_GIB}<extra>{category}</extra>",
-                }
-            )  # fmt: skip
+            edge = {"width": 1, "color": "var(--page)"}
+            fill = f"var(--{category})"
+            traces.append(_trace(category, x, y, mode="lines", stackgroup="held", line=edge, fillcolor=fill))
     return traces
 
 
@@ -161,26 +156,6 @@ def _peak_against_length(rank: RankRun) -> Chart | None:
         "lengths", caption, [trace], "longest sequence of the step (tokens)", "peak allocated, GiB",
         heading="Peak against the longest sequence", hovermode="closest",
     )  # fmt: skip
-
-
-def _ranks(run: Run) -> Chart | None:
-    summaries = summarise_ranks(run)
-    bars = []
-    for name, colour, values in (
-        ("peak allocated", "var(--weights)", [one.peak.gib if one.peak else None for one in summaries]),
-        ("peak reserved", "var(--soft)", [one.reserved_gib for one in summaries]),
-        ("host memory", "var(--activations)", [one.host.get("rss_gib") for one in summaries]),
-    ):
-        if any(value is not None for value in values):
-            bars.append(
-                {
-                    "type": "bar", "name": name, "x": [one.rank for one in summaries],
-                    "y": [_round(value) for value in values], "marker": {"color": colour},
-                    "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-                }
-            )  # fmt: skip
-    caption = "Bars of unequal height: the ranks' batches or shards differ in size."
-    return _chart("ranks", caption, bars, "rank", "highest, GiB", heading="By rank") if bars else None
 
 
 def _host(rank: RankRun) -> Chart | None:
@@ -223,21 +198,21 @@ def _marks(name: str, records: Sequence[Mapping[str, Any]], symbol: str) -> list
 
 
 def _line(name: str, x: Sequence[Any], y: Sequence[float | None], colour: str, dash: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines+markers" if len(x) < 2 else "lines", "name": name, "x": list(x),
-        "y": list(y), "line": {"color": colour, "width": 2, "dash": dash}, "connectgaps": True,
-        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-    }  # fmt: skip
+    line = {"color": colour, "width": 2, "dash": dash}
+    mode = "lines+markers" if len(x) < 2 else "lines"
+    return _trace(name, x, y, mode=mode, line=line, connectgaps=True)
 
 
 def _points(
     name: str, x: Sequence[Any], y: Sequence[float | None], symbol: str, colour: str, size: int = 8
 ) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y),
-        "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": "var(--page)"}},
-        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-    }  # fmt: skip
+    edge = {"width": 1, "color": "var(--page)"}
+    return _trace(name, x, y, mode="markers", marker={"symbol": symbol, "size": size, "color": colour, "line": edge})
+
+
+def _trace(name: str, x: Sequence[Any], y: Sequence[float | None], **style: Any) -> dict[str, Any]:
+    hover = f"{_GIB}<extra>{name}</extra>"
+    return {"type": "scatter", "name": name, "x": list(x), "y": list(y), "hovertemplate": hover, **style}
 
 
 def _chart(

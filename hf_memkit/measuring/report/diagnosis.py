@@ -147,30 +147,24 @@ HIGHER: Final = 0.1
 """Lengths vary in any job. They matter where they raise the peak by this share of the GPU."""
 
 NEARLY_FULL: Final = 0.9
-"""In fewer steps, they matter where the peak reaches this share of the GPU. The allocator reserves some percent more
-than is allocated, so that the GPU is full."""
+"""In fewer steps, they matter where the peak reaches this share of the GPU: more is reserved than allocated."""
 
 
 class Batch(NamedTuple):
-    """A step, or the micro-batch that ran out of memory."""
+    """A step or a micro-batch that ran out of memory, with the padded tokens of a micro-batch."""
 
     step: int
     peak_gib: float
     tokens: float
-    """Padded tokens of a micro-batch."""
 
 
 def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Finding | None:
     """Larger inputs than in the first steps raised the peak, or the largest input ran out of memory."""
     sizes = ("samples", "longest_sequence")
-    batches = [
-        Batch(
-            step["step"],
-            step["peak_allocated_gib"],
-            step["samples"] * step["longest_sequence"] / step["micro_batches"],
-        )
-        for step in _with(steps, "peak_allocated_gib", *sizes, "micro_batches")
-    ]
+    batches = []
+    for step in _with(steps, "peak_allocated_gib", *sizes, "micro_batches"):
+        tokens = step["samples"] * step["longest_sequence"] / step["micro_batches"]
+        batches.append(Batch(step["step"], step["peak_allocated_gib"], tokens))
     if len(batches) < MIN_STEPS or usable is None:
         return None
 

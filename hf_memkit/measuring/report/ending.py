@@ -11,11 +11,10 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.memory.cgroup import oom_kills
+from hf_memkit.measuring.memory.cgroup import boot_id, oom_kills
 from hf_memkit.measuring.record_types import HostFacts, RunRecord
 from hf_memkit.measuring.report.rank_reader import Attempt
 from hf_memkit.measuring.report.sanitize import text
@@ -51,13 +50,6 @@ class Ending:
         return asdict(self)
 
 
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux
-        return None
-
-
 def _process_start(pid: int) -> float | None:
     """Start of the process (seconds since the epoch); None if it has ended, also as a zombie."""
     import psutil
@@ -74,7 +66,7 @@ class Here:
     """This machine, now."""
 
     hostname: str = field(default_factory=socket.gethostname)
-    boot_id: str | None = field(default_factory=_boot_id)
+    boot_id: str | None = field(default_factory=boot_id)
     now_s: float = field(default_factory=time.time)
     count_oom_kills: Callable[[], int | None] = oom_kills
 

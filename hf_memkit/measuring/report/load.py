@@ -149,13 +149,10 @@ def _what_to_do(folder: Path, follow: str) -> str:
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads((folder / "memkit-run.json").read_bytes())
         status = text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
-    if status in ("finished", "interrupted"):
-        return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
-    if status == "written":
-        return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
     if status is not None:
-        restart = "if not, start it again with --resume or --overwrite"
-        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {restart}"
+        start = f"memkit run {shlex.quote(text(folder))}"
+        again = f"if not, start it: {start}, or its recipe with --resume or --overwrite"
+        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {again}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
 
 

@@ -241,5 +241,6 @@ def test_sizes_that_auto_find_batch_size_gave_up_are_told(tmp_path: Path) -> Non
     last = made.healthy(5, after_oom={"step": 1, "phase": "backward", "train_batch_size": 3})
     run = load_run(made.write(tmp_path, [*tried, *last]))
     (note,) = run.notes
-    assert "earlier starts in this folder: 2" in note and "(batch size 3) ran out of memory in backward of step 1" in note
+    assert "earlier starts in this folder: 2" in note
+    assert "(batch size 3) ran out of memory in backward of step 1" in note
     assert [ending.kind for _, ending in run.first.earlier] == ["out of memory"] * 2

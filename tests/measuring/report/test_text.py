@@ -47,7 +47,7 @@ def test_near_the_gpu_there_are_changes_of_this_job(tmp_path: Path) -> None:
 def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
     run = load_run(made.of_ranks(tmp_path / "ranks", 12, 4))
     shown = text_report(run).splitlines()
-    row = next(i for i, line in enumerate(shown) if line.startswith("rank"))
+    row = next(i for i, line in enumerate(shown) if line.startswith("By rank"))
     peaks = [float(line.split()[1]) for line in shown[row + 1 : row + 9]]
     assert peaks == sorted(peaks, reverse=True) and "4 more" in shown[row + 9]
     predicted = load_run(made.write(tmp_path / "predicted", made.healthy(3, prediction=PREDICTION)))
