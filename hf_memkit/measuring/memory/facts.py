@@ -69,14 +69,15 @@ def hardware(device: torch.device | None) -> HardwareFacts:
     limit = limit_bytes()
     if limit is not None:
         facts["ram_limit_gib"] = limit / GIB
+    facts["device_name"] = platform.processor() or platform.machine()
+    facts["device_type"] = "cpu" if device is None else device.type
     if device is None or device.type == "cpu":
-        return {"device_name": platform.processor() or platform.machine(), "device_type": "cpu", **facts}
-    facts["device_type"] = device.type
+        return facts
     settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
     if settings is not None:
         facts["allocator_settings"] = settings
     if device.type == "mps":
-        return {"device_name": platform.processor() or platform.machine(), "device_count": 1, **facts}
+        return {**facts, "device_count": 1}
     module = torch.get_device_module(device)
     facts["device_name"] = module.get_device_name(device)
     facts["device_count"] = module.device_count()

@@ -171,14 +171,17 @@ def suggest(
     message = OomMessage("record", "PyTorch", memory, device_type=job.hardware.get("device_type"))
     failed = FailedJob(message, TracebackFacts(phase=cast(Any, job.phase)), job, ranked=True)
 
+    # Too small to matter, such as smaller states of a few adapters; unknown without categories.
+    negligible_gib = _NOTICED * job.hardware.get("capacity_gib", 0.0) if job.categories else 0.0
     same_method: list[Change] = []
     other_methods: list[Change] = []
     for row in CATALOGUE.values():
         if not row.settings or row.in_ram_only is not in_ram:
             continue
         change = change_for(row, failed)
-        if change is not None and change.at_most_gib is not None and not _negligible(job, change.at_most_gib):
-            (other_methods if row.group == "another method" else same_method).append(change)
+        if change is None or change.at_most_gib is None or 0 < change.at_most_gib < negligible_gib:
+            continue
+        (other_methods if row.group == "another method" else same_method).append(change)
 
     chosen: dict[str, Change] = {}  # one value for each setting
     for changes in (same_method, other_methods):
@@ -189,12 +192,6 @@ def suggest(
     if len(first) > 1 and measured is not None and measured not in first:
         return [*first[:-1], measured]
     return first
-
-
-def _negligible(job: RunView, at_most_gib: float) -> bool:
-    """Whether the saving is too small to matter, such as smaller states of a few adapters."""
-    capacity = job.hardware.get("capacity_gib")
-    return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity
 
 
 def changes_for_run(

@@ -404,7 +404,8 @@ def _estimate_predictions(failed: FailedJob, change: Change) -> Change | None:
     most = share.get(name, 0.5) * (1.0 + (job.gib("loss") or 0.0))
     if name == "per_device_eval_batch_size":
         return _up_to(change, most) if job.count(name) is not None else None
-    if job.keeps_no_predictions or (most and job.argument("batch_eval_metrics")):
+    loss_only = job.moment.get("prediction_loss_only") is True or job.argument("prediction_loss_only")
+    if loss_only or (most and job.argument("batch_eval_metrics")):
         return None
     if name == "eval_accumulation_steps" and job.argument(name) is not None:
         return None

@@ -257,16 +257,6 @@ def _unsloth_loss(message: OomMessage) -> KnownCause:
     ))  # fmt: skip
 
 
-def _notebook(message: OomMessage) -> KnownCause:
-    sure = "RAM" in message.quote or "memory" in message.quote
-    why = (
-        f"The notebook's kernel ended{'' if sure else ', most likely'} because host RAM ran out. This is not a GPU "
-        "memory error."
-    )
-    more = Remedy("command", "a runtime with more RAM", "Colab: Runtime > Change runtime type > High-RAM")
-    return KnownCause("host memory", why, (more,))
-
-
 _SHARED: Final = _sized(
     "shared memory",
     "/dev/shm has no room{}. Data loader workers and NCCL pass data through this folder in RAM; a container has 64 MB "
@@ -448,7 +438,11 @@ KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
     "dask": _node,
     "oom-daemon": _kernel_kill,
     "job-limit": _node,
-    "notebook": _notebook,
+    "notebook": _always(
+        "host memory",
+        "The notebook's kernel ended, most likely because host RAM ran out. This is not a GPU memory error.",
+        Remedy("command", "a runtime with more RAM", "Colab: Runtime > Change runtime type > High-RAM"),
+    ),
     "disk": _always(
         "disk",
         "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem.",

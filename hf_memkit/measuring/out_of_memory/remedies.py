@@ -118,6 +118,4 @@ def _why_expandable(message: OomMessage) -> str:
         return f"{why}. A ROCm build without it warns {warning} and ignores it"
     if message.device_type in ("npu", "mlu", "musa"):
         return f"{why}. Needs a driver and a version of the device's torch plugin that have it"
-    if message.reserved_bytes is None or not message.process_bytes:
-        return f"{why}. Needs Linux and torch 2.1 or later (check your version); not on Windows, WSL2 or Jetson"
-    return f"{why}. Linux only; on WSL2 and Jetson the driver may refuse it"
+    return f"{why}. Needs Linux and torch 2.1 or later; on WSL2 and Jetson the driver may refuse it"

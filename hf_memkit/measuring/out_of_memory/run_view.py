@@ -144,11 +144,6 @@ class RunView:
         return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
 
     @property
-    def keeps_no_predictions(self) -> bool:
-        """Whether an evaluation computes the loss only, as without `compute_metrics`."""
-        return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
-
-    @property
     def on_cuda(self) -> bool:
         return self.hardware.get("device_type") == "cuda"
 

@@ -75,18 +75,8 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
         ends = [rank.steps[0]["step"], last]
         name = "allocator's cap" if summary.capped else "GPU memory"
         traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
-    return _chart("timeline", _peaks_caption(summary), traces, "step", "GPU memory, GiB")
-
-
-def _peaks_caption(summary: Summary) -> str:
-    sentences = []
-    if summary.capacity_gib is not None:
-        headroom = summary.headroom_gib
-        left = f"; minimum headroom {max(0.0, headroom):.1f} GiB" if headroom is not None else ""
-        sentences.append(f"The peak should stay below the dashed line, the GPU's memory{left}.")
-    if summary.categories:
-        sentences.append("Areas show what the peak holds; they join the steps recorded in detail.")
-    return " ".join(sentences) or "Peak of each step."
+    caption = "The peak should stay below the dashed line, the GPU's memory. Areas show what the peak holds."
+    return _chart("timeline", caption, traces, "step", "GPU memory, GiB")
 
 
 def _held_over_steps(rank: RankRun) -> Chart | None:

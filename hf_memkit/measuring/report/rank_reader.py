@@ -31,9 +31,6 @@ _LONGEST_LINE: Final = 2**24
 _MOST: Final = 20_000
 """Maximum of records of a kind: ten times what a chart draws. A recorder writes a few thousand per training."""
 
-_MOST_STARTS: Final = 1000
-"""Maximum of starts: a scheduler may restart a job without end."""
-
 
 @dataclass(slots=True)
 class Attempt:
@@ -128,7 +125,7 @@ class RankReader:
         self.newest_schema = max(self.newest_schema, record.get("schema") or SCHEMA)
         kind = record["kind"]
         if kind == "run" or not self.attempts:
-            self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
+            self.attempts.append(Attempt())
         attempt = self.attempts[-1]
         if kind == "lost":  # it precedes records that were written earlier
             attempt.lost = record

@@ -124,11 +124,12 @@ def figures_and_basis(target: Target) -> str:
 
 
 def next_command(run: Run, target: Target) -> str:
+    """What to do after a rehearsal, with the command."""
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
     recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
     if target.gpu_verdict == "does not fit":
-        return f"memkit recipe {recipe} --dry-run --gpu NAME"
-    return f"memkit recipe {recipe} --variant {variant}"
+        return f"Choose another GPU or variant: memkit recipe {recipe} --dry-run --gpu NAME"
+    return f"Run it on that GPU: memkit recipe {recipe} --variant {variant}"
 
 
 def _verdict(value: Any) -> str | None:

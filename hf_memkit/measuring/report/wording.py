@@ -158,8 +158,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return f"For fixes: memkit explain {shlex.quote(text(run.folder))}"
     target = target_of(run)
     if kind == "finished" and target is not None:
-        what = "Choose another GPU or variant" if target.gpu_verdict == "does not fit" else "Run it on that GPU"
-        return f"{what}: {next_command(run, target)}"
+        return next_command(run, target)
     line = f"No memory problem found over {summary.steps:,} step{'s' if summary.steps != 1 else ''}."
     if kind in ("failed", "killed"):
         return f"{line} For the cause, see the job's own log."
