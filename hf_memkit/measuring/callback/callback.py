@@ -225,7 +225,7 @@ def attach(
     readers: Sequence[MemoryReader] | None = None,
     prediction: Mapping[str, Any] | PredictionLike | None = None,
 ) -> MemoryReportCallback:
-    """Adds a MemoryReportCallback before the Trainer's other callbacks, so that its numbers reach the dashboards.
+    """Adds and returns a MemoryReportCallback that runs before other callbacks: its numbers reach the dashboards.
 
     Trainer runs callbacks in order, and a dashboard sees only what callbacks before it have logged. A
     MemoryReportCallback that the Trainer already has is replaced; if all options here are defaults, it keeps its own
@@ -242,9 +242,6 @@ def attach(
         run_facts: plain data for the `run` record, under `facts`.
         readers: sources of the counters. Default: this machine's.
         prediction: a prediction for this training, which the report compares with the measurements.
-
-    Returns:
-        The callback.
 
     Raises:
         SettingError: `log` is not `"few"`, `"all"` or `"none"`.

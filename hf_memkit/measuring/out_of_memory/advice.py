@@ -13,6 +13,7 @@ from typing import Any, Final, cast, get_args
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHEN, by_share
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
+from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
 from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
@@ -28,15 +29,6 @@ _SAME_ADVICE: Final[Mapping[str, str]] = {
 """Places and phases with the same advice as another."""
 
 _HALF: Final = ("half", "fewer", "smaller")
-
-_MOST: Final[Mapping[Memory, int]] = {"device": 3}
-"""Maximum number of changes; 4 for other memory, the last of which is more RAM or disk."""
-
-_NOT_OF_THE_JOB: Final = (
-    "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
-    "compiler-killed",
-)  # fmt: skip
-"""Forms for which only the remedies of the cause help."""
 
 _NOTICED: Final = 0.002
 """A smaller share of the GPU is within the allocator's rounding: its segments have 2 to 20 MiB each."""
@@ -83,7 +75,7 @@ def _with_current(change: Change, failed: FailedJob) -> Change | None:
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     """The changes to a job without records, under the user's names of the arguments."""
     memory = failed.message.memory
-    if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
+    if failed.message.form in NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
     rows = _offered(memory, _place(failed))
     of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
@@ -92,7 +84,8 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     if memory == "device" and cause in ("context and libraries", "another process"):
         rows = [CATALOGUE["smaller-vllm-share"], *rows]
     changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
-    return tuple(_renamed(change, failed.job) for change in changes)[: _MOST.get(memory, 4)]
+    most = 3 if memory == "device" else 4  # the last of which is more RAM or disk
+    return tuple(_renamed(change, failed.job) for change in changes[:most])
 
 
 def _offered(memory: Memory, place: str) -> list[Technique]:

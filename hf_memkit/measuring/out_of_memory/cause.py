@@ -66,16 +66,15 @@ class GpuMemory:
     @property
     def balance(self) -> str:
         """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
-        if self.message.cached_bytes is None:
-            return f"{show(self.requested)} was requested and {self.free} was free."
-        if self.missing > 0:
-            least = "at least " if self.message.free_bytes is None else ""
-            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.message.cached_bytes)} cached"
-            return f"{sums} = {least}{show(self.missing)} short."
+        cached = self.message.cached_bytes
         sizes = f"{show(self.requested)} was requested; {self.free} was free"
-        if self.available >= self.requested:
+        if cached is None or self.available >= self.requested:
             return f"{sizes}."
-        return f"{sizes} and {show(self.message.cached_bytes)} cached, but fragmented."
+        if self.missing <= 0:
+            return f"{sizes} and {show(cached)} cached, but fragmented."
+        least = "at least " if self.message.free_bytes is None else ""
+        sums = f"{show(self.requested)} requested − {self.free} free − {show(cached)} cached"
+        return f"{sums} = {least}{show(self.missing)} short."
 
 
 def _gpu_memory(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> GpuMemory:

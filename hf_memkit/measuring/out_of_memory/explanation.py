@@ -18,7 +18,7 @@ from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_ru
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
-from hf_memkit.measuring.out_of_memory.known_messages import Cause
+from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB, Cause
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.messages import LoggedError, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
@@ -248,13 +248,14 @@ _LARGE_REQUEST: Final = (
 )
 
 _PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", "host memory", "another process")
-_NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 
 
 def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
     """Commands that predict and plan the job, which memkit can do on NVIDIA GPUs."""
     message = failed.message
-    if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+    if command is None or not command.target:
+        return ()
+    if message.device_type not in (None, "cuda") or message.form in NOT_OF_THE_JOB:
         return ()
     without_sizes = cause == "unknown" and message.memory == "device"
     if (cause not in _PREDICTABLE and not without_sizes) or failed.trace.place == "merged adapters":

@@ -31,6 +31,12 @@ _Explain = Callable[[OomMessage], KnownCause]
 AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn-alloc", "cudnn-algorithm", "nccl")
 """Forms that also follow a failed assertion in a kernel: every later call on the device then fails."""
 
+NOT_OF_THE_JOB: Final = (
+    "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
+    "compiler-killed",
+)  # fmt: skip
+"""Forms for which only the remedies of the cause help."""
+
 _LIMIT: Final = Remedy("command", "a larger memory limit", LIMITS)
 _RAM_CHECK: Final = Remedy(
     "command", "dmesg -T | grep -i 'killed process'",

@@ -186,7 +186,7 @@ def _sizes(summary: Summary) -> Iterator[AnswerBlock]:
         for place, categories in summary.held.items():
             where = f", {place}" if len(summary.held) > 1 else ""
             bars += [_bar(f"{name}{where}", gib, name) for name, gib in categories.items() if gib > 0]
-        yield Bars("Held between steps", ("category", "size"), bars, views=View.TERMINAL)
+        yield Bars("Held between steps", ("category", "size"), bars)
         if summary.phases:
             yield replace(phases, heading="By phase", name="phases")
         return
@@ -199,7 +199,7 @@ def _sizes(summary: Summary) -> Iterator[AnswerBlock]:
     yield Beside(beside, heading="What filled the GPU", name="filled")
     offloaded = [f"{place} {_size(sum(sizes.values()))}" for place, sizes in summary.held.items() if place != "device"]
     if offloaded:
-        yield Lines([f"Held between steps outside the GPU: {', '.join(offloaded)}."], views=View.TERMINAL)
+        yield Lines([f"Held between steps outside the GPU: {', '.join(offloaded)}."])
 
 
 def _category_bars(categories: Mapping[str, float], caption: str, gpu: WholeGpu) -> Bars:
@@ -291,11 +291,8 @@ def _host(summary: Summary, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]
     if line is None:
         return
     yield Lines([line], heading="Host and disk", name="host")
-    beside: list[AnswerBlock] = [drawn["host"]] if "host" in drawn else []
-    rows = [(place, name, _size(gib)) for place, held in summary.held.items() for name, gib in held.items()]
-    if rows:
-        beside.append(Table(("where", "what", ">size"), rows, "Held between steps", views=View.PAGE))
-    yield Beside(beside, views=View.PAGE)
+    if "host" in drawn:
+        yield drawn["host"]
 
 
 def _predicted(summary: Summary) -> Iterator[AnswerBlock]:

@@ -205,16 +205,12 @@ def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
 
 def _peak(rank: RankRun) -> Peak | None:
     """The highest peak of load, steps, evaluations, saves and out-of-memory errors; the first of equal ones."""
-    kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
-        ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
-    ]  # fmt: skip
     known: list[Peak] = []
-    for phase, records in kinds:
+    for phase, records in _by_phase(rank).items():
         for record in records:
             if "peak_allocated_gib" in record:
-                peaks = record.get("phases", {})
-                phases = {name: peaks[name].get("peak_allocated_gib", -1.0) for name in PHASES if name in peaks}
-                highest = phase or max(phases, key=lambda name: phases[name], default=None)
+                peaks = _phases_of(record)
+                highest = phase or max(peaks, key=lambda name: peaks[name], default=None)
                 known.append(Peak(record["peak_allocated_gib"], highest, record.get("step"), rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
@@ -225,14 +221,26 @@ def _peak(rank: RankRun) -> Peak | None:
 
 
 def _phases(rank: RankRun) -> dict[str, float]:
-    seen: list[tuple[str | None, float | None]] = [("load", rank.run.get("peak_allocated_gib"))]
-    seen += [("evaluate", record.get("peak_allocated_gib")) for record in rank.evaluations]
-    seen += [("save", record.get("peak_allocated_gib")) for record in rank.saves]
-    seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
-    for step in rank.steps:
-        seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
-    known = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    """The highest peak of each phase, in GiB."""
+    peaks = [_phases_of(step) for step in rank.steps]
+    for phase, records in _by_phase(rank).items():
+        if phase is not None:
+            peaks += [{phase: record["peak_allocated_gib"]} for record in records if "peak_allocated_gib" in record]
+    peaks += [{oom["phase"]: oom["allocated_gib"]} for oom in rank.ooms if "phase" in oom and "allocated_gib" in oom]
+    known = {phase: [each[phase] for each in peaks if phase in each] for phase in PHASES}
     return {phase: max(values) for phase, values in known.items() if values}
+
+
+def _by_phase(rank: RankRun) -> dict[str | None, Sequence[Mapping[str, Any]]]:
+    """The records with peaks; None: steps, which have several phases."""
+    return {"load": [rank.run], None: rank.steps, "evaluate": rank.evaluations, "save": rank.saves}
+
+
+def _phases_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The peaks of a record by phase, in GiB."""
+    peaks = record.get("phases", {})
+    known = {name: peaks[name].get("peak_allocated_gib") for name in PHASES if name in peaks}
+    return {name: gib for name, gib in known.items() if gib is not None}
 
 
 def _highest_with_categories(rank: RankRun) -> StepRecord | OomRecord:
