@@ -237,9 +237,11 @@ def _for_platform(remedy: Remedy, platform: Platform | None) -> Remedy | None:
 
 def _of_sizes(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
     """The first rule that applies names the cause."""
-    requested, free = message.requested_bytes, _free_at_most(message)
+    requested = message.requested_bytes
+    free = _free_at_most(message)
     if (limited := _single_allocation(message)) is not None:
         return limited
+
     if requested is None or free is None:
         names = ("requested", "free", "allocated", "reserved")
         *first, last = (name for name in names if getattr(message, f"{name}_bytes") is None)
@@ -251,10 +253,11 @@ def _of_sizes(message: OomMessage, allocator_settings: str | None, growing: bool
                 "process or the driver may hold the rest."
             )
         return _verdict("unknown", f"The text does not give the {sizes}. {elsewhere}", (), message)
+
     gpu = _gpu_memory(message, allocator_settings, requested, free)
-    rules = (_too_large, _cap, _free_again, *(() if growing else (_fragmentation,)), _others, _overhead)
-    for rule in rules:
-        if (verdict := rule(gpu)) is not None:
+    for rule in (_too_large, _cap, _free_again, _fragmentation, _others, _overhead):
+        verdict = None if growing and rule is _fragmentation else rule(gpu)
+        if verdict is not None:
             return verdict
     return _size(gpu)
 

@@ -29,7 +29,7 @@ _LONGEST_LINE: Final = 2**24
 """Bytes. The longest record, a table of modules, has about a hundred bytes per module."""
 
 _MOST: Final = 20_000
-"""Maximum of records of a kind: ten times what a chart draws. A recorder writes a few thousand per training."""
+"""Maximum of step records: ten times what a chart draws. A recorder writes a few thousand per training."""
 
 
 @dataclass(slots=True)
@@ -140,9 +140,9 @@ class RankReader:
             if len(self.steps) > _MOST:
                 self.steps = {r["step"]: r for r in halved([self.steps[s] for s in sorted(self.steps)])}
         elif kind == "evaluate":
-            _keep(self.evaluations, record)
+            self.evaluations.append(record)
         elif kind == "save":
-            _keep(self.saves, record)
+            self.saves.append(record)
         elif kind == "modules":
             self.modules = record.get("rows", [])
         elif kind == "oom":
@@ -179,11 +179,3 @@ def _parsed(line: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     return clean_record(record) if isinstance(record, dict) else None
-
-
-def _keep(records: list[Any], record: Any) -> None:
-    """Adds a record; of too many, keeps the one with the higher peak of each two neighbours."""
-    records.append(record)
-    if len(records) > _MOST:
-        pairs = zip(records[0:-1:2], records[1:-1:2], strict=True)  # _MOST is even: the newest has no partner
-        records[:-1] = [max(pair, key=lambda r: r.get("peak_allocated_gib", 0.0)) for pair in pairs]
