@@ -145,13 +145,13 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._barrier.call("on_train_begin", self._begin, args, state, kwargs, previous)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_step_begin", RunRecorder.step_begin)
+        self._record_event("on_step_begin", lambda recorder: recorder.tracker.step_begin())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record_event("on_substep_end", RunRecorder.substep_end)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
+        self._record_event("on_pre_optimizer_step", lambda recorder: recorder.tracker.pre_optimizer_step())
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record_event("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
@@ -164,7 +164,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             self._record_event("on_log", self._training.log, state, logs)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_prediction_step", RunRecorder.prediction_step)
+        self._record_event("on_prediction_step", lambda recorder: recorder.tracker.prediction_step())
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self._record_event("on_evaluate", RunRecorder.evaluate, state, metrics)

@@ -102,16 +102,10 @@ class RunRecorder:
         self._window.clear()
         self._restart_clock()
 
-    def step_begin(self) -> None:
-        self.tracker.step_begin()
-
     def substep_end(self) -> None:
         self.tracker.substep_end()
         if self._sampler is not None:
             self._sampler.timeline.end_micro_batch()
-
-    def pre_optimizer_step(self) -> None:
-        self.tracker.pre_optimizer_step()
 
     def optimizer_step(self, optimizer: Any) -> None:
         if self._sampler is not None:
@@ -146,9 +140,6 @@ class RunRecorder:
         last taken. Restarts the clock of a step, so that logging does not count."""
         self._restart_clock()
         return self._log.take()
-
-    def prediction_step(self) -> None:
-        self.tracker.prediction_step()
 
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()

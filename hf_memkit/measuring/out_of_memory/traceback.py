@@ -56,13 +56,8 @@ class TracebackFacts:
     script: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.phase,
-            "place": self.place,
-            "library": self.library,
-            "frame": self.frame,
-            "in_use": sorted(self.in_use),
-        }
+        shown = {name: getattr(self, name) for name in ("phase", "place", "library", "frame")}
+        return {**shown, "in_use": sorted(self.in_use)}
 
 
 # Functions in every traceback of a phase (transformers 5.23: trainer.py; torch: torch/optim, torch/autograd;
