@@ -140,8 +140,10 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         previous = self._training
         self._training = None
         self._barrier = ErrorBarrier()
-        if self._trainer is not None and self._is_replaced(self._trainer()):
-            return
+        trainer = self._trainer() if self._trainer is not None else None
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
+        if any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks):
+            return  # two would reset each other's counters
         self._barrier.call("on_train_begin", self._begin, args, state, kwargs, previous)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -183,11 +185,6 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         trainer = self._trainer() if self._trainer is not None else None
         engine = trainer.model_wrapped if trainer is not None else None
         self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, previous=previous)
-
-    def _is_replaced(self, trainer: Any) -> bool:
-        """Whether the Trainer has a later callback of this kind: two would reset each other's counters."""
-        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
-        return any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks)
 
     def _warn_about_dashboards(self, args: Any, state: Any) -> None:
         """Warn once that a callback passed to a Trainer runs after its integrations."""

@@ -85,6 +85,7 @@ class RunRecorder:
         self._barrier.call("hooks", self._attach, model, optimizer)
         self._capacity = {name: round(value, 10) for name, value in self.readers.capacity().items()}
         self.tracker.train_begin()
+
         fields: dict[str, Any] = {"start_step": state.global_step}
         fields |= self._barrier.call("process", facts.process_facts, self._args) or {}
         fields["versions"] = self._barrier.call("versions", facts.versions)
@@ -95,6 +96,7 @@ class RunRecorder:
             fields["optimizer_classes"] = classes
         fields |= self._memory(("load",), fresh=True)
         self._write("run", {**fields, **extra})
+
         rows = self._barrier.call("modules", module_rows, model, device)
         if rows:
             self._write("modules", {"rows": rows})

@@ -131,7 +131,8 @@ class LogNumbers:
         fields: Mapping[str, Any] = record
         if self._taken:
             self._taken = False
-            self._highest, self._categories = {}, {}
+            self._highest = {}
+            self._categories = {}
         update_maxima(self._highest, {name: fields[name] for name in self._names if name in fields})
         if self._everything:
             for phase, peaks in fields.get("phases", {}).items():

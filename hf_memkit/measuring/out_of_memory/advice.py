@@ -85,7 +85,7 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
         rows = [CATALOGUE["smaller-vllm-share"], *rows]
     changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
     most = 3 if memory == "device" else 4  # the last of which is more RAM or disk
-    return tuple(_renamed(change, failed.job) for change in changes[:most])
+    return tuple(_under_own_name(change, failed.job) for change in changes[:most])
 
 
 def _offered(memory: Memory, place: str) -> list[Technique]:
@@ -136,7 +136,7 @@ def _place(failed: FailedJob) -> str:
     return next((each for each in places if prefix + each in known), "anything")
 
 
-def _renamed(change: Change, job: RunView) -> Change:
+def _under_own_name(change: Change, job: RunView) -> Change:
     """The change under the argument's name in the user's file."""
     section, _, name = change.key.partition(".")
     theirs = job.names.get(name) if section == "arguments" else None

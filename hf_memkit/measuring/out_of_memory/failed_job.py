@@ -106,6 +106,7 @@ class FailedJob:
         offloads.append(job.argument("deepspeed_offload_optimizer"))
         offloads += ["cpu"] if "CPUAdam" in " ".join(job.optimizers) else []
         file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
+
         signs: tuple[tuple[Feature, object], ...] = (
             ("checkpointing", job.checkpointing or fsdp_checkpoints),
             ("liger", job.argument("use_liger_kernel")),

@@ -231,8 +231,10 @@ def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[LogLine]) -> It
     if harmless or _in_source(line, before, following):
         return
 
-    original, line = line, _without_unknown_prefix(line, before, following)
-    text, done = line.text, line.fresh
+    original = line
+    line = _without_unknown_prefix(line, before, following)
+    text = line.text
+    done = line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
         text = joined(text, following[0].text.strip()[:60])

@@ -40,7 +40,7 @@ def smaller_libraries(outside: int) -> tuple[Remedy, ...]:
 def free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     """How to find the other processes on the GPU, or another GPU."""
     who = [str(process.pid) for process in message.other_processes[:5]]
-    ids = f" (process{'es' if len(who) > 1 else ''} {', '.join(who)})" if who else ""
+    ids = f" (process IDs: {', '.join(who)})" if who else ""
     tools = tools_of(message.device_type)
     return (
         Remedy(

@@ -123,6 +123,7 @@ class RankReader:
             self.unreadable += 1
             return
         self.newest_schema = max(self.newest_schema, record.get("schema") or SCHEMA)
+
         kind = record["kind"]
         if kind == "run" or not self.attempts:
             self.attempts.append(Attempt())

@@ -163,6 +163,7 @@ def _of_rank(rank: RankRun) -> Summary:
     cap = hardware.get("allocator_cap_fraction")
     capped = cap if cap is not None and 0 < cap < 1 else None
     capacity = whole_gpu * (capped or 1.0) if whole_gpu else None
+
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
     outside = [step for step in rank.steps if "device_used_gib" in step and "reserved_gib" in step]
@@ -170,10 +171,12 @@ def _of_rank(rank: RankRun) -> Summary:
     headroom = None
     if capacity is not None and reserved is not None:  # a cap leaves the rest of the GPU to the others
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)
+
     at_peak = _highest_with_categories(rank)
     times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
     retries = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
     predicted_ms = rank.run.get("prediction", {}).get("step_time_ms") or []
+
     summary = Summary(
         rank=rank.rank,
         capacity_gib=capacity,
