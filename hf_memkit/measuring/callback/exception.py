@@ -3,6 +3,7 @@ advice."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -56,7 +57,7 @@ def record_exception(
         record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
         if snapshot:
             record |= barrier.call("snapshot", _snapshot, recorder.writer.path) or {}
-        advice = barrier.call("advice", _advise, record, recorder)
+        advice = barrier.call("advice", _advise, record, recorder, message)
         recorder.writer.write("oom", record)
     stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and match is None)
     status: Status = "interrupted" if stopped else "failed"
@@ -94,14 +95,16 @@ def _snapshot(records: Path) -> dict[str, str]:
     return {"snapshot": path.name}
 
 
-def _advise(record: dict[str, Any], recorder: RunRecorder) -> OomNote:
+def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
     """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
     run = cast(RunRecord, kinds.get("run", {}))
     modules = cast(ModulesRecord | None, kinds.get("modules"))
     explanation = explain_records(run, cast(OomRecord, record), modules=modules)
-    if explanation.verdict is not None:
+    if explanation.verdict is not None and (message is not None or explanation.verdict.cause != "unknown"):
         record["cause"] = explanation.verdict.cause
+    else:  # words of a later version
+        explanation = replace(explanation, verdict=None)
     record["changes"] = [change.to_json() for change in explanation.changes]
     return note_from_record(record, run, explanation, path)

@@ -304,7 +304,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
 def from_record(oom: OomRecord) -> OomMessage:
     """The message of an `oom` record: from the error's text, or from the counters if the text has no sizes."""
     text = oom.get("error", "")
-    parsed = parse_message(text)
+    parsed = parse_message(text) or parse_message(f"{oom.get('error_type')}: {text}")
     bare = ("torch-device", "torch-device-bare")
     if parsed is not None and (parsed.requested_bytes is not None or parsed.form not in bare):
         return parsed

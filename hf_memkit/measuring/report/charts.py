@@ -43,13 +43,8 @@ def charts(run: Run, summary: Summary) -> dict[str, Chart]:
         timeline = _timeline(rank, summary)
     else:  # the few MiB of a rehearsal's small model do not matter: the page shows the memory of its target
         timeline = _held_over_steps(rank) if target_of(run) is None else None
-    made = (
-        timeline,
-        _phases_over_steps(rank, summary),
-        _peak_against_length(rank),
-        _host(rank),
-    )
-    return {chart.place: chart for chart in made if chart is not None}
+    drawn = (timeline, _phases_over_steps(rank, summary), _peak_against_length(rank), _host(rank))
+    return {chart.place: chart for chart in drawn if chart is not None}
 
 
 def _timeline(rank: RankRun, summary: Summary) -> Chart | None:

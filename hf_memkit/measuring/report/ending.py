@@ -82,10 +82,8 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     if not host.get("hostname") or pid is None:
         return _gone_or_unknown(attempt, "the records do not name its machine and process")
     if host["hostname"] != here.hostname:
-        where = text(host["hostname"], 60)
-        return _gone_or_unknown(
-            attempt, f"it ran on another machine ({where}): run memkit report there to see whether it is still running"
-        )
+        where = f"it ran on another machine ({text(host['hostname'], 60)})"
+        return _gone_or_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
     if host.get("boot_id") != here.boot_id:
         return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
     alive = _process_start(pid)
