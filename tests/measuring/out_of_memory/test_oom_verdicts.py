@@ -112,5 +112,7 @@ def test_max_split_size_is_at_most_the_request_and_above_what_torch_refuses(
 
 
 def test_an_error_of_python_without_words_is_about_ram() -> None:
-    explanation = explain_records({}, {"error_type": "MemoryError", "error": "", "phase": "data", "allocated_gib": 4.0})
+    explanation = explain_records(
+        {}, {"error_type": "MemoryError", "error": "", "phase": "data", "allocated_gib": 4.0}
+    )
     assert explanation.verdict is not None and explanation.verdict.cause == "host memory"
