@@ -53,7 +53,7 @@ _OTHERS_S: Final = 1.0
 
 @dataclass(frozen=True)
 class CallbackOptions:
-    """The user's options of the callback; see there."""
+    """The options of MemoryReportCallback, under the same names."""
 
     output_dir: str | Path | None
     phases: bool

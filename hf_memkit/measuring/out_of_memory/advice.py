@@ -77,25 +77,25 @@ def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     memory = failed.message.memory
     if failed.message.form in NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
-    rows = _offered(memory, _place(failed))
+    rows = _rows_for(memory, _place(failed))
     of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
     if memory == "device" and failed.trace.phase == "evaluate" and of_batch:
         rows = [CATALOGUE["small-evaluation-batch"], *rows]
     if memory == "device" and cause in ("context and libraries", "another process"):
         rows = [CATALOGUE["smaller-vllm-share"], *rows]
-    changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
+    changes = _changes_from(rows, failed) or _changes_from(_rows_for(memory, "else"), failed)
     most = 3 if memory == "device" else 4  # the last of which is more RAM or disk
     return tuple(_under_own_name(change, failed.job) for change in changes[:most])
 
 
-def _offered(memory: Memory, place: str) -> list[Technique]:
+def _rows_for(memory: Memory, place: str) -> list[Technique]:
     """The rows for this memory and place, in order. `host` alone means all places in RAM."""
     key = place if memory == "device" else f"{memory}/{place}"
     turns = [(row.offered.get(key, row.offered.get(memory)), row) for row in CATALOGUE.values()]
     return [row for turn, row in sorted(turns, key=lambda each: each[0] or 0) if turn is not None]
 
 
-def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
+def _changes_from(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
     """The rows that apply as changes: one for each setting, and all commands."""
     by_key: dict[str, Change] = {}
     for row in rows:

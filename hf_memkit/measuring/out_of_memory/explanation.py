@@ -266,7 +266,7 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
         boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
         gpu = f"{boxes[0] if boxes else math.ceil(capacity)}GB"
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
-    return tuple(command.typed(verb, gpu) for verb in verbs)
+    return tuple(command.memkit_command(verb, gpu) for verb in verbs)
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:

@@ -43,7 +43,7 @@ _IN_WORD: Final = re.compile(r"([A-Za-z_']+)\n([A-Za-z_']+)")
 _IN_SIZE: Final = re.compile(r"\d\.?\n\.?\d[\d.]{0,20} ?(?:bytes|[KMGT]i?B|has\b)|[A-Za-z]\n[.:;)]")
 
 
-def joined(text: str, following: str) -> str:
+def join_lines(text: str, following: str) -> str:
     """`text` and the next line, with a space between them unless the break is inside a word or a number."""
     at = f"{text[-30:]}\n{following[:30]}"
     word = _IN_WORD.search(at)
@@ -147,7 +147,7 @@ def numbers(pattern: str, *names: str) -> Reader:
     return read
 
 
-def killed(text: str) -> Figures:
+def kill_figures(text: str) -> Figures:
     """The killed process and its RAM, from the kernel's line."""
     values: dict[str, Any] = {}
     process = _KILLED.search(text)

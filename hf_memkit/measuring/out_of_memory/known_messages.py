@@ -66,7 +66,7 @@ def _always(cause: Cause, why: str, *settings: Remedy) -> _Explain:
     return lambda message: KnownCause(cause, why, settings)
 
 
-def _sized(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Explain:
+def _with_size(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Explain:
     """A cause with `asked` and the requested size at `{}`, or with `unknown` if there is no size."""
 
     def explain(message: OomMessage) -> KnownCause:
@@ -78,7 +78,7 @@ def _sized(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str =
 
 
 def _library(who: str) -> _Explain:
-    why = _sized(
+    why = _with_size(
         "context and libraries",
         f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{{}} PyTorch does not release its "
         "cache for such requests, so they can fail long before PyTorch itself runs out.",
@@ -159,12 +159,12 @@ def _host_allocation(message: OomMessage) -> KnownCause:
     return (_REFUSED if tiny else _RAM_IS_FULL)(message)
 
 
-_RAM_IS_FULL: Final = _sized(
+_RAM_IS_FULL: Final = _with_size(
     "host memory",
     "Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{}",
     " The request was {}.",
 )
-_REFUSED: Final = _sized(
+_REFUSED: Final = _with_size(
     "host memory",
     "The system refused {} of host RAM. For so small a request, a limit of the process is more likely than full RAM: "
     "its number of memory maps (each tensor that data loader workers share is one), or its address space. This is not "
@@ -239,7 +239,7 @@ def _node(message: OomMessage) -> KnownCause:
     return KnownCause("host memory", why, (_LIMIT,) if message.in_cgroup else ())
 
 
-def _evicted(message: OomMessage) -> KnownCause:
+def _eviction(message: OomMessage) -> KnownCause:
     used = f" It used {show(message.used_bytes)}." if message.used_bytes else ""
     why = (
         f"The node ran out of RAM, and the pod was ended for it.{used} Its own limit was not reached; pods that use "
@@ -263,7 +263,7 @@ def _unsloth_loss(message: OomMessage) -> KnownCause:
     ))  # fmt: skip
 
 
-_SHARED: Final = _sized(
+_SHARED: Final = _with_size(
     "shared memory",
     "/dev/shm has no room{}. Data loader workers and NCCL pass data through this folder in RAM; a container has 64 MB "
     "of it by default. The GPU is not the problem.",
@@ -281,7 +281,7 @@ _BUFFERS: Final = _always(
 )  # fmt: skip
 
 KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
-    "torch-mps-buffer": _sized(
+    "torch-mps-buffer": _with_size(
         "size", "One tensor is larger than this Mac allows: Metal cannot create a single buffer of {}.", "{}",
         unknown="that size",
     ),
@@ -318,7 +318,7 @@ KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
     "triton": _triton,
     "deepspeed-buffers": _BUFFERS,
     "deepspeed-buffer-size": _BUFFERS,
-    "deepspeed-mlock": _sized(
+    "deepspeed-mlock": _with_size(
         "host memory",
         "DeepSpeed could not lock {} in RAM: the limit for locked memory is lower. The GPU is not the problem.", "{}",
         Remedy("command", "ulimit -l unlimited", "in a container, use docker run --ulimit memlock=-1"),
@@ -347,7 +347,7 @@ KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,
     "kubernetes": _kernel_kill,
-    "kubernetes-node": _evicted,
+    "kubernetes-node": _eviction,
     "kubernetes-disk": _always(
         "disk",
         "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
@@ -376,7 +376,7 @@ KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
         "cause (an evaluation, a save, RAM). The first out-of-memory message above it in the log has the sizes.",
         Remedy("arguments.auto_find_batch_size", "False", "the job then stops at the first error and prints it"),
     ),
-    "tensorflow": _sized(
+    "tensorflow": _with_size(
         "size",
         "TensorFlow, not PyTorch, ran out of GPU memory.{} TensorFlow reserves nearly the whole GPU at start, which "
         "leaves little for other libraries.",
@@ -386,7 +386,7 @@ KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
     ),
     "vllm-cache": _vllm_cache,
     "vllm-start": _vllm_start,
-    "xla": _sized(
+    "xla": _with_size(
         "size",
         "JAX or TensorFlow, not PyTorch, ran out of GPU memory.{} Each reserves most of the GPU at start (JAX 75 %), "
         "which leaves little for other libraries.",

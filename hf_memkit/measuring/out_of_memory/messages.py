@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from hf_memkit.common.answer.safe_text import text as safe_text
 from hf_memkit.common.terms import Phase
-from hf_memkit.measuring.out_of_memory.figures import joined
+from hf_memkit.measuring.out_of_memory.figures import join_lines
 from hf_memkit.measuring.out_of_memory.log_lines import LogLine, lines, same_prefix
 from hf_memkit.measuring.out_of_memory.message import OomMessage
 from hf_memkit.measuring.out_of_memory.patterns import FORM_OF, FORMS, Form, heads, might_be
@@ -25,10 +25,10 @@ from hf_memkit.measuring.out_of_memory.traceback import (
     BEGINS,
     FRAME,
     TracebackFacts,
+    facts_of_warning,
     phase_of_progress,
     pins,
     trace,
-    warned,
 )
 
 _AHEAD: Final = 12
@@ -196,7 +196,7 @@ def _scan(log: str | TextIO) -> Iterator[Occurrence]:
 def _trace_above(before: deque[LogLine], line: LogLine, form: Form) -> TracebackFacts:
     """What the traceback before `line` shows; without one, the phase by the last progress bar."""
     own_line = line.beginning(_KEPT_OF_A_LINE)
-    facts = warned(line.text[:_KEPT_OF_A_LINE]) or TracebackFacts()
+    facts = facts_of_warning(line.text[:_KEPT_OF_A_LINE]) or TracebackFacts()
     if facts == TracebackFacts() and not form.ends and _may_hold_frames(before, line):
         facts = trace(_own_words([*before, own_line], line))
     if facts == TracebackFacts():
@@ -237,7 +237,7 @@ def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[LogLine]) -> It
     done = line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
-        text = joined(text, following[0].text.strip()[:60])
+        text = join_lines(text, following[0].text.strip()[:60])
     beginnings = heads(text, line.fresh)
     logged = line.text.rfind("}") if _LOGGED.match(line.text) is not None else 0
 
@@ -328,9 +328,9 @@ def _window(
         if not words or _STOP.search(words):
             break
         if might_be(words) and (beginnings := heads(words)):
-            text = joined(text, words[: beginnings[0][0].start()])
+            text = join_lines(text, words[: beginnings[0][0].start()])
             break
-        text = joined(text, words)
+        text = join_lines(text, words)
         owners.append((len(text) - len(words), other))
     return text, owners
 

@@ -86,7 +86,7 @@ class Command:
         module = "/" + self.target.removeprefix("-m ").replace(".", "/")
         return f"/{file}".endswith((f"{module}.py", f"{module}/__main__.py"))
 
-    def typed(self, verb: str, gpu: str = "") -> str:
+    def memkit_command(self, verb: str, gpu: str = "") -> str:
         """The memkit command for it: `memkit plan train.py --gpu 24GB -- --bf16`."""
         arguments = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
         return f"memkit {verb} {self.target}{f' --gpu {gpu}' if gpu else ''} -- {arguments}"

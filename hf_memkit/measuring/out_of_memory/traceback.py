@@ -191,7 +191,7 @@ _CAUGHT_LINES: Final = 60
 def trace(lines: Iterable[str]) -> TracebackFacts:
     """What the last traceback in `lines` (without prefixes) shows; if its first line is missing, the frames above the
     message."""
-    kept = _last_traceback(_unwrapped(list(lines)))
+    kept = _last_traceback(_unwrap(list(lines)))
     if not kept:
         return TracebackFacts()
     slashed = [line.replace("\\", "/") for line in kept]
@@ -211,7 +211,7 @@ def trace(lines: Iterable[str]) -> TracebackFacts:
     return TracebackFacts(phase, in_use=in_use, model_type=model_type, script=script)
 
 
-def warned(line: str) -> TracebackFacts | None:
+def facts_of_warning(line: str) -> TracebackFacts | None:
     """What a warning that quotes an error shows; None if `line` is no such warning."""
     if (match := _WARNED.search(line)) is not None:
         file, category, words = match.groups()
@@ -234,7 +234,7 @@ def pins(lines: Iterable[str]) -> bool:
     return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
 
 
-def _unwrapped(lines: list[str]) -> list[str]:
+def _unwrap(lines: list[str]) -> list[str]:
     """The lines, with each frame that Rich wrapped joined to one line."""
     unwrapped: list[str] = []
     for line in lines:

@@ -36,20 +36,20 @@ def changes_of(run: Run, summary: Summary) -> tuple[Change, ...]:
     """The changes that save memory; empty if there is headroom."""
     for rank in run.ranks:
         if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
-            recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
-            return recorded or _suggested(rank, rank.ooms[-1])
+            recorded = tuple(map(_read_change, rank.ooms[-1].get("changes", ())))
+            return recorded or _suggest_changes(rank, rank.ooms[-1])
     rank = run.of(summary.rank)
     if not summary.tight or not rank.steps:
         return ()
     detailed = [step for step in rank.steps if step.get("categories")]
-    return _suggested(rank, max(detailed or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0)))
+    return _suggest_changes(rank, max(detailed or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0)))
 
 
-def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
+def _suggest_changes(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
     return tuple(suggest(rank.run, moment, modules={"rows": list(rank.modules)}))
 
 
-def _recorded(change: ProposedChange) -> Change:
+def _read_change(change: ProposedChange) -> Change:
     """The change in a record, which may contain anything."""
     value = change.get("value")
     basis = change.get("basis")

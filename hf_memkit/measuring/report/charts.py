@@ -51,7 +51,7 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
     if not rank.steps:
         return None
     traces = _stack(rank.steps, "categories", summed=False)
-    steps, columns = _thinned(rank.steps, ("peak_allocated_gib", "peak_reserved_gib"))
+    steps, columns = _thin(rank.steps, ("peak_allocated_gib", "peak_reserved_gib"))
     for name, key, colour, dash in (
         ("peak allocated", "peak_allocated_gib", "var(--ink)", "solid"),
         ("peak reserved", "peak_reserved_gib", "var(--soft)", "dot"),
@@ -150,7 +150,7 @@ def _host(rank: RankRun) -> Chart | None:
         "pinned_gib": ("pinned", "var(--activations)", "solid"),
         "disk_swap_gib": ("swapped to disk", "var(--buffers)", "solid"),
     }
-    steps, columns = _thinned(rank.steps, tuple(names))
+    steps, columns = _thin(rank.steps, tuple(names))
     traces = [
         _line(name, steps, columns[key], colour, dash)
         for key, (name, colour, dash) in names.items()
@@ -160,7 +160,7 @@ def _host(rank: RankRun) -> Chart | None:
     return _chart("host", caption, traces, "step", "host RAM, GiB") if traces else None
 
 
-def _thinned(
+def _thin(
     steps: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[list[int | None], dict[str, list[float | None]]]:
     columns = {name: [step.get(name) for step in steps] for name in names}

@@ -75,21 +75,21 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     """How the attempt ended. `here`: this machine."""
     step = attempt.last_step
     if attempt.end is not None:
-        return _as_recorded(attempt, attempt.end, step)
+        return _judge_recorded(attempt, attempt.end, step)
     host = attempt.run.get("host", {})
     pid = host.get("pid")
     started = host.get("process_started")
     if not host.get("hostname") or pid is None:
-        return _gone_or_unknown(attempt, "the records do not name its machine and process")
+        return _judge_unknown(attempt, "the records do not name its machine and process")
     if host["hostname"] != here.hostname:
         where = f"it ran on another machine ({text(host['hostname'], 60)})"
-        return _gone_or_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
+        return _judge_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
     if host.get("boot_id") != here.boot_id:
-        return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
+        return _judge_killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
     alive = _process_start(pid)
     if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
-        return _running(attempt, pid, here.now_s)
-    return _killed(attempt, host, here, f"its process {pid} is gone")
+        return _judge_running(attempt, pid, here.now_s)
+    return _judge_killed(attempt, host, here, f"its process {pid} is gone")
 
 
 def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
@@ -98,7 +98,7 @@ def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
-        return _as_recorded(attempt, attempt.end, attempt.last_step)
+        return _judge_recorded(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
         return _out_of_memory(attempt)
     return Ending("killed", f"ended without recording an exit, {_after(attempt)}", step=attempt.last_step)
@@ -122,9 +122,9 @@ def _cut(attempt: Attempt) -> str | None:
     return text(lost.get("write_error") or "unknown reason", 80)
 
 
-def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
+def _judge_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
     """The ending in the `end` record, with a note if other records end earlier."""
-    ended = _ended(attempt, end, recorded)
+    ended = _judge_end(attempt, end, recorded)
     if (ended.step or 0) <= (recorded or 0):
         return ended
     since = f"after step {recorded}" if recorded is not None else "before the first step"
@@ -132,7 +132,7 @@ def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None)
     return replace(ended, why=f"{ended.why.rstrip('.')}. Its records end early, {since}: {why}")
 
 
-def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
+def _judge_end(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
     status = end.get("status")
     if end.get("lost_records"):
         step = end.get("step") or step
@@ -162,14 +162,14 @@ def _ran_out(oom: Mapping[str, Any]) -> str:
     return f"ran out of memory {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
 
 
-def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
+def _judge_unknown(attempt: Attempt, why: str) -> Ending:
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     cut = f" {_after(attempt)}" if _cut(attempt) else ""
     return Ending("unknown", f"no exit was recorded{cut}; {why}", step=attempt.last_step)
 
 
-def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
+def _judge_running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     step = attempt.last_step
     done = f"step {step} is done" if step is not None else "its first step is in progress"
     why = f"running (process {pid}); {done}"
@@ -187,7 +187,7 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     return Ending("running", why, step=step)
 
 
-def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
+def _judge_killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
     """The ending without an `end` record and without a process. `here`: None after a reboot."""
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)

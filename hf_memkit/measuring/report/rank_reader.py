@@ -111,14 +111,14 @@ class RankReader:
                 if len(rest) > _LONGEST_LINE:
                     self._offset += len(rest)
                     rest, too_long = b"", True
-            if not too_long and rest.endswith(b"}") and _parsed(rest) is not None:
+            if not too_long and rest.endswith(b"}") and _parse(rest) is not None:
                 self._offset += len(rest)
                 yield rest
 
     def _add(self, line: bytes) -> None:
         if not line.strip():
             return
-        record = _parsed(line)
+        record = _parse(line)
         if record is None or not isinstance(record.get("kind"), str):
             self.unreadable += 1
             return
@@ -139,7 +139,7 @@ class RankReader:
             attempt.last_step = record["step"]
             self.steps[record["step"]] = record
             if len(self.steps) > _MOST:
-                self.steps = {r["step"]: r for r in halved([self.steps[s] for s in sorted(self.steps)])}
+                self.steps = {r["step"]: r for r in halve_steps([self.steps[s] for s in sorted(self.steps)])}
         elif kind == "evaluate":
             self.evaluations.append(record)
         elif kind == "save":
@@ -162,7 +162,7 @@ class RankReader:
             self.modules = []
 
 
-def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
+def halve_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """Merges each two neighbours into one record, with the worse figures of the host."""
     pairs = [
         merge_steps(
@@ -173,7 +173,7 @@ def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
     return pairs if len(steps) % 2 == 0 else [*pairs, steps[-1]]
 
 
-def _parsed(line: bytes) -> Any:
+def _parse(line: bytes) -> Any:
     """The checked record; None if the line is none."""
     try:
         record = json.loads(line)
