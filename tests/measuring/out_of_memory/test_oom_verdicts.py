@@ -97,7 +97,7 @@ def test_what_is_said_of_settings() -> None:
     assert "not supported on this platform" in str(judge(replace(pieces, device_type="rocm")).settings[0])
     others = replace(GPU, **of_gib(process=20, allocated=18, reserved=18), processes=(Process(7, 19 * GIB),))
     first = judge(others).settings[0]
-    assert first.value == "nvidia-smi" and "process 7" in first.reason
+    assert first.value == "nvidia-smi" and "process IDs: 7" in first.reason
 
 
 @pytest.mark.parametrize(
