@@ -16,8 +16,8 @@ from transformers import Trainer, TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.memory.hooks import ModelHook
-from hf_memkit.measuring.memory.readers.host import HostReader
 from hf_memkit.measuring.memory.phases import PhaseTracker
+from hf_memkit.measuring.memory.readers.host import HostReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.fewer import first
