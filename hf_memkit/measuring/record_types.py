@@ -232,16 +232,11 @@ class RunRecord(_Record, Measured, total=False):
 ModuleFigures = TypedDict(
     "ModuleFigures",
     {
-        "name": str,
-        "class": str,
-        "parameters": int,
-        "trainable_parameters": int,
-        "bytes": int,
-        "places": dict[str, int],
-        "repeats": int,
+        "name": str, "class": str, "parameters": int, "trainable_parameters": int, "bytes": int,
+        "places": dict[str, int], "repeats": int,
     },
     total=False,
-)
+)  # fmt: skip
 """One module, or a row of equal ones; the figures are those of one.
 
 name: Name in the model; for equal layers `h.0…47`.

@@ -54,7 +54,8 @@ def _whole(value: Any) -> int | None:
 @functools.cache
 def _cleaner(hint: Any) -> Callable[[Any], Any]:
     """A function that returns a value of this type, or None for a value of another type."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint is int:
         return _whole
     if hint is float:
