@@ -8,7 +8,6 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import typer
@@ -54,9 +53,6 @@ minutes → what runs it, or one like it."""
 
 ENDS = {"--verify": (2, "--verify"), "--resume": (2, "no unfinished run"), "doctor": (0, "/fast")}
 """Part of a command → how it ends without a GPU and without that disk: (exit code, part of its output)."""
-
-SAME = {"--gpu", "--gpus-to-compare", "--price", "--ram", "--gpu-memory", "--model"}
-"""Options of which one value stands for all."""
 
 
 def problems() -> Iterator[str]:
@@ -107,31 +103,19 @@ def outputs_of_help() -> Iterator[str]:
     """Outputs in a verb's `--help` that no page shows."""
     from hf_memkit.cli.main import app
 
-    pages = " ".join(" ".join(text.split()) for text in PAGES.values())
-    epilogs = [command.epilog or "" for command in typer.main.get_command(app).commands.values()]
-    lines = [line.strip() for epilog in epilogs for line in epilog.splitlines() if line.startswith(" " * 6)]
-    if not lines:
-        yield "no verb's --help shows an output"
-    for line in lines:
-        parts = [" ".join(part.strip(" ()").split()) for part in line.split("…")]
-        if not all(part in pages for part in parts):
-            yield f"memkit --help: no page shows the output {line!r}"
+    pages = "\n".join(PAGES.values())
+    for name, command in typer.main.get_command(app).commands.items():
+        for line in (command.epilog or "").splitlines():
+            if line.startswith(" " * 6) and line.strip(" …") not in pages:
+                yield f"memkit {name} --help: no page shows the output {line.strip()!r}"
 
 
 def failing_commands() -> Iterator[str]:
-    """Commands outside of the generated blocks that end otherwise than they should, and unused entries above."""
-    commands = shown_commands()
-    for part in (*ELSEWHERE, *ENDS):
-        if not any(part in command for command in commands):
-            yield f"scripts/docs_checks.py: no page shows a command with {part!r}"
-    for path in ELSEWHERE.values():
-        if not (ROOT / path).exists():
-            yield f"scripts/docs_checks.py: no file {path}"
-
+    """Commands outside of the generated blocks that end otherwise than they should."""
     with loaded() as process, tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "files"
         make_files(process, files)
-        for command, page in commands.items():
+        for command, page in shown_commands().items():
             if any(part in command for part in ELSEWHERE):
                 continue
             copy = shutil.copytree(files, tempfile.mkdtemp(dir=folder), dirs_exist_ok=True)
@@ -140,18 +124,14 @@ def failing_commands() -> Iterator[str]:
 
 
 def shown_commands() -> dict[str, str]:
-    """{command: page}; of those that differ in values of `SAME` and the script's own arguments only, the first."""
-    first: dict[str, tuple[str, str]] = {}
+    """Command → the name of the first page that shows it."""
+    commands: dict[str, str] = {}
     for page, text in PAGES.items():
         blocks = re.findall(r"^```bash\n(.*?)^```", without_blocks(text), re.DOTALL | re.MULTILINE)
         for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
-            if not line.startswith("memkit "):
-                continue
-            words = shlex.split(line, comments=True)
-            ours = words[: words.index("--")] if "--" in words else words
-            kind = [word for before, word in pairwise(["", *ours]) if before not in SAME]
-            first.setdefault(" ".join(sorted(kind)), (shlex.join(words), page.name))
-    return dict(first.values())
+            if line.startswith("memkit "):
+                commands.setdefault(shlex.join(shlex.split(line, comments=True)), page.name)
+    return commands
 
 
 def make_files(process: Loaded, folder: Path) -> None:

@@ -16,7 +16,6 @@ from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.presets import preset_index
 from hf_memkit.measuring.out_of_memory.change import assignment
-from hf_memkit.presets import PRESETS
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
 from hf_memkit.recipes.tasks import TASKS, find_task
@@ -76,20 +75,6 @@ def parameter_bytes() -> str:
         rows.append([f"`{name}`", *(size or None for size in sizes)])
     columns = "weight | gradient | AdamW's moments | elsewhere | between two steps | copies under autocast"
     return table(f"technique | {columns}", rows)
-
-
-@block("docs/presets.md", "presets")
-def presets() -> str:
-    """Each preset with its techniques."""
-    rows = []
-    for name, preset in PRESETS.items():
-        links = []
-        for each in preset.techniques:
-            mark = "*" if each in preset.where_possible else ""
-            links.append(f"[{each}](techniques/{TECHNIQUES[each].family}.md#{each}){mark}")
-        rows.append([f"`{name}`", preset.audience, ", ".join(links)])
-    note = "\\* left out, with a note, where it does not apply to the model."
-    return f"{table('preset | for | techniques', rows)}\n\n{note}"
 
 
 @block("docs/predict.md", "gpus")

@@ -39,9 +39,7 @@ def percent(share: float | None, digits: int = 0) -> str | None:
 
 def source(name: str) -> str:
     """The evidence file, and the command that made it."""
-    content = read(name)
-    command = content.get("command") or f"python -m benchmarks.{content['benchmark']}"
-    return f"`benchmarks/results/{name}.json`, made by `{command}`."
+    return f"`benchmarks/results/{name}.json`, made by `{read(name)['command']}`."
 
 
 @block("README.md", "published")
@@ -188,25 +186,6 @@ def equality() -> str:
         rows.append([f"{words}: {names}", f"{len(compared)} of {len(settings)}", percent(max(compared), 4)])
     figures = table("architectures | settings compared | largest error of a peak", rows)
     return f"{figures}\n\nThe bar is {percent(content['bar'], 1)} of the peak. {source('predict_equality')}"
-
-
-@block("docs/techniques/optimizers.md", "optimizer_curves")
-def optimizer_curves() -> str:
-    """The loss at the end of each optimizer's training, beside its baseline's."""
-    arms = read("optimizer_curves")["arms"]
-    rows = []
-    for name, arm in arms.items():
-        loss = last_loss(arm)
-        baseline = last_loss(arms[arm["baseline"]])
-        difference = None if name == arm["baseline"] else f"{100 * (loss / baseline - 1):+.2f} %"
-        rows.append([name, f"{arm['learning_rate']:g}", f"{loss:.4f}", f"{baseline:.4f}", difference])
-    columns = "optimizer | learning rate | held-out loss | its baseline's | difference"
-    return f"{table(columns, rows)}\n\n{source('optimizer_curves')}"
-
-
-def last_loss(arm: Row) -> float:
-    _step, loss = arm["held_out"][-1]
-    return float(loss)
 
 
 @block("docs/plan.md", "plan")

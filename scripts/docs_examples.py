@@ -64,6 +64,8 @@ optimizer = ("  optimizer.class", "  optimizer.bf16")
 batch = ("  arguments.per_device_train", "  arguments.per_device_eval")
 example("docs/presets.md", "sized", "resident:", dtype, optimizer, batch, ("place", "host"))
 
+example("docs/presets.md", "presets", ("preset ", "Techniques"))
+
 notes = ["Wrote", "Use it", "Override", "An argument file", ("  model_parts", "Or do")]
 example("docs/presets.md", "copied", *notes, prepare=own_arguments, errors=True)
 
