@@ -44,6 +44,7 @@ ELSEWHERE = {
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
     "my_package.train": "tests/run/test_as_python.py",
     "run my-job": "tests/run/test_recipe_folder.py",
+    "--plan plan.yaml -- --output_dir out --bf16": "tests/run/test_plans.py",
     "tickets": "tests/engine/test_own_recipe.py",
     "--write plan.yaml -- '…'": "tests/cli/test_plan.py",
     "ITS": "docs/contributing.md",
