@@ -21,13 +21,12 @@ from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.presets import load, preset_index
-from hf_memkit.measuring.out_of_memory.change import assignment
 from hf_memkit.measuring.record_types import RECORDS
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
 from hf_memkit.recipes.tasks import TASKS, find_task
-from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family, Technique
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family, Technique, assignment
 
 
 @block("docs/checks.md", "screen")

@@ -9,6 +9,7 @@ from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
 from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation_of
+from hf_memkit.setup.techniques.registry import setting_of
 
 _KEY = "model.attn_implementation"
 _FUSED = "model_parts.fused_gelu"
@@ -22,7 +23,7 @@ _SHARE_OF_GPU = 8
 @any_job.error(
     why="the flash-attn package computes only in fp16 and bf16: transformers loads the fp32 model with a warning, "
     "and the first forward pass fails",
-    fix="set bf16: true (or fp16: true), or use the technique sdpa-attention",
+    fix=f"set {setting_of('bf16-autocast')} (or {setting_of('fp16-autocast')}), or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1617-1625; flash-attn: flash_api.cpp, mha_fwd",
     techniques=("flash-attention",),
 )

@@ -8,6 +8,7 @@ from typing import Any, Final
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
 _SWITCH: Final = "activation_checkpointing"
 _OPTIONS: Final = "activation_checkpointing_kwargs"
@@ -51,7 +52,7 @@ def checkpointing_two_names(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="nothing is checkpointed: the options apply only if activation_checkpointing is true",
-    fix="set activation_checkpointing: true, or delete the options",
+    fix=f"set {setting_of('activation-checkpointing')}, or delete the options",
     source="transformers 5.23.0: trainer.py 1503",
     techniques=("activation-checkpointing",),
 )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
 _TECHNIQUE: Final = ("cpu-offload-optimizer",)
 _PART: Final = "trainer_parts.cpu_offload_optimizer"
@@ -60,7 +61,8 @@ def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
 
 @any_job.error(
     why="the copy on the host has the weights' own 16 bits: AdamW's small updates are silently rounded away",
-    fix="keep fp32 weights with bf16: true; or use zero2-offload, which keeps an fp32 master copy in RAM",
+    fix=f"keep fp32 weights with {setting_of('bf16-autocast')}; or use zero2-offload, which keeps an fp32 master copy "
+    "in RAM",
     source="torchao 0.18.0: optim/cpu_offload.py 113 (empty_like)",
     techniques=_TECHNIQUE,
 )

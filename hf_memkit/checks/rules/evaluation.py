@@ -9,6 +9,7 @@ from hf_memkit.catalog import fit
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
+from hf_memkit.setup.techniques.registry import setting_of
 
 _FOR_METRICS: Final = ("inputs", "loss")
 
@@ -97,7 +98,8 @@ def predict_keeps_everything(subject: Subject) -> Iterator[Found]:
 @any_job.warning(
     why="no effect during training; an evaluate() outside train() rounds the weights to 16 bits in place, and later "
     "saves and training have 16 bits",
-    fix="delete it: with bf16: true or fp16: true evaluation uses autocast anyway",
+    fix=f"delete it: with {setting_of('bf16-autocast')} or {setting_of('fp16-autocast')} evaluation uses autocast "
+    "anyway",
     source="transformers 5.23.0: trainer.py 2939-2945",
     techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )

@@ -8,6 +8,7 @@ from hf_memkit.catalog.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
+from hf_memkit.setup.techniques.registry import setting_of
 
 _CHUNKED = "model_parts.chunked_loss"
 _PATCHING = "liger-kernel 0.8.5: transformers/monkey_patch.py"
@@ -51,8 +52,8 @@ def liger_key_unknown(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="no effect without use_liger_kernel: true: nothing is patched",
-    fix="add use_liger_kernel: true, or delete the key",
+    why=f"no effect without {setting_of('liger')}: nothing is patched",
+    fix=f"add {setting_of('liger')}, or delete the key",
     source="transformers 5.23.0: trainer.py 1494-1495",
     techniques=("liger",),
 )

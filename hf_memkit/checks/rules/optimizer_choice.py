@@ -10,6 +10,7 @@ from hf_memkit.catalog.optimizers import techniques_of
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
 _LOW_RANK: Final = techniques_of(lambda row: row.low_rank)
@@ -40,7 +41,7 @@ def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
 
 @any_job.error(
     why="Trainer projects only nn.Linear, and this model uses Conv1D",
-    fix="use an 8-bit optimizer",
+    fix=f"set {setting_of('adamw-8bit')}",
     source=f"{_FILE} 136-156",
     techniques=_LOW_RANK,
 )
@@ -155,7 +156,7 @@ def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
 
 @any_job.error(
     why="Trainer passes the learning rate to the scaled backward, which does not accept it: training fails",
-    fix="set bf16: true, or train in fp32",
+    fix=f"set {setting_of('bf16-autocast')}, or train in fp32",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2856-2857",
     techniques=_LOMO,
 )
@@ -183,7 +184,7 @@ def _saves_states(subject: Subject) -> bool:
 @any_job.warning(
     why="the states contain projector objects, which torch.load rejects: Trainer writes checkpoints, but cannot "
     "resume from them",
-    fix="set save_only_model: true, and do not plan to resume",
+    fix=f"set {setting_of('save-only-model')}, and do not plan to resume",
     source="transformers 5.23.0: trainer.py 3983 (weights_only=True); galore_torch 1.0: adamw.py 85; apollo_torch "
     "1.0.3: apollo.py",
     techniques=("galore", "apollo"),
@@ -195,7 +196,7 @@ def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="the states are outside the optimizer that Trainer saves: a resume silently resets them",
-    fix="set save_only_model: true, and do not plan to resume",
+    fix=f"set {setting_of('save-only-model')}, and do not plan to resume",
     source="transformers 5.23.0: trainer_pt_utils.py 1569-1589; lomo-optim 0.1.1: adalomo.py 81-83",
     techniques=("adalomo", *_LAYERWISE),
 )

@@ -15,6 +15,7 @@ from hf_memkit.checks.rules.optimizer_options import (
 )
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
 
 def _bitsandbytes_8bit(row: Optimizer) -> bool:
@@ -46,7 +47,7 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
 @any_job.warning(
     why="this optimizer rounds 16-bit weights to nearest and silently loses every update below 1/256 of a weight, "
     f"{UNSEEN}",
-    fix="use adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
+    fix=f"use adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with {setting_of('bf16-autocast')}",
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
@@ -57,8 +58,8 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="stochastic rounding applies to bf16 weights only, and these are fp32: bf16: true is autocast over fp32 "
-    "weights",
+    why="stochastic rounding applies to bf16 weights only, and these are fp32: "
+    f"{setting_of('bf16-autocast')} is autocast over fp32 weights",
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
@@ -107,7 +108,7 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits; every adapter of this rank is smaller",
-    fix="use adamw_torch_fused: the same memory, and faster",
+    fix=f"set {setting_of('adamw-fused')}, which takes the same memory and is faster",
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
@@ -147,8 +148,9 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
 def paged_without_cuda(subject: Subject) -> Iterator[Found]:
-    if optimizer_row(subject).unpaged and subject.without_gpu:
-        yield Found("optim", argument=True)
+    unpaged = optimizer_row(subject).unpaged
+    if unpaged and subject.without_gpu:
+        yield Found("optim", fix=f"set optim: {unpaged}", argument=True)
 
 
 @any_job.error(

@@ -10,6 +10,10 @@ from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import UNSEEN, keeps_small_updates
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
+
+_BF16: Final = setting_of("bf16-autocast")
+_FP16: Final = setting_of("fp16-autocast")
 
 _DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32",
            "float32": "fp32", "float": "fp32"}  # fmt: skip
@@ -42,7 +46,7 @@ def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
 )
 def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
     if subject.enabled("fp16") and subject.without_gpu:
-        yield _switched_on(subject, "fp16", "set fp16: false here, and bf16: true or neither")
+        yield _switched_on(subject, "fp16", f"set fp16: false here, and {_BF16} or neither")
 
 
 @deepspeed.warning(
@@ -53,7 +57,7 @@ def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
 def bf16_emulated(subject: Subject) -> Iterator[Found]:
     if subject.enabled("bf16") and subject.gpu is not None and not subject.gpu.bf16:
         why = f"{subject.gpu.name} emulates bf16, slower than fp32"
-        yield _switched_on(subject, "bf16", "set fp16: true instead", why)
+        yield _switched_on(subject, "bf16", f"set {_FP16} instead", why)
 
 
 @deepspeed.hint(
@@ -151,7 +155,7 @@ def parameter_type(subject: Subject) -> Iterator[Found]:
 
 @deepspeed.warning(
     why="neither Trainer nor the engine reads this section: it saves and moves no activations",
-    fix="delete it, and set activation_checkpointing: true in TrainingArguments",
+    fix=f"delete it, and set {setting_of('activation-checkpointing')} in TrainingArguments",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1118, read only by configure()",
 )
 def activation_section_unread(subject: Subject) -> Iterator[Found]:
@@ -189,7 +193,7 @@ def _weights(subject: Subject) -> tuple[str, str]:
 @any_job.warning(
     why="a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the weight, "
     f"which are most updates at fine-tuning rates, {UNSEEN}",
-    fix="load fp32 weights (dtype: float32) and set bf16: true, or use an optimizer with stochastic rounding "
+    fix=f"load fp32 weights (dtype: float32) and set {_BF16}, or use an optimizer with stochastic rounding "
     "(technique adamw-8bit-stochastic)",
     source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
     techniques=("pure-bf16", "load-in-training-dtype"),
@@ -206,15 +210,15 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
             "a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the "
             "weight. FSDP keeps an fp32 copy of the weights only with mixed precision"
         )
-        yield Found(key, why=why, fix="set bf16: true", argument=True)
+        yield Found(key, why=why, fix=f"set {_BF16}", argument=True)
     else:  # accelerate's own config may turn on DeepSpeed or FSDP, as in most recipes that load bf16 weights
         yield Found(key, severity="hint", argument=True)
 
 
 @any_job.error(
-    why="with fp16: true torch fails to unscale fp16 gradients at the first step; without it AdamW divides by zero "
+    why=f"with {_FP16} torch fails to unscale fp16 gradients at the first step; without it AdamW divides by zero "
     "(its epsilon, 1e-8, is 0 in fp16) and the weights become NaN",
-    fix="load fp32 weights (dtype: float32) and set fp16: true",
+    fix=f"load fp32 weights (dtype: float32) and set {_FP16}",
     source="torch 2.13.0: amp/grad_scaler.py 252-259, optim/adamw.py",
     techniques=("fp16-autocast", "half-weights-deepspeed", "half-weights-frozen", "load-in-training-dtype"),
 )
@@ -226,7 +230,7 @@ def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
 
 @any_job.error(
     why="the run stops in its first optimizer step: CUDA has no kernel that unscales bf16 gradients",
-    fix="load fp32 weights (dtype: float32), or set bf16: true instead of fp16: true on a GPU with bf16",
+    fix=f"load fp32 weights (dtype: float32), or set {_BF16} instead of {_FP16} on a GPU with bf16",
     source="pytorch 2.13.0: aten/src/ATen/native/cuda/AmpKernels.cu; torch 2.13.0: amp/grad_scaler.py 252-284",
     techniques=("fp16-autocast", "pure-bf16", "load-in-training-dtype"),
 )
@@ -251,7 +255,7 @@ def two_precisions(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="this GPU emulates bf16: Trainer accepts it, but it is slower than fp32",
-    fix="set fp16: true instead",
+    fix=f"set {_FP16} instead",
     source="transformers 5.23.0: utils/import_utils.py 650; torch 2.13.0: cuda/__init__.py 191-211",
     techniques=("bf16-autocast", "pure-bf16"),
 )
@@ -267,7 +271,7 @@ def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="on a CPU accelerate silently ignores fp16 and trains in fp32",
-    fix="set bf16: true, which a CPU supports, or delete it",
+    fix=f"set {_BF16}, which a CPU supports, or delete it",
     source="accelerate 1.15.0: accelerator.py 565-570",
     techniques=("fp16-autocast",),
 )

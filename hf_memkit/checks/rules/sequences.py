@@ -129,7 +129,7 @@ def packed_rows_and_flash_attention(subject: Subject) -> Iterator[Found]:
 @any_job.warning(
     why="eager attention keeps the scores of the whole row, which grow with the square of the micro-batch; those of "
     "padded samples grow linearly",
-    fix="use sdpa, or better flash attention",
+    fix="use the technique sdpa-attention, or better flash-attention",
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
     techniques=("padding-free",),
 )
