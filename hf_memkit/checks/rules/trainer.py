@@ -11,6 +11,7 @@ from typing import Any, Final
 from hf_memkit.checks.deepspeed_keys import key_at
 from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
+from hf_memkit.setup.techniques.registry import assignment
 
 DEFAULTS = {
     "per_device_train_batch_size": 8,
@@ -95,7 +96,7 @@ def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
     """Either side can change: "auto" uses the argument's value, which the config may not have been written for."""
     arguments = value if isinstance(value, list) and len(value) == len(names) else [value]
     both = zip(names[:1] if key.endswith(".enabled") else names, arguments, strict=False)
-    own = ", ".join(f"{name}: {str(one).lower() if isinstance(one, bool) else one}" for name, one in both)
+    own = ", ".join(assignment(f"arguments.{name}", one) for name, one in both)
     return f'write "auto" to use Trainer\'s value, or set {own} in the arguments'
 
 

@@ -220,22 +220,25 @@ def _added(row: Technique) -> Technique:
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as text: `NAME=value` for the environment, else `name: value` or `name: current → value`."""
+    """A setting as text: `NAME=value` for the environment, else YAML's `name: value` or `name: current → value`."""
     section, _, name = key.rpartition(".")
     if key == "command":
         return str(value)
     if section == "environment":
         return f"{name}={value}"
     shown = name if section == "arguments" else key
-    was = f"{current} → " if current is not None else ""
-    return f"{shown}: {was}{value}" if str(value) else shown
+    was = f"{_in_yaml(current)} → " if current is not None else ""
+    return f"{shown}: {was}{_in_yaml(value)}" if str(value) else shown
+
+
+def _in_yaml(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def setting_of(name: str) -> str:
     """The first setting of the row `name` as text, such as `optim: adamw_bnb_8bit`."""
     row = CATALOGUE[name]
-    value = row.settings[row.key]
-    return assignment(row.key, str(value).lower() if isinstance(value, bool) else value)
+    return assignment(row.key, row.settings[row.key])
 
 
 def find_technique(name: str) -> Technique:
