@@ -3,6 +3,7 @@ job."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -56,12 +57,20 @@ class Problem:
         """Whether the key is not in the file."""
         return self.value is None and not self.null
 
+    @property
+    def place(self) -> str:
+        """`ds.json: bf16.enabled = true`; a long value is cut."""
+        file = f"{self.file}: " if self.file else ""
+        if not self.key:
+            return f"{file}not checked"
+        if self.missing:
+            return f"{file}{self.key} is missing"
+        value = json.dumps(self.value, default=str)
+        return f"{file}{self.key} = {value if len(value) <= 60 else f'{value[:57]}…'}"
+
     def __str__(self) -> str:
-        place = f"{self.file}: {self.key}" if self.file else self.key
-        shown = " is missing" if self.missing else f" = {'null' if self.null else repr(self.value)}"
-        shown = shown if self.key else "not checked"
         end = "" if self.fix.endswith("?") else "."
-        return f"{place}{shown}: {self.why}. Fix: {self.fix}{end}"
+        return f"{self.place}: {self.why}. Fix: {self.fix}{end}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,19 +231,8 @@ def _answer(problems: list[Problem], names: str) -> Answer:
     shown = [f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in SEVERITIES if each in counts]
     blocks = []
     for problem in sorted(problems, key=lambda problem: SEVERITIES.index(problem.severity)):
-        blocks.append(Lines([f"{problem.severity} {_place(problem)}"], _KINDS[problem.severity]))
+        blocks.append(Lines([f"{problem.severity} {problem.place}"], _KINDS[problem.severity]))
         blocks.append(Lines([f"    {problem.why} ({problem.rule})", f"    → {problem.fix}"]))
     blocks.append(Lines([f"All rules with their sources: {documentation('checks.md')}"]))
     state: State = "bad" if counts["error"] else "near"
     return Answer(title="memkit check", verdict=f"{', '.join(shown)} in {names}", state=state, blocks=blocks)
-
-
-def _place(problem: Problem) -> str:
-    """`ds.json: bf16.enabled = true`; a long value is cut."""
-    file = f"{problem.file}: " if problem.file else ""
-    if not problem.key:
-        return f"{file}not checked"
-    if problem.missing:
-        return f"{file}{problem.key} is missing"
-    value = f"= {json.dumps(problem.value, default=str)}"
-    return f"{file}{problem.key} {value if len(value) <= 62 else f'{value[:59]}…'}"

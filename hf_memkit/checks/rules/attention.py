@@ -125,7 +125,6 @@ def nothing_to_fuse(subject: Subject) -> Iterator[Found]:
     techniques=("fused-gelu",),
 )
 def fused_by_the_compiler(subject: Subject) -> Iterator[Found]:
-    compiled = any(subject.argument(f"torch_compile{name}") for name in ("", "_mode", "_backend"))
     without = subject.argument("torch_compile_backend") in ("eager", "aot_eager", "cudagraphs")
-    if subject.has_setting(_FUSED) and compiled and not without:
+    if subject.has_setting(_FUSED) and subject.compiles and not without:
         yield Found(_FUSED)

@@ -147,7 +147,8 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
     techniques=("every-nth-layer-checkpointing",),
 )
 def every_nth_of_few(subject: Subject) -> Iterator[Found]:
-    every, layers = _options(subject).get("every_n_layers"), subject.model.layers if subject.model is not None else 0
+    every = _options(subject).get("every_n_layers")
+    layers = subject.model.layers if subject.model is not None else 0
     if not subject.on(_SWITCH) or not isinstance(every, int):
         return
     if every < 1:
@@ -235,7 +236,6 @@ def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
     techniques=("selective-checkpointing",),
 )
 def checkpointing_parts_compiled(subject: Subject) -> Iterator[Found]:
-    compiled = any(subject.argument(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     part = _part(subject)
-    if compiled and part == "checkpoint_selective":
+    if subject.compiles and part == "checkpoint_selective":
         yield Found(f"model_parts.{part}")

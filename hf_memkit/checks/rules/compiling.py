@@ -12,12 +12,6 @@ from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, R
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 
 
-def _on(subject: Subject) -> bool:
-    """Whether Trainer compiles: a backend or a mode turns it on too (transformers 5.23.0: training_args.py 1621)."""
-    names = ("torch_compile_backend", "torch_compile_mode")
-    return subject.on("torch_compile") or any(subject.argument(name) is not None for name in names)
-
-
 @any_job.warning(
     why="a backend or a mode turns torch.compile on, even with torch_compile: false",
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
@@ -25,7 +19,7 @@ def _on(subject: Subject) -> bool:
     techniques=("compile",),
 )
 def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
-    if subject.argument("torch_compile", ABSENT) is False and _on(subject):
+    if subject.argument("torch_compile", ABSENT) is False and subject.compiles:
         yield Found("torch_compile", False, argument=True)
 
 
@@ -103,5 +97,5 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
     techniques=("compile",),
 )
 def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
-    if _on(subject) and subject.zero.stage == 3:
+    if subject.compiles and subject.zero.stage == 3:
         yield Found("torch_compile", argument=True)

@@ -17,7 +17,6 @@ _FP16: Final = setting_of("fp16-autocast")
 
 _DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32",
            "float32": "fp32", "float": "fp32"}  # fmt: skip
-_SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
 
 
 def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "") -> Found:
@@ -179,14 +178,14 @@ def contiguous_activations(subject: Subject) -> Iterator[Found]:
 
 
 def _weights(subject: Subject) -> tuple[str, str]:
-    """(key, dtype) that the weights are loaded in: of a setup, or as the script's own argument; empty if not said."""
+    """The key of the dtype in which the weights are loaded, and the dtype: fp16, bf16 or fp32. Of a setup, or the
+    script's own argument; both empty without one."""
     if subject.has_setting("model.dtype"):
-        return "model.dtype", str(subject.setting("model.dtype"))
+        return "model.dtype", _DTYPES.get(str(subject.setting("model.dtype")), "")
     for name in ("dtype", "torch_dtype"):  # run_clm.py and TRL have it, TrainingArguments have not
         value = subject.argument(name)
         if isinstance(value, str):
-            value = value.removeprefix("torch.")
-            return name, _SHORT.get(value, value)
+            return name, _DTYPES.get(value.removeprefix("torch."), "")
     return "", ""
 
 
@@ -201,7 +200,7 @@ def _weights(subject: Subject) -> tuple[str, str]:
 def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     key, dtype = _weights(subject)
     # A setup's weights have their own rule: stochastic-rounding-missing.
-    if key == "model.dtype" or dtype != "bfloat16":
+    if key == "model.dtype" or dtype != "bf16":
         return
     if not trains_loaded_weights(subject) or keeps_small_updates(subject):
         return
@@ -224,7 +223,7 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
 )
 def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
     key, dtype = _weights(subject)
-    if dtype == "float16" and trains_loaded_weights(subject):
+    if dtype == "fp16" and trains_loaded_weights(subject):
         yield Found(key, "float16", argument=key != "model.dtype")
 
 
@@ -236,7 +235,7 @@ def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
 )
 def bf16_weights_fp16_scaler(subject: Subject) -> Iterator[Found]:
     _, dtype = _weights(subject)
-    if dtype == "bfloat16" and subject.on("fp16") and trains_loaded_weights(subject):
+    if dtype == "bf16" and subject.on("fp16") and trains_loaded_weights(subject):
         yield Found("fp16", True, argument=True)
 
 

@@ -15,6 +15,7 @@ from hf_memkit.setup.techniques.registry import assignment
 
 DEFAULTS = {
     "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
     "gradient_accumulation_steps": 1,
     "max_grad_norm": 1.0,
     "learning_rate": 5e-5,
@@ -29,7 +30,7 @@ DEFAULTS = {
     "optim": "adamw_torch_fused",
     "lr_scheduler_type": "linear",
 }
-"""Defaults of TrainingArguments that correspond to DeepSpeed's keys (transformers 5.23.0: training_args.py)."""
+"""Defaults of TrainingArguments (transformers 5.23.0: training_args.py); trl 1.16.0 keeps those of batches."""
 
 _SAME = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),

@@ -8,14 +8,8 @@ from typing import Any, Final
 
 from hf_memkit.catalog.former_arguments import trl_in_use
 from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
-
-_DEFAULTS: Final[Mapping[str, int]] = {
-    # transformers 5.23.0: training_args.py; trl 1.16.0 leaves them
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-}
 
 _VALUES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "packing_strategy": (("packing", "eval_packing"), ("bfd", "bfd_split", "wrapped")),
@@ -32,7 +26,7 @@ def _classes(subject: Subject) -> list[str]:
 
 def _number(subject: Subject, name: str) -> int | None:
     """The argument, or its default; None if it is no whole number above 0."""
-    value: Any = subject.argument(name, _DEFAULTS.get(name))
+    value: Any = subject.argument(name, DEFAULTS.get(name))
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
