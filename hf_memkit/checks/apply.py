@@ -72,7 +72,7 @@ def _problems_at_every_stage(subject: Subject, problems_found: list[Problem]) ->
     at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
     everywhere = set.intersection(*({(problem.rule, problem.key) for problem in problems} for problems in at_stages))
     at_stage = [problem for problem in problems_found if problem.key == _STAGE]
-    own = [problem for problem in at_stage if RULES[problem.rule].module in ("keys", "values")]
+    own = [problem for problem in at_stage if RULES[problem.rule].module == "keys"]
     others = [problem for problem in at_stages[-1] if problem.key != _STAGE]
     return own + [problem for problem in others if (problem.rule, problem.key) in everywhere]
 

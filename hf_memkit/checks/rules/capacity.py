@@ -1,8 +1,9 @@
-"""GPU memory, RAM, locked memory and disk: less than the config needs by formula."""
+"""Memory, disk and buffers: less than the config needs by formula, and buffers that are too large or too small."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from hf_memkit.catalog import fit
 from hf_memkit.catalog.adapter_layers import adapter_tensors
@@ -10,6 +11,7 @@ from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import MIB, format_size
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
+from hf_memkit.deepspeed.split import split
 from hf_memkit.deepspeed.stage_3 import SWAP_BUFFERS
 from hf_memkit.setup.ledger import Ledger, Row
 
@@ -97,3 +99,94 @@ def disk_too_small(subject: Subject) -> Iterator[Found]:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
         why = f"the swap files need {format_size(needed)}; {format_size(free)} are free"
         yield Found(f"{_ZERO}.{part}.nvme_path", why=why)
+
+
+BUCKET_SHARE: Final = 0.1
+"""Share of the GPU above which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,
+"large enough to be efficient" (Rajbhandari et al. 2020, arXiv 1910.02054, 6.2); a tenth of any GPU is more."""
+
+_SUB_GROUP_DEFAULT: Final = 1_000_000_000
+"""deepspeed 0.19.8: runtime/zero/config.py 182."""
+
+_BUCKET = "zero_optimization.reduce_bucket_size"
+_SUB_GROUP = "zero_optimization.sub_group_size"
+_BUFFER = "zero_optimization.offload_param.buffer_size"
+_IN_RAM = "zero_optimization.offload_param.max_in_cpu"
+
+
+def _bucket_bytes(subject: Subject) -> int:
+    zero = subject.zero
+    return zero.buckets * zero.element_bytes * zero.bucket_elements
+
+
+@deepspeed.hint(
+    why="the default of 5e8 elements takes 1 GB of GPU memory in 16 bits, 2 GB with overlap_comm at stages 1 and 2, "
+    "for any size of the model",
+    fix='write a number, such as "reduce_bucket_size": 50000000',
+    source="deepspeed 0.19.8: runtime/zero/config.py 113, stage_1_and_2.py 966, stage3.py 782",
+)
+def bucket_default(subject: Subject) -> Iterator[Found]:
+    taken = _bucket_bytes(subject)
+    if not subject.has(_BUCKET) and taken:
+        why = f"the default of 5e8 elements takes {format_size(taken)} of GPU memory, for any size of the model"
+        large = subject.gpu is not None and taken > BUCKET_SHARE * subject.gpu.usable_bytes
+        yield Found(_BUCKET, why=why, severity="warning" if large else None)
+
+
+@deepspeed.warning(
+    why=f"the gradient buckets take more than {BUCKET_SHARE:.0%} of the GPU's memory",
+    fix="write a smaller number; `memkit ds copy` computes it",
+    source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 964-970, runtime/zero/stage3.py 781",
+)
+def bucket_against_card(subject: Subject) -> Iterator[Found]:
+    gpu, taken = subject.gpu, _bucket_bytes(subject)
+    set_here = subject.has(_BUCKET) and subject.at(_BUCKET) != "auto"
+    if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
+        twice = ", doubled by overlap_comm" if subject.zero.buckets > 1 else ""
+        why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
+        yield Found(_BUCKET, why=why)
+
+
+@deepspeed.warning(
+    why="with NVMe each of the buffer_count page-locked buffers holds one sub-group at 4 bytes an element: 16 GB of "
+    "RAM at the default of 1e9",
+    fix='write a number, such as "sub_group_size": 100000000',
+    source="deepspeed 0.19.8: runtime/zero/config.py 182, runtime/swap_tensor/optimizer_utils.py 178",
+)
+def sub_group_default(subject: Subject) -> Iterator[Found]:
+    if not subject.zero.swaps_optimizer or subject.zero.sub_group_elements < _SUB_GROUP_DEFAULT:
+        return
+    if not subject.has(_SUB_GROUP) or subject.model is None:  # with a model its real buffers are weighed against RAM
+        yield Found(_SUB_GROUP)
+
+
+@deepspeed.error(
+    why="a parameter's share does not fit into a swap buffer: DeepSpeed fails with \"More elements … than buffer "
+    'size"',
+    fix="write at least the share of the largest parameter; `memkit ds copy` computes it",
+    source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 357",
+)
+def buffer_too_small(subject: Subject) -> Iterator[Found]:
+    if subject.model is None or not subject.zero.swaps_parameters:
+        return
+    largest = max(max(shares) for shares in split(subject.model, subject.processes or 1).shares)
+    size = subject.zero.parameters.buffer_elements
+    if size < largest:
+        why = f"the largest parameter's share has {largest:,} elements: DeepSpeed fails with"
+        why += ' "More elements … than buffer size"'
+        yield Found(_BUFFER, why=why, fix=f"write at least {largest}")
+
+
+@deepspeed.warning(
+    why="the default max_in_cpu of 1e9 elements is more than a process has: everything stays in RAM, and the files "
+    "on disk are written once and never used",
+    fix='write "max_in_cpu": 0',
+    source="deepspeed 0.19.8: runtime/zero/offload_config.py 39, runtime/zero/stage3.py 899",
+)
+def parameters_stay_in_ram(subject: Subject) -> Iterator[Found]:
+    if not subject.zero.swaps_parameters or subject.model is None or subject.has(_IN_RAM):
+        return
+    share = -(-subject.model.parameters // (subject.processes or 1))
+    if share <= subject.zero.parameters.max_in_cpu:
+        why = f"the default keeps 1e9 elements in RAM, and a process has only {share:,}: the files are never used"
+        yield Found(_IN_RAM, why=why)
