@@ -151,15 +151,20 @@ def _rule(
 
 class Rules:
     """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`. They
-    are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`."""
+    are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`.
 
-    def __init__(self, *, needs_config: bool) -> None:
-        self.error = partial(_rule, "error", needs_config)
-        self.warning = partial(_rule, "warning", needs_config)
-        self.hint = partial(_rule, "hint", needs_config)
+    Args:
+        needs_config: the rules apply only to jobs with a DeepSpeed config.
+        techniques: the rules' default `techniques`.
+    """
+
+    def __init__(self, *, needs_config: bool = False, techniques: tuple[str, ...] = ()) -> None:
+        self.error = partial(_rule, "error", needs_config, techniques=techniques)
+        self.warning = partial(_rule, "warning", needs_config, techniques=techniques)
+        self.hint = partial(_rule, "hint", needs_config, techniques=techniques)
 
 
-any_job: Final = Rules(needs_config=False)
+any_job: Final = Rules()
 """For rules about every job."""
 
 deepspeed: Final = Rules(needs_config=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from typing import Final
 
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Found, Rules, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
 from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation_of
 from hf_memkit.setup.techniques.registry import setting_of
 
+_flash: Final = Rules(techniques=("flash-attention",))
 _KEY = "model.attn_implementation"
 _FUSED = "model_parts.fused_gelu"
 
@@ -20,12 +22,11 @@ WITHOUT_FLEX = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "
 _SHARE_OF_GPU = 8
 
 
-@any_job.error(
+@_flash.error(
     why="the flash-attn package computes only in fp16 and bf16: transformers loads the fp32 model with a warning, "
     "and the first forward pass fails",
     fix=f"set {setting_of('bf16-autocast')} (or {setting_of('fp16-autocast')}), or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1617-1625; flash-attn: flash_api.cpp, mha_fwd",
-    techniques=("flash-attention",),
 )
 def flash_needs_16_bits(subject: Subject) -> Iterator[Found]:
     flash = str(subject.setting(_KEY)).startswith("flash_attention")
@@ -33,12 +34,11 @@ def flash_needs_16_bits(subject: Subject) -> Iterator[Found]:
         yield Found(_KEY)
 
 
-@any_job.error(
+@_flash.error(
     why="the flash-attn package is not installed here: transformers uses a kernel from the Hub if the package "
     "kernels is installed, and otherwise cannot load the model",
     fix="run: pip install flash-attn; or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1520-1577, 1788-1830",
-    techniques=("flash-attention",),
 )
 def flash_not_installed(subject: Subject) -> Iterator[Found]:
     asked = subject.setting(_KEY) == "flash_attention_2"
@@ -46,11 +46,10 @@ def flash_not_installed(subject: Subject) -> Iterator[Found]:
         yield Found(_KEY, "flash_attention_2")
 
 
-@any_job.error(
+@_flash.error(
     why="flash-attn runs only on a GPU: transformers cannot load the model",
     fix="use the technique sdpa-attention, which has a flash kernel for the CPU",
     source="transformers 5.23.0: modeling_utils.py 1551-1571",
-    techniques=("flash-attention",),
 )
 def flash_on_cpu(subject: Subject) -> Iterator[Found]:
     if str(subject.setting(_KEY)).startswith("flash_attention") and subject.without_gpu:

@@ -5,29 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Found, Rules, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 
+_compiling: Final = Rules(techniques=("compile",))
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 
 
-@any_job.warning(
+@_compiling.warning(
     why="a backend or a mode turns torch.compile on, even with torch_compile: false",
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
     source="transformers 5.23.0: training_args.py 1621-1622",
-    techniques=("compile",),
 )
 def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
     if subject.argument("torch_compile", ABSENT) is False and subject.compiles:
         yield Found("torch_compile", False, argument=True)
 
 
-@any_job.warning(
+@_compiling.warning(
     why='the backend "no" compiles nothing, even with torch_compile',
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
-    techniques=("compile",),
 )
 def compile_backend_no(subject: Subject) -> Iterator[Found]:
     backend = subject.argument("torch_compile_backend")
@@ -35,11 +34,10 @@ def compile_backend_no(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_backend", backend, argument=True)
 
 
-@any_job.error(
+@_compiling.error(
     why="not a backend that can train: the run fails after loading the model, or at the first forward pass",
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
-    techniques=("compile",),
 )
 def compile_backend(subject: Subject) -> Iterator[Found]:
     value = subject.argument("torch_compile_backend")
@@ -48,11 +46,10 @@ def compile_backend(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
 
 
-@any_job.error(
+@_compiling.error(
     why="not a mode of torch.compile; inductor fails at the first forward pass, and other backends ignore it",
     fix=f"write one of {', '.join(MODES)}",
     source="torch 2.13.0: _inductor/__init__.py, list_mode_options",
-    techniques=("compile",),
 )
 def compile_mode(subject: Subject) -> Iterator[Found]:
     mode = subject.argument("torch_compile_mode")
@@ -60,11 +57,10 @@ def compile_mode(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_mode", mode, argument=True)
 
 
-@any_job.warning(
+@_compiling.warning(
     why="only the backend inductor has modes; the others ignore it and log that",
     fix="delete torch_compile_mode, or write torch_compile_backend: inductor",
     source="torch 2.13.0: _dynamo/backends/common.py 53, debugging.py, cudagraphs.py 262",
-    techniques=("compile",),
 )
 def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
     backend = str(subject.argument("torch_compile_backend", "inductor")).lower()

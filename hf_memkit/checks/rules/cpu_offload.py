@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Found, Rules, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.setup.techniques.registry import setting_of
 
 _TECHNIQUE: Final = ("cpu-offload-optimizer",)
+_offloading: Final = Rules(techniques=_TECHNIQUE)
 _PART: Final = "trainer_parts.cpu_offload_optimizer"
 _COPIED: Final = "torchao 0.18.0: optim/cpu_offload.py, backward_hook"
 
@@ -20,12 +21,11 @@ def _options(subject: Subject) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-@any_job.error(
+@_offloading.error(
     why="gradients are on the host before Trainer clips them: the step would silently use them unclipped, so memkit "
     "refuses to start",
     fix=f"set max_grad_norm: 0; {_PART}.max_grad_norm clips on the host",
     source=_COPIED,
-    techniques=_TECHNIQUE,
 )
 def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
     norm = subject.argument("max_grad_norm", 1.0)
@@ -33,13 +33,12 @@ def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
         yield Found("max_grad_norm", norm, argument=True)
 
 
-@any_job.error(
+@_offloading.error(
     why="a gradient freed on the GPU cannot accumulate: the step would silently use only the last micro-batch's, so "
     "memkit refuses to start",
     fix="leave offload_gradients out, which turns it on only without accumulation; or set "
     "gradient_accumulation_steps: 1",
     source="torchao 0.18.0: optim/cpu_offload.py 37, 84-99",
-    techniques=_TECHNIQUE,
 )
 def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
     options = _options(subject)
@@ -47,24 +46,22 @@ def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_PART}.offload_gradients", True)
 
 
-@any_job.error(
+@_offloading.error(
     why="gradients are on the host before DistributedDataParallel averages them: each GPU would step with its own, "
     "and the copies of the model would silently diverge, so memkit refuses to start",
     fix="use zero2-offload",
     source=_COPIED,
-    techniques=_TECHNIQUE,
 )
 def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
     if _options(subject) is not None and subject.several:
         yield Found(_PART)
 
 
-@any_job.error(
+@_offloading.error(
     why="the copy on the host has the weights' own 16 bits: AdamW's small updates are silently rounded away",
     fix=f"keep fp32 weights with {setting_of('bf16-autocast')}; or use zero2-offload, which keeps an fp32 master copy "
     "in RAM",
     source="torchao 0.18.0: optim/cpu_offload.py 113 (empty_like)",
-    techniques=_TECHNIQUE,
 )
 def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
     # PEFT keeps adapters in fp32.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from hf_memkit.catalog.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Found, Rules, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
 from hf_memkit.setup.techniques.registry import setting_of
 
+_of_liger: Final = Rules(techniques=("liger",))
+_of_chunks: Final = Rules(techniques=("chunked-loss",))
 _CHUNKED = "model_parts.chunked_loss"
 _PATCHING = "liger-kernel 0.8.5: transformers/monkey_patch.py"
 
@@ -18,11 +21,10 @@ def _liger(subject: Subject) -> bool:
     return subject.on("use_liger_kernel")
 
 
-@any_job.warning(
+@_of_liger.warning(
     why="Liger has no kernels for this model type: it changes nothing, and logs that only at level INFO",
     fix="use the technique chunked-loss, which supports any causal language model",
     source=f"{_PATCHING} 4012-4014",
-    techniques=("liger",),
 )
 def liger_model_unknown(subject: Subject) -> Iterator[Found]:
     kind = subject.model_type
@@ -31,11 +33,10 @@ def liger_model_unknown(subject: Subject) -> Iterator[Found]:
         yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
-@any_job.warning(
+@_of_liger.warning(
     why="Liger silently drops keys that it does not know for this model type",
     fix="write a key that it knows",
     source=f"{_PATCHING} 4016-4020",
-    techniques=("liger",),
 )
 def liger_key_unknown(subject: Subject) -> Iterator[Found]:
     config = subject.argument("liger_kernel_config")
@@ -51,11 +52,10 @@ def liger_key_unknown(subject: Subject) -> Iterator[Found]:
         yield Found(f"liger_kernel_config.{key}", config[key], why=why, fix=fix, argument=True)
 
 
-@any_job.warning(
+@_of_liger.warning(
     why=f"no effect without {setting_of('liger')}: nothing is patched",
     fix=f"add {setting_of('liger')}, or delete the key",
     source="transformers 5.23.0: trainer.py 1494-1495",
-    techniques=("liger",),
 )
 def liger_config_unused(subject: Subject) -> Iterator[Found]:
     config = subject.argument("liger_kernel_config")
@@ -63,12 +63,11 @@ def liger_config_unused(subject: Subject) -> Iterator[Found]:
         yield Found("liger_kernel_config", config, argument=True)
 
 
-@any_job.error(
+@_of_liger.error(
     why="Liger's two losses exclude each other, and the fused one is on by default: training fails with an assertion "
     "after loading the model",
     fix="delete cross_entropy: the fused loss does more",
     source=f"{_PATCHING} 283-285",
-    techniques=("liger",),
 )
 def liger_two_losses(subject: Subject) -> Iterator[Found]:
     config = subject.argument("liger_kernel_config")
@@ -78,11 +77,10 @@ def liger_two_losses(subject: Subject) -> Iterator[Found]:
         yield Found("liger_kernel_config.cross_entropy", True, argument=True)
 
 
-@any_job.warning(
+@_of_liger.warning(
     why="for this model type Liger leaves its fused loss off: all logits are still computed",
     fix="use the technique chunked-loss instead: it repeats the scaling in each chunk",
     source=f"{_PATCHING} 184-240 (Granite), apply_liger_kernel_to_pixtral",
-    techniques=("liger",),
 )
 def liger_keeps_logits(subject: Subject) -> Iterator[Found]:
     if _liger(subject) and subject.model_type in LIGER_WITH_LOGITS:
@@ -90,11 +88,10 @@ def liger_keeps_logits(subject: Subject) -> Iterator[Found]:
         yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
-@any_job.error(
+@_of_liger.error(
     why="Liger's kernels need Triton and a GPU: without one they fail at import, or when they run",
     fix="use the technique chunked-loss, which runs anywhere, or delete the key",
     source="liger-kernel 0.8.5: ops/cross_entropy.py imports triton",
-    techniques=("liger",),
 )
 def liger_without_gpu(subject: Subject) -> Iterator[Found]:
     if _liger(subject) and subject.without_gpu:
@@ -127,11 +124,10 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
         yield Found("label_smoothing_factor", factor, argument=True)
 
 
-@any_job.warning(
+@_of_chunks.warning(
     why="a micro-batch has no more tokens than one chunk: all its logits are computed at once",
     fix="set chunk_tokens below the tokens of a micro-batch, or omit chunked-loss",
     source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
-    techniques=("chunked-loss",),
 )
 def one_chunk_only(subject: Subject) -> Iterator[Found]:
     options = subject.setting(_CHUNKED) or {}
@@ -144,24 +140,22 @@ def one_chunk_only(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
 
 
-@any_job.warning(
+@_of_chunks.warning(
     why="TRL's SFTTrainer computes log-probabilities in tiles and bypasses the model's head: chunked-loss, "
     "chunk_tokens and label_smoothing have no effect",
     fix="leave chunked-loss out: SFTTrainer does not hold the logits of a whole batch either",
     source="trl 1.16.0: trainer/sft_trainer.py 1163-1168, trainer/utils.py 1548-1698 (add_fused_lm_head)",
-    techniques=("chunked-loss",),
 )
 def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
     if subject.setting("trainer.class") == "trl:SFTTrainer" and subject.has_setting(_CHUNKED):
         yield Found(_CHUNKED)
 
 
-@any_job.error(
+@_of_chunks.error(
     why="chunked-loss computes the loss of a causal language model; this model has another one, and the run fails, "
     "but only after loading the model",
     fix="leave chunked-loss out",
     source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
-    techniques=("chunked-loss",),
 )
 def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Found]:
     other = subject.model.model_class if subject.model is not None else None

@@ -8,7 +8,7 @@ from typing import Final
 
 from hf_memkit.catalog.optimizers import techniques_of
 from hf_memkit.checks.deepspeed_keys import REMOVED_OPTIMIZERS
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Found, Rules, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
@@ -19,6 +19,7 @@ _FILE = "transformers 5.23.0: trainer_optimizer.py"
 _LOW_RANK: Final = techniques_of(lambda row: row.low_rank)
 _LAYERWISE: Final = techniques_of(lambda row: row.gradients_at_once == 1)
 _LOMO: Final = techniques_of(lambda row: "lomo_optim" in row.packages)
+_for_lomo: Final = Rules(techniques=_LOMO)
 _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
@@ -124,22 +125,20 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
         yield Found("max_grad_norm", value, argument=True)
 
 
-@any_job.warning(
+@_for_lomo.warning(
     why="LOMO steps inside each backward pass: every micro-batch is an optimizer step, and nothing accumulates",
     fix="set gradient_accumulation_steps: 1",
     source="accelerate 1.15.0: accelerator.py 2858, 4361; lomo-optim 0.1.1: lomo.py 96-137",
-    techniques=_LOMO,
 )
 def lomo_accumulation(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject) and subject.accumulation > 1:
         yield Found("gradient_accumulation_steps", argument=True)
 
 
-@any_job.error(
+@_for_lomo.error(
     why="LOMO uses a gradient before DistributedDataParallel averages it: the weights of the GPUs diverge",
     fix="use one GPU, or another optimizer",
     source="lomo-optim 0.1.1: lomo.py 96-137 (no all_reduce outside ZeRO-3)",
-    techniques=_LOMO,
 )
 def lomo_several_cards(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject) and subject.several and subject.config is None:
@@ -157,11 +156,10 @@ def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
         yield Found("optim", argument=True)
 
 
-@any_job.error(
+@_for_lomo.error(
     why="Trainer passes the learning rate to the scaled backward, which does not accept it: training fails",
     fix=f"set {setting_of('bf16-autocast')}, or train in fp32",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2856-2857",
-    techniques=_LOMO,
 )
 def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject) and subject.on("fp16") and subject.config is None:

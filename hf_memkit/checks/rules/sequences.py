@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Found, Rules, any_job
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.sequences import LEAKING
 
+_grouping: Final = Rules(techniques=("length-grouped",))
 _PACKED: Final = "trainer_parts.packed_batches"
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")
 _STRATEGIES: Final = ("random", "sequential", *_BY_LENGTH)
@@ -27,11 +28,10 @@ def drop_last_in_evaluation(subject: Subject) -> Iterator[Found]:
         yield Found("dataloader_drop_last", True, argument=True)
 
 
-@any_job.warning(
+@_grouping.warning(
     why="unknown strategy: Trainer silently samples at random (only the command line checks the value)",
     fix="write random, sequential, group_by_length or batch_rebalance",
     source="transformers 5.23.0: trainer.py 1142-1145",
-    techniques=("length-grouped",),
 )
 def sampling_strategy_unknown(subject: Subject) -> Iterator[Found]:
     value = subject.argument("train_sampling_strategy", "random")
@@ -39,12 +39,11 @@ def sampling_strategy_unknown(subject: Subject) -> Iterator[Found]:
         yield Found("train_sampling_strategy", value, argument=True)
 
 
-@any_job.error(
+@_grouping.error(
     why="Trainer groups evaluation and prediction by length too: predict() returns rows in another order than the "
     "data set's",
     fix='predict with a Trainer whose train_sampling_strategy is "random"',
     source="transformers 5.23.0: trainer.py 1152-1172, 975-991",
-    techniques=("length-grouped",),
 )
 def grouping_reorders_predictions(subject: Subject) -> Iterator[Found]:
     value = subject.argument("train_sampling_strategy")
@@ -52,12 +51,11 @@ def grouping_reorders_predictions(subject: Subject) -> Iterator[Found]:
         yield Found("train_sampling_strategy", value, argument=True)
 
 
-@any_job.warning(
+@_grouping.warning(
     why="Trainer removes unused columns before the sampler looks for the lengths: it reads and counts the whole data "
     "set again",
     fix="delete it, or write remove_unused_columns: false with a collator that drops the column",
     source="transformers 5.23.0: trainer.py 1020 before 1038",
-    techniques=("length-grouped",),
 )
 def length_column_removed(subject: Subject) -> Iterator[Found]:
     column = subject.argument("length_column_name", ABSENT)
@@ -77,11 +75,10 @@ def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
         yield Found("length_column_name", column, argument=True)
 
 
-@any_job.warning(
+@_grouping.warning(
     why="Trainer cannot group streamed data: it reads them in their own order, and logs that it ignores the setting",
     fix="delete it, or load the data without streaming",
     source="transformers 5.23.0: trainer.py 735-739, 1036, 1075-1083",
-    techniques=("length-grouped",),
 )
 def grouping_streamed_data(subject: Subject) -> Iterator[Found]:
     value = subject.argument("train_sampling_strategy")
