@@ -10,7 +10,7 @@ from hf_memkit.cli.options import Json, option
 from hf_memkit.cli.printing import print_json
 
 if TYPE_CHECKING:
-    from hf_memkit.checks.doctor.check import Check, Status
+    from hf_memkit.checks.doctor import Check, Status
     from hf_memkit.common.answer.answer import Answer, LineKind
 
 EXAMPLES = """[bold]Examples[/bold]

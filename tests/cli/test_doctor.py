@@ -12,8 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from hf_memkit.catalog.library_versions import OLDEST
-from hf_memkit.checks.doctor import gpu, host, operators, software
-from hf_memkit.checks.doctor.check import Status
+from hf_memkit.checks.doctor import Status, gpu, host, operators, software
 from hf_memkit.cli import main
 from hf_memkit.deepspeed import ops
 

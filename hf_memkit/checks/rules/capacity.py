@@ -1,4 +1,4 @@
-"""Memory, disk and buffers: less than the config needs by formula, and buffers that are too large or too small."""
+"""Memory, disk and buffers: less than the config needs, wrong sizes, and options of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Final
 
 from hf_memkit.catalog import fit
 from hf_memkit.catalog.adapter_layers import adapter_tensors
-from hf_memkit.checks.rule import Found, deepspeed
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import MIB, format_size
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.split import split
 from hf_memkit.deepspeed.stage_3 import SWAP_BUFFERS
 from hf_memkit.setup.ledger import Ledger, Row
+from hf_memkit.setup.techniques.allocator import VARIABLE, of_no_use, refused_by_torch
 
 _ZERO = "zero_optimization"
 
@@ -190,3 +191,23 @@ def parameters_stay_in_ram(subject: Subject) -> Iterator[Found]:
     if share <= subject.zero.parameters.max_in_cpu:
         why = f"the default keeps 1e9 elements in RAM, and a process has only {share:,}: the files are never used"
         yield Found(_IN_RAM, why=why)
+
+
+_KEY = f"environment.{VARIABLE}"
+
+
+@any_job.error(
+    why="torch does not know the option, rejects its value, or cannot use it beside the others",
+    fix="correct the option",
+    source="pytorch: c10/core/AllocatorConfig.cpp, c10/cuda/CUDACachingAllocator.cpp (should_split, "
+    "garbage_collect_cached_blocks); torch 2.13.0: include/c10/core/AllocatorConfig.h",
+    techniques=("expandable-segments", "max-split-size", "garbage-collection-threshold"),
+)
+def allocator_options(subject: Subject) -> Iterator[Found]:
+    value = subject.setting(_KEY)
+    if value is None:
+        return
+    for name, why, fix in refused_by_torch(str(value)):
+        yield Found(_KEY, value, why=f"{name}: {why}", fix=fix)
+    for name, why, fix in of_no_use(str(value)):
+        yield Found(_KEY, value, why=f"{name}: {why}", fix=fix, severity="warning")

@@ -183,16 +183,13 @@ _ACCELERATE_FILLS = {
 """What accelerate uses for "auto" unless an environment variable sets it (accelerate 1.15.0:
 utils/dataclasses.py 1237-1258, 1280-1292)."""
 
-_OWN_AUTO = frozenset(
-    {
-        "zero_optimization.zenflow.select_strategy",
-        "zero_optimization.zenflow.select_interval",
-        "zero_optimization.zenflow.update_interval",
-        "data_types.keep_in_fp32_modules",
-    }
-)
+_OWN_AUTO: Final = {
+    "zero_optimization.zenflow.select_strategy",
+    "zero_optimization.zenflow.select_interval",
+    "zero_optimization.zenflow.update_interval",
+    "data_types.keep_in_fp32_modules",
+}
 """Keys for which "auto" is one of DeepSpeed's own values."""
-
 
 _OVERWRITTEN: Final = "steps_per_print"
 """accelerate overwrites it with infinity, so that any value is right (1.15.0: utils/dataclasses.py 1326)."""
