@@ -14,7 +14,7 @@ from hf_memkit.catalog.argument_values import is_unknown, misspelt
 from hf_memkit.catalog.former_arguments import ever_fields, former_arguments, trl_in_use
 from hf_memkit.catalog.library_versions import accelerate_keys, argument_types
 from hf_memkit.catalog.optimizers import install_command
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Finding, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
@@ -32,21 +32,21 @@ _OF_TRAINER: Final[Mapping[str, str]] = {
     fix="write the field's name",
     source=_PARSER,
 )
-def misspelt_argument(subject: Subject) -> Iterator[Found]:
+def misspelt_argument(subject: Subject) -> Iterator[Finding]:
     """A hint if the field is TRL's and the file may not be: scripts have their own arguments."""
     names = {str(name): value for name, value in subject.own_names.items()}
     for name, value in names.items():
         if near := misspelt(name):
             sure = near[0] in ever_fields("transformers") or trl_in_use(names.keys())
             fix = f"write {' or '.join(map(repr, near))}"
-            yield Found(name, value, fix=fix, argument=True, severity=None if sure else "hint")
+            yield Finding(name, value, fix=fix, argument=True, severity=None if sure else "hint")
 
 
-def _former(subject: Subject, library: str) -> Iterator[Found]:
+def _former(subject: Subject, library: str) -> Iterator[Finding]:
     given: Mapping[str, Any] = {} if subject.pinned else subject.arguments or {}
     for name, former in former_arguments(given).items():
         if former.library == library:
-            yield Found(name, given[name], why=former.why, fix=former.fix, argument=True)
+            yield Finding(name, given[name], why=former.why, fix=former.fix, argument=True)
 
 
 @any_job.error(
@@ -55,7 +55,7 @@ def _former(subject: Subject, library: str) -> Iterator[Found]:
     source=f"{_PARSER}; fields by version: scripts/argument_fields.py, from the published wheels",
     techniques=("compile", "length-grouped"),
 )
-def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:
+def argument_of_transformers_4(subject: Subject) -> Iterator[Finding]:
     yield from _former(subject, "transformers")
 
 
@@ -65,7 +65,7 @@ def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:
     source="trl 1.16.0: scripts/utils.py 353-357; fields by version: scripts/argument_fields.py, from the published "
     "wheels",
 )
-def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
+def argument_of_older_trl(subject: Subject) -> Iterator[Finding]:
     yield from _former(subject, "TRL")
 
 
@@ -75,7 +75,7 @@ def argument_of_older_trl(subject: Subject) -> Iterator[Found]:
     fix="delete it, unless your script reads it",
     source=_PARSER,
 )
-def unknown_argument(subject: Subject) -> Iterator[Found]:
+def unknown_argument(subject: Subject) -> Iterator[Finding]:
     """One problem a file: scripts have their own arguments."""
     former = former_arguments(subject.own_names)
     others = [str(name) for name in subject.own_names if name not in former]
@@ -84,14 +84,14 @@ def unknown_argument(subject: Subject) -> Iterator[Found]:
         # `trl sft --config FILE` hands these on to `accelerate launch` (trl 1.16.0: cli/commands/training.py 52-64).
         strange = [name for name in strange if name not in accelerate_keys()]
     for name in [name for name in strange if name in _OF_TRAINER]:
-        yield Found(name, fix=_OF_TRAINER[name], argument=True)
+        yield Finding(name, fix=_OF_TRAINER[name], argument=True)
         strange.remove(name)
     if len(strange) > 1:
         why = f"neither TrainingArguments nor TRL's configs have these fields: {', '.join(strange)}"
         fix = "delete those that no dataclass of your script has: HfArgumentParser and TrlParser fail on them"
-        yield Found(strange[0], why=why, fix=fix, argument=True)
+        yield Finding(strange[0], why=why, fix=fix, argument=True)
     elif strange:
-        yield Found(strange[0], argument=True)
+        yield Finding(strange[0], argument=True)
 
 
 _FILE: Final = "transformers 5.23.0: training_args.py"
@@ -118,7 +118,7 @@ def _allowed(name: str) -> list[str]:
     fix="write an allowed value",
     source=f"{_FILE} 1558-1563; the enumerations in training_args.py and trainer_utils.py",
 )
-def value_not_allowed(subject: Subject) -> Iterator[Found]:
+def value_not_allowed(subject: Subject) -> Iterator[Finding]:
     for name, value in subject.own_names.items():
         allowed = _allowed(name)
         if not allowed or value is None or value in allowed:
@@ -130,7 +130,7 @@ def value_not_allowed(subject: Subject) -> Iterator[Found]:
             fix = 'write "no" in quotes: YAML reads a bare no as false'
         elif near:
             fix = f'write "{near[0]}"' if len(allowed) > 8 else f'write "{near[0]}"; allowed are {every}'
-        yield Found(name, value, fix=fix, argument=True)
+        yield Finding(name, value, fix=fix, argument=True)
 
 
 def _strategy(subject: Subject, name: str, default: str) -> str:
@@ -154,14 +154,14 @@ def _steps(subject: Subject, name: str) -> Any:
     fix="set eval_strategy to the value of save_strategy",
     source=f"{_FILE} 1748-1754",
 )
-def best_model_strategies(subject: Subject) -> Iterator[Found]:
+def best_model_strategies(subject: Subject) -> Iterator[Finding]:
     evaluates, saves = _strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")
     if subject.on("load_best_model_at_end") and evaluates and saves and saves not in ("best", evaluates):
         shown = [f"{evaluates}{'' if subject.argument('eval_strategy') is not None else ' (the default)'}"]
         shown.append(f"{saves}{'' if subject.argument('save_strategy') is not None else ' (the default)'}")
         why = f"TrainingArguments refuse it: eval_strategy is {shown[0]}, and save_strategy is {shown[1]}"
         wanted = saves if saves != "no" else "steps, and save_strategy too"
-        yield Found("load_best_model_at_end", True, why=why, fix=f"set eval_strategy: {wanted}", argument=True)
+        yield Finding("load_best_model_at_end", True, why=why, fix=f"set eval_strategy: {wanted}", argument=True)
 
 
 @any_job.error(
@@ -169,7 +169,7 @@ def best_model_strategies(subject: Subject) -> Iterator[Found]:
     fix="set save_steps to eval_steps, or to a multiple of it",
     source=f"{_FILE} 1755-1774",
 )
-def best_model_steps(subject: Subject) -> Iterator[Found]:
+def best_model_steps(subject: Subject) -> Iterator[Finding]:
     both = {_strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")}
     saves, evaluates = _steps(subject, "save_steps"), _steps(subject, "eval_steps")
     numbers = all(isinstance(steps, int | float) and steps > 0 for steps in (saves, evaluates))
@@ -178,7 +178,7 @@ def best_model_steps(subject: Subject) -> Iterator[Found]:
     mixed = (saves < 1) != (evaluates < 1)
     if mixed or round(saves * 1_000_000) % round(evaluates * 1_000_000):
         why = f"TrainingArguments refuse it: save_steps {saves} is no multiple of eval_steps {evaluates}"
-        yield Found("save_steps", saves, why=why, argument=True)
+        yield Finding("save_steps", saves, why=why, argument=True)
 
 
 @any_job.error(
@@ -186,7 +186,7 @@ def best_model_steps(subject: Subject) -> Iterator[Found]:
     fix="write a whole number of steps, or a share of the run below 1",
     source=f"{_FILE} 1725-1746, 1574-1583, 1800",
 )
-def steps_refused(subject: Subject) -> Iterator[Found]:
+def steps_refused(subject: Subject) -> Iterator[Finding]:
     for kind, default in (("logging", "steps"), ("eval", "no"), ("save", "steps")):
         name = f"{kind}_steps"
         value = _steps(subject, name)
@@ -194,14 +194,16 @@ def steps_refused(subject: Subject) -> Iterator[Found]:
             continue
         if value == 0 and kind == "logging":
             why = 'logging_strategy "steps" needs a number above 0'
-            yield Found(name, value, why=why, fix='write a number above 0, or logging_strategy: "no"', argument=True)
+            yield Finding(name, value, why=why, fix='write a number above 0, or logging_strategy: "no"', argument=True)
         elif value > 1 and value != int(value):
-            yield Found(name, value, argument=True)
+            yield Finding(name, value, argument=True)
     warmup, cache = subject.argument("warmup_steps"), subject.argument("torch_empty_cache_steps")
     if isinstance(warmup, int | float) and warmup < 0:
-        yield Found("warmup_steps", warmup, fix="write 0 or more", argument=True)
+        yield Finding("warmup_steps", warmup, fix="write 0 or more", argument=True)
     if cache is not None and not (isinstance(cache, int) and cache > 0):
-        yield Found("torch_empty_cache_steps", cache, fix="write a whole number above 0, or delete it", argument=True)
+        yield Finding(
+            "torch_empty_cache_steps", cache, fix="write a whole number above 0, or delete it", argument=True
+        )
 
 
 @any_job.error(
@@ -209,10 +211,10 @@ def steps_refused(subject: Subject) -> Iterator[Found]:
     fix="set eval_strategy: steps or epoch",
     source=f"{_FILE} 1790-1798",
 )
-def schedule_needs_evaluation(subject: Subject) -> Iterator[Found]:
+def schedule_needs_evaluation(subject: Subject) -> Iterator[Finding]:
     kind = str(subject.argument("lr_scheduler_type", ""))
     if kind in ("reduce_lr_on_plateau", "greedy") and _strategy(subject, "eval_strategy", "no") == "no":
-        yield Found("lr_scheduler_type", kind, argument=True)
+        yield Finding("lr_scheduler_type", kind, argument=True)
 
 
 @any_job.error(
@@ -220,7 +222,7 @@ def schedule_needs_evaluation(subject: Subject) -> Iterator[Found]:
     fix="install the package",
     source="transformers 5.23.0: trainer_optimizer.py, each optimizer's own check",
 )
-def optimizer_not_installed(subject: Subject) -> Iterator[Found]:
+def optimizer_not_installed(subject: Subject) -> Iterator[Finding]:
     missing = [name for name in optimizer_row(subject).packages if importlib.util.find_spec(name) is None]
     if missing and subject.here and not subject.has("optimizer"):  # a section of the DeepSpeed config, which runs
         optim = named_optimizer(subject)
@@ -228,7 +230,7 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Found]:
             f"{optim} needs {missing[0]}, which is not installed here: Trainer fails, but only after loading the model"
         )
         fix = f"run: {install_command(missing[0])}"
-        yield Found("optim", optim, why=why, fix=fix, argument=True)
+        yield Finding("optim", optim, why=why, fix=fix, argument=True)
 
 
 @any_job.error(
@@ -236,12 +238,12 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Found]:
     fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` writes one",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
 )
-def config_not_found(subject: Subject) -> Iterator[Found]:
+def config_not_found(subject: Subject) -> Iterator[Finding]:
     value = subject.argument("deepspeed")
     if isinstance(value, str) and value and not value.lstrip().startswith("{"):
         relative_to_file = Path(subject.arguments_file).parent / value
         if not Path(value).exists() and not relative_to_file.exists():
-            yield Found("deepspeed", value, argument=True)
+            yield Finding("deepspeed", value, argument=True)
 
 
 @deepspeed.error(
@@ -249,9 +251,9 @@ def config_not_found(subject: Subject) -> Iterator[Found]:
     fix="set it to false, or use stage 2",
     source="transformers 5.23.0: trainer.py 898-906",
 )
-def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
+def batch_search_at_stage_3(subject: Subject) -> Iterator[Finding]:
     if subject.on("auto_find_batch_size") and subject.zero.stage == 3:
-        yield Found("auto_find_batch_size", True, argument=True)
+        yield Finding("auto_find_batch_size", True, argument=True)
 
 
 @deepspeed.error(
@@ -259,9 +261,9 @@ def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
     fix="delete one of the two",
     source="transformers 5.23.0: trainer.py 472-476",
 )
-def fsdp_and_deepspeed(subject: Subject) -> Iterator[Found]:
+def fsdp_and_deepspeed(subject: Subject) -> Iterator[Finding]:
     if subject.argument("fsdp"):
-        yield Found("fsdp", argument=True)
+        yield Finding("fsdp", argument=True)
 
 
 @any_job.warning(
@@ -269,10 +271,10 @@ def fsdp_and_deepspeed(subject: Subject) -> Iterator[Found]:
     fix="delete the key, and start with torchrun or the DeepSpeed launcher",
     source="transformers 5.23.0: training_args.py 1508, read by no one",
 )
-def local_rank_ignored(subject: Subject) -> Iterator[Found]:
+def local_rank_ignored(subject: Subject) -> Iterator[Finding]:
     value = subject.argument("local_rank", -1)
     if value != -1:
-        yield Found("local_rank", value, argument=True)
+        yield Finding("local_rank", value, argument=True)
 
 
 @any_job.error(
@@ -281,13 +283,13 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
     fix="write a number; YAML reads 1e-4 as text and 1.0e-4 as a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
 )
-def text_for_number(subject: Subject) -> Iterator[Found]:
+def text_for_number(subject: Subject) -> Iterator[Finding]:
     for name, value in _texts(subject, float, int):
         try:
             float(value)
         except ValueError:
             continue
-        yield Found(name, value, argument=True)
+        yield Finding(name, value, argument=True)
 
 
 @any_job.error(
@@ -295,9 +297,9 @@ def text_for_number(subject: Subject) -> Iterator[Found]:
     fix="write true or false without quotes",
     source="transformers 5.23.0: hf_argparser.py parse_dict, which converts nothing; training_args.py",
 )
-def text_for_truth(subject: Subject) -> Iterator[Found]:
+def text_for_truth(subject: Subject) -> Iterator[Finding]:
     for name, value in _texts(subject, bool, bool | None):
-        yield Found(name, value, argument=True)
+        yield Finding(name, value, argument=True)
 
 
 def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:

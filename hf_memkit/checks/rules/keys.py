@@ -20,7 +20,7 @@ from hf_memkit.checks.deepspeed_keys import (
     section_at,
     section_name,
 )
-from hf_memkit.checks.rule import Found, Severity, any_job, deepspeed
+from hf_memkit.checks.rule import Finding, Severity, any_job, deepspeed
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.common.errors import did_you_mean
 
@@ -76,10 +76,10 @@ def _misplaced(subject: Subject, path: str) -> str:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 67-141",
 )
-def removed_key(subject: Subject) -> Iterator[Found]:
+def removed_key(subject: Subject) -> Iterator[Finding]:
     for path, note in REMOVED.items():
         if subject.has(path):
-            yield Found(path, fix=f"delete the key ({note})")
+            yield Finding(path, fix=f"delete the key ({note})")
 
 
 @deepspeed.error(
@@ -87,12 +87,12 @@ def removed_key(subject: Subject) -> Iterator[Found]:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config_utils.py 110",
 )
-def rejected_key(subject: Subject) -> Iterator[Found]:
+def rejected_key(subject: Subject) -> Iterator[Finding]:
     for path, known in _unknown(subject, strict=True):
         section, _, name = path.rpartition(".")
         why = "its class does not accept this parameter: TypeError when the engine starts"
         why = why if section.endswith(".params") else ""
-        yield Found(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
+        yield Finding(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
 
 
 @deepspeed.warning(
@@ -100,9 +100,9 @@ def rejected_key(subject: Subject) -> Iterator[Found]:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 485-590, which reads the keys that it knows",
 )
-def unknown_key(subject: Subject) -> Iterator[Found]:
+def unknown_key(subject: Subject) -> Iterator[Finding]:
     for path, known in _unknown(subject, strict=False):
-        yield Found(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
+        yield Finding(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
 
 
 @deepspeed.warning(
@@ -110,10 +110,10 @@ def unknown_key(subject: Subject) -> Iterator[Found]:
     fix="rename it to the name that DeepSpeed reads",
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 23-36, runtime/activation_checkpointing/config.py 76",
 )
-def renamed_key(subject: Subject) -> Iterator[Found]:
+def renamed_key(subject: Subject) -> Iterator[Finding]:
     for path, name in RENAMED.items():
         if subject.has(path):
-            yield Found(path, fix=f"rename it to {name!r}")
+            yield Finding(path, fix=f"rename it to {name!r}")
 
 
 @deepspeed.warning(
@@ -121,7 +121,7 @@ def renamed_key(subject: Subject) -> Iterator[Found]:
     fix="move it there",
     source="deepspeed 0.19.8: runtime/config_utils.py 110; runtime/config.py 485-590",
 )
-def misplaced_key(subject: Subject) -> Iterator[Found]:
+def misplaced_key(subject: Subject) -> Iterator[Finding]:
     for path, _ in walk(subject.config or {}):
         own = section_at(subject, section_name(path))
         place = _misplaced(subject, path) if own is not None and own.keys is not None else ""
@@ -133,7 +133,7 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
         fix = f"move it to {place}"
         if section_name(path) in ("bf16", "bfloat16") and target == "fp16":
             fix = "delete it: bf16 needs no loss scaling"
-        yield Found(path, why=f"{effect}: it belongs to {target}", fix=fix, severity=severity)
+        yield Finding(path, why=f"{effect}: it belongs to {target}", fix=fix, severity=severity)
 
 
 @deepspeed.warning(
@@ -141,10 +141,10 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
     fix="write the new name",
     source="deepspeed 0.19.8: runtime/zero/config.py 188-220, 287; accelerate 1.15.0: accelerator.py 2373",
 )
-def deprecated_key(subject: Subject) -> Iterator[Found]:
+def deprecated_key(subject: Subject) -> Iterator[Finding]:
     for path, (severity, why, new) in _DEPRECATED.items():
         if subject.has(path):
-            yield Found(path, why=why, fix=f"write {new} instead", severity=severity)
+            yield Finding(path, why=why, fix=f"write {new} instead", severity=severity)
 
 
 @any_job.warning(
@@ -154,13 +154,13 @@ def deprecated_key(subject: Subject) -> Iterator[Found]:
     source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
     "5.23.0: hf_argparser.py 426 (yaml.safe_load)",
 )
-def duplicate_key(subject: Subject) -> Iterator[Found]:
+def duplicate_key(subject: Subject) -> Iterator[Finding]:
     for path in subject.duplicates:
-        yield Found(path)
+        yield Finding(path)
     given = dict(walk(subject.arguments or {}))
     for path in subject.duplicate_arguments:
         why = "the key appears twice; the last one silently takes precedence"
-        yield Found(path, given.get(path), why=why, argument=True)
+        yield Finding(path, given.get(path), why=why, argument=True)
 
 
 FILLED = frozenset({
@@ -212,7 +212,7 @@ def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
     fix="write a value",
     source="transformers 5.23.0: integrations/deepspeed.py 136-262; accelerate 1.15.0: utils/dataclasses.py 1363-1372",
 )
-def auto_not_filled(subject: Subject) -> Iterator[Found]:
+def auto_not_filled(subject: Subject) -> Iterator[Finding]:
     for path, value in walk(subject.config or {}):
         if value != "auto" or path in FILLED or path in _OWN_AUTO or path == _OVERWRITTEN:
             continue
@@ -220,7 +220,7 @@ def auto_not_filled(subject: Subject) -> Iterator[Found]:
             continue  # no-weights-saved says what follows from it
         taken = _ACCELERATE_FILLS.get(path)
         why = f"Trainer does not fill in this key; accelerate uses {taken} for every job" if taken else ""
-        yield Found(path, value, why=why, severity="warning" if taken else None)
+        yield Finding(path, value, why=why, severity="warning" if taken else None)
 
 
 _FORMS: Final = ((str, "text"), (Mapping, "a section"), (object, "a list"))
@@ -240,12 +240,12 @@ def _named(value: Any) -> str:
     fix="write a value of the right type",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380; transformers 5.23.0: integrations/deepspeed.py 131 (==)",
 )
-def wrong_type(subject: Subject) -> Iterator[Found]:
+def wrong_type(subject: Subject) -> Iterator[Finding]:
     for path, value, key in _known(subject):
         if wanted := key.type_error(value):
             plain = isinstance(value, str) and key.kind not in ("section", "list")
             fix = f"write {wanted}{' without quotes' if plain else ''}"
-            yield Found(path, value, why=f"expected {wanted}, got {_named(value)}", fix=fix)
+            yield Finding(path, value, why=f"expected {wanted}, got {_named(value)}", fix=fix)
 
 
 @deepspeed.error(
@@ -253,10 +253,10 @@ def wrong_type(subject: Subject) -> Iterator[Found]:
     fix="write a value in range",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380, zero/offload_config.py, runtime/config.py 590-606",
 )
-def out_of_range(subject: Subject) -> Iterator[Found]:
+def out_of_range(subject: Subject) -> Iterator[Finding]:
     for path, value, key in _known(subject):
         if key.type_error(value) is None and (bound := key.range_error(value)):
-            yield Found(path, value, why=f"the value must be {bound}", fix=f"write a value that is {bound}")
+            yield Finding(path, value, why=f"the value must be {bound}", fix=f"write a value that is {bound}")
 
 
 @deepspeed.error(
@@ -264,11 +264,11 @@ def out_of_range(subject: Subject) -> Iterator[Found]:
     fix="write the name of an optimizer of DeepSpeed or of torch.optim",
     source="deepspeed 0.19.8: runtime/engine.py 1985, 2017",
 )
-def unknown_optimizer(subject: Subject) -> Iterator[Found]:
+def unknown_optimizer(subject: Subject) -> Iterator[Finding]:
     kind = subject.at("optimizer.type")
     if isinstance(kind, str) and kind not in CASE_MATTERS and kind.lower() not in OPTIMIZERS:
         fix = f"write the name of an optimizer of DeepSpeed or of torch.optim{did_you_mean(kind, OPTIMIZERS)}"
-        yield Found("optimizer.type", kind, fix=fix)
+        yield Finding("optimizer.type", kind, fix=fix)
 
 
 @deepspeed.error(
@@ -276,8 +276,8 @@ def unknown_optimizer(subject: Subject) -> Iterator[Found]:
     fix="write the name of a scheduler of DeepSpeed or of torch",
     source="deepspeed 0.19.8: runtime/engine.py 1926, runtime/lr_schedules.py 24",
 )
-def unknown_scheduler(subject: Subject) -> Iterator[Found]:
+def unknown_scheduler(subject: Subject) -> Iterator[Finding]:
     kind = subject.at("scheduler.type")
     if isinstance(kind, str) and kind not in SCHEDULERS and kind not in TORCH_SCHEDULERS:
         known = ", ".join(SCHEDULERS)
-        yield Found("scheduler.type", kind, fix=f"write one of {known}{did_you_mean(kind, SCHEDULERS)}")
+        yield Finding("scheduler.type", kind, fix=f"write one of {known}{did_you_mean(kind, SCHEDULERS)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.catalog.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Finding, any_job
 from hf_memkit.checks.rules.optimizer_options import (
     UNSEEN,
     keeps_small_updates,
@@ -32,11 +32,11 @@ def _class(subject: Subject) -> str:
     return str(subject.setting("optimizer.class") or "")
 
 
-def _chosen(subject: Subject, why: str = "", default: str = "") -> Found:
+def _chosen(subject: Subject, why: str = "", default: str = "") -> Finding:
     """The optimizer, where it is chosen: as a class, or by `optim`."""
     if name := _class(subject):
-        return Found("optimizer.class", name, why=why)
-    return Found("optim", named_optimizer(subject) or default, why=why, argument=True)
+        return Finding("optimizer.class", name, why=why)
+    return Finding("optim", named_optimizer(subject) or default, why=why, argument=True)
 
 
 def _trains_16_bit_weights(subject: Subject) -> bool:
@@ -52,7 +52,7 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
 )
-def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
+def stochastic_rounding_missing(subject: Subject) -> Iterator[Finding]:
     if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
         yield _chosen(subject, default="adamw_torch_fused")
 
@@ -64,14 +64,14 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
 )
-def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
+def stochastic_rounding_ignored(subject: Subject) -> Iterator[Finding]:
     wide = subject.setting("model.dtype", "float32" if subject.mixed and not subject.settings else "") == "float32"
     if not wide or not rounds_stochastically(subject):
         return
     if _class(subject):
-        yield Found("optimizer.bf16_stochastic_round", True)
+        yield Finding("optimizer.bf16_stochastic_round", True)
     else:
-        yield Found("optim_args", argument=True)
+        yield Finding("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -81,7 +81,7 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
     techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
-def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
+def second_moment_in_bf16(subject: Subject) -> Iterator[Finding]:
     if _trains_16_bit_weights(subject) and (_torchao_chosen(subject) or _class(subject).startswith("torchao.")):
         yield _chosen(subject)
 
@@ -93,7 +93,7 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
     source="torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
-def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
+def embedding_not_quantised(subject: Subject) -> Iterator[Finding]:
     model = subject.model
     low = _torchao_chosen(subject) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
@@ -112,7 +112,7 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
+def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Finding]:
     rank, row = subject.setting("adapter.r"), optimizer_row(subject)
     quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
     if subject.model is None or not isinstance(rank, int) or not quantises:
@@ -121,7 +121,7 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
         why = f"{largest}; states of fewer than {SMALLEST_QUANTISED} stay in 32 bits"
-        yield Found("optim", why=why, argument=True)
+        yield Finding("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -131,14 +131,14 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: trainer.py 1329-1344",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
+def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Finding]:
     model = subject.model
     if model is None or not _bitsandbytes_8bit(optimizer_row(subject)) or subject.has_setting("adapter"):
         return
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
         why = f"{words} of {model.parameters} parameters are the word embedding, whose states Trainer keeps in 32 bits"
-        yield Found("optim", why=why, argument=True)
+        yield Finding("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -147,10 +147,10 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
-def paged_without_cuda(subject: Subject) -> Iterator[Found]:
+def paged_without_cuda(subject: Subject) -> Iterator[Finding]:
     unpaged = optimizer_row(subject).unpaged
     if unpaged and subject.without_gpu:
-        yield Found("optim", fix=f"set optim: {unpaged}", argument=True)
+        yield Finding("optim", fix=f"set optim: {unpaged}", argument=True)
 
 
 @any_job.error(
@@ -159,10 +159,10 @@ def paged_without_cuda(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468",
     techniques=("lamb", "lars"),
 )
-def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
+def zero_parameters_frozen(subject: Subject) -> Iterator[Finding]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB", "LARS", "LAMB32bit", "LARS32bit"):
-        yield Found("optimizer.class", _class(subject))
+        yield Finding("optimizer.class", _class(subject))
 
 
 @any_job.error(
@@ -171,7 +171,7 @@ def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 507-543, backends/cuda/ops.py 1025-1056, 1170-1174",
     techniques=("lamb", "lars"),
 )
-def trust_ratio_missing(subject: Subject) -> Iterator[Found]:
+def trust_ratio_missing(subject: Subject) -> Iterator[Finding]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB8bit", "LARS8bit"):
-        yield Found("optimizer.class", _class(subject))
+        yield Finding("optimizer.class", _class(subject))

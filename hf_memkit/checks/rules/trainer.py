@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks.deepspeed_keys import key_at
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Finding, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.registry import assignment
 
@@ -74,7 +74,7 @@ def _named(subject: Subject, names: tuple[str, ...]) -> str:
     fix='write "auto": Trainer fills in its own value',
     source=_MATCHED,
 )
-def trainer_mismatch(subject: Subject) -> Iterator[Found]:
+def trainer_mismatch(subject: Subject) -> Iterator[Finding]:
     if subject.arguments is None:
         return
     for key, names in _SAME.items():
@@ -90,7 +90,7 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
             continue  # wrong-type reports it
         both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
         why = f"{both} disagree; Trainer fails, but only after loading the model"
-        yield Found(key, value, why=why, fix=_fix(key, names, value))
+        yield Finding(key, value, why=why, fix=_fix(key, names, value))
 
 
 def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
@@ -128,7 +128,7 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int | None]]:
     fix='write "auto": Trainer fills in its own value',
     source="transformers 5.23.0: integrations/deepspeed.py 243-261",
 )
-def schedule_mismatch(subject: Subject) -> Iterator[Found]:
+def schedule_mismatch(subject: Subject) -> Iterator[Finding]:
     for key, name, expected in _schedule(subject) if subject.arguments is not None else ():
         value = subject.at(key)
         known = key_at(subject, key)
@@ -136,13 +136,13 @@ def schedule_mismatch(subject: Subject) -> Iterator[Found]:
             continue
         if expected is not None or (isinstance(value, int) and value < 1):
             why = f"{key}={value} and {name}={subject.argument(name, 0)} disagree; Trainer fails"
-            yield Found(key, value, why=why)
+            yield Finding(key, value, why=why)
         else:
             why = (
                 f"Trainer computes the steps from {name} and the size of the data, and fails unless they are exactly "
                 f"{value}, but only after loading the model"
             )
-            yield Found(key, value, why=why, severity="warning")
+            yield Finding(key, value, why=why, severity="warning")
 
 
 @deepspeed.hint(
@@ -150,7 +150,7 @@ def schedule_mismatch(subject: Subject) -> Iterator[Found]:
     fix='write "auto", or check with the arguments (--args FILE)',
     source=_MATCHED,
 )
-def hard_coded(subject: Subject) -> Iterator[Found]:
+def hard_coded(subject: Subject) -> Iterator[Finding]:
     if subject.arguments is not None:
         return
     of_schedule = {_TOTAL: (), _WARMUP: ("warmup_steps",)}
@@ -166,7 +166,7 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
         number = "number of steps" if key == _TOTAL else "product of batch sizes"
         equal = f"it has {equal}" if equal else f"its {number} equals {value}"
         why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"
-        yield Found(key, value, why=why)
+        yield Finding(key, value, why=why)
 
 
 @deepspeed.warning(
@@ -175,10 +175,10 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
     fix='add "gradient_clipping": "auto"',
     source="transformers 5.23.0: integrations/deepspeed.py 116-124; deepspeed 0.19.8: runtime/constants.py 203",
 )
-def clipping_missing(subject: Subject) -> Iterator[Found]:
+def clipping_missing(subject: Subject) -> Iterator[Finding]:
     asked = subject.argument("max_grad_norm", _DEEPSPEED_CLIPS)
     if not subject.has("gradient_clipping") and (subject.arguments is None or asked != _DEEPSPEED_CLIPS):
-        yield Found("gradient_clipping", severity="hint" if subject.arguments is None else None)
+        yield Finding("gradient_clipping", severity="hint" if subject.arguments is None else None)
 
 
 @deepspeed.error(
@@ -187,11 +187,11 @@ def clipping_missing(subject: Subject) -> Iterator[Found]:
     fix='add "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}',
     source="transformers 5.23.0: integrations/deepspeed.py 107-132, 158; deepspeed 0.19.8: ops/adam/fused_adam.py",
 )
-def learning_rate_missing(subject: Subject) -> Iterator[Found]:
+def learning_rate_missing(subject: Subject) -> Iterator[Finding]:
     # These schedulers set the optimizer's rate themselves.
     own_rate = subject.has("scheduler.params.warmup_max_lr") or subject.at("scheduler.type") in _OWN_RATE
     if isinstance(subject.at("optimizer.type"), str) and not subject.has("optimizer.params.lr") and not own_rate:
-        yield Found("optimizer.params.lr")
+        yield Finding("optimizer.params.lr")
 
 
 _OWN_RATE: Final = ("LRRangeTest", "OneCycle")
@@ -204,7 +204,7 @@ _OPTIMIZER_DEFAULTS: Final = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay"
     fix='add the key with "auto"',
     source="transformers 5.23.0: integrations/deepspeed.py 107-132, 159-165; deepspeed 0.19.8: ops/adam/fused_adam.py",
 )
-def optimizer_params_missing(subject: Subject) -> Iterator[Found]:
+def optimizer_params_missing(subject: Subject) -> Iterator[Finding]:
     kind = subject.at("optimizer.type")
     if subject.arguments is None or not isinstance(kind, str) or kind.lower() not in ("adam", "adamw"):
         return
@@ -213,7 +213,7 @@ def optimizer_params_missing(subject: Subject) -> Iterator[Found]:
         names = _SAME[key]
         asked = _expected(subject, key, names)
         if not subject.has(key) and any(argument in subject.arguments for argument in names) and asked != default:
-            yield Found(
+            yield Finding(
                 key,
                 why=f"{_named(subject, names)} has no effect: Trainer fills in only keys that exist, and DeepSpeed's "
                 f"default is {default}",
@@ -234,12 +234,12 @@ _NEEDED: Final = {
     fix="add it to the scheduler's params",
     source="deepspeed 0.19.8: runtime/lr_schedules.py",
 )
-def scheduler_params_missing(subject: Subject) -> Iterator[Found]:
+def scheduler_params_missing(subject: Subject) -> Iterator[Finding]:
     kind = subject.at("scheduler.type")
     for name in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
         if not subject.has(f"scheduler.params.{name}"):
             fix = f'add "{name}": "auto" to the scheduler\'s params' if name == "total_num_steps" else ""
-            yield Found(f"scheduler.params.{name}", fix=fix)
+            yield Finding(f"scheduler.params.{name}", fix=fix)
 
 
 _SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
@@ -250,10 +250,10 @@ _SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",
     fix='delete the section "scheduler" to use Trainer\'s scheduler',
     source="transformers 5.23.0: integrations/deepspeed.py 591-593",
 )
-def scheduler_twice(subject: Subject) -> Iterator[Found]:
+def scheduler_twice(subject: Subject) -> Iterator[Finding]:
     kind, asked = subject.at("scheduler.type"), subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
-        yield Found("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
+        yield Finding("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
 
 
 @any_job.error(
@@ -261,7 +261,7 @@ def scheduler_twice(subject: Subject) -> Iterator[Found]:
     fix="write it as JSON, or start with `accelerate launch --config_file` if it is accelerate's",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
 )
-def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Found]:
+def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Finding]:
     value = subject.argument("deepspeed")
     if not isinstance(value, str) or Path(value).suffix.lower() not in (".yaml", ".yml"):
         return
@@ -271,7 +271,7 @@ def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Found]:
         except OSError:
             continue
         except ValueError:
-            yield Found("deepspeed", value, argument=True)
+            yield Finding("deepspeed", value, argument=True)
         return
 
 
@@ -280,8 +280,8 @@ def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Found]:
     fix='add "zero_optimization": {"stage": 0}, or the stage you want',
     source="accelerate 1.15.0: utils/dataclasses.py 1276",
 )
-def zero_section_missing(subject: Subject) -> Iterator[Found]:
+def zero_section_missing(subject: Subject) -> Iterator[Finding]:
     if not subject.has("zero_optimization"):
-        yield Found("zero_optimization")
+        yield Finding("zero_optimization")
     elif isinstance(subject.at("zero_optimization"), bool):
-        yield Found("zero_optimization", why="old form, which accelerate cannot read")
+        yield Finding("zero_optimization", why="old form, which accelerate cannot read")
