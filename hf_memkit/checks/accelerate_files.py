@@ -50,7 +50,8 @@ def own_engine(content: Mapping[str, Any]) -> str:
 
 def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
     """GPUs on each machine (None: all), and machines."""
-    total, machines = content.get("num_processes"), content.get("num_machines")
+    total = content.get("num_processes")
+    machines = content.get("num_machines")
     nodes = machines if isinstance(machines, int) and machines > 0 else 1
     return (max(1, total // nodes) if isinstance(total, int) and total > 0 else None), nodes
 

@@ -316,7 +316,8 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 def key_at(subject: Subject, path: str) -> Key | None:
     """The allowed values of the key at a dotted path; None if the section, or the key in it, is unknown."""
-    section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
+    section = section_at(subject, section_name(path))
+    name = path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None
     if section_name(path) == "zero_optimization" and f"stage3_{name}" in section.keys:

@@ -18,6 +18,7 @@ _QUANTIZATION: Final = "model.quantization"
 
 
 def _quantization(subject: Subject) -> Mapping[str, Any]:
+    """The fields of the setup's BitsAndBytesConfig; empty without one."""
     value = subject.setting(_QUANTIZATION)
     return value if isinstance(value, Mapping) else {}
 
@@ -169,7 +170,8 @@ def quantised_head(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: integrations/bitsandbytes.py, replace_with_bnb_linear (nn.Linear and Conv1D only)",
 )
 def experts_not_quantised(subject: Subject) -> Iterator[Finding]:
-    model, given = subject.model, _quantization(subject)
+    model = subject.model
+    given = _quantization(subject)
     if model is None or not model.stacked or not given:
         return
     share = model.stacked / model.parameters

@@ -100,6 +100,9 @@ _LOGGING_STEPS: Final = 500  # transformers 5.23.0: training_args.py, the defaul
 _TRL_LOGGING_STEPS: Final = 10  # trl 1.16.0: trainer/base_config.py 56-57
 _SAVE_STEPS: Final = 500  # transformers 5.23.0: training_args.py, the default
 
+_LISTED: Final = 8
+"""Most values that a fix lists beside the nearest one."""
+
 _GONE_VALUES: Final = {
     "adamw_hf": "adamw_torch",  # transformers 4.49.0 has it last: trainer.py, get_optimizer_cls_and_kwargs
     "adamw_apex_fused": "adamw_torch_fused",  # transformers 4.57.6 has it last: training_args.py, OptimizerNames
@@ -123,13 +126,16 @@ def value_not_allowed(subject: Subject) -> Iterator[Finding]:
         allowed = _allowed(name)
         if not allowed or value is None or value in allowed:
             continue
-        every, word = ", ".join(allowed), str(value)
+        word = str(value)
         near = [_GONE_VALUES[word]] if word in _GONE_VALUES else get_close_matches(word, allowed, n=1)
-        fix = f"write one of {every}"
         if value is False and "no" in allowed:
             fix = 'write "no" in quotes: YAML reads a bare no as false'
+        elif near and len(allowed) > _LISTED:
+            fix = f'write "{near[0]}"'
         elif near:
-            fix = f'write "{near[0]}"' if len(allowed) > 8 else f'write "{near[0]}"; allowed are {every}'
+            fix = f'write "{near[0]}"; allowed are {", ".join(allowed)}'
+        else:
+            fix = f"write one of {', '.join(allowed)}"
         yield Finding(name, value, fix=fix, argument=True)
 
 
@@ -155,12 +161,14 @@ def _steps(subject: Subject, name: str) -> Any:
     source=f"{_FILE} 1748-1754",
 )
 def best_model_strategies(subject: Subject) -> Iterator[Finding]:
-    evaluates, saves = _strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")
+    evaluates = _strategy(subject, "eval_strategy", "no")
+    saves = _strategy(subject, "save_strategy", "steps")
     if subject.on("load_best_model_at_end") and evaluates and saves and saves not in ("best", evaluates):
-        shown = [f"{evaluates}{'' if subject.argument('eval_strategy') is not None else ' (the default)'}"]
-        shown.append(f"{saves}{'' if subject.argument('save_strategy') is not None else ' (the default)'}")
-        why = f"TrainingArguments refuse it: eval_strategy is {shown[0]}, and save_strategy is {shown[1]}"
+        of_evaluations = "" if subject.argument("eval_strategy") is not None else " (the default)"
+        of_checkpoints = "" if subject.argument("save_strategy") is not None else " (the default)"
+        both = f"eval_strategy is {evaluates}{of_evaluations}, and save_strategy is {saves}{of_checkpoints}"
         wanted = saves if saves != "no" else "steps, and save_strategy too"
+        why = f"TrainingArguments refuse it: {both}"
         yield Finding("load_best_model_at_end", True, why=why, fix=f"set eval_strategy: {wanted}", argument=True)
 
 
@@ -171,7 +179,8 @@ def best_model_strategies(subject: Subject) -> Iterator[Finding]:
 )
 def best_model_steps(subject: Subject) -> Iterator[Finding]:
     both = {_strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")}
-    saves, evaluates = _steps(subject, "save_steps"), _steps(subject, "eval_steps")
+    saves = _steps(subject, "save_steps")
+    evaluates = _steps(subject, "eval_steps")
     numbers = all(isinstance(steps, int | float) and steps > 0 for steps in (saves, evaluates))
     if not subject.on("load_best_model_at_end") or both != {"steps"} or not numbers:
         return
@@ -197,9 +206,11 @@ def steps_refused(subject: Subject) -> Iterator[Finding]:
             yield Finding(name, value, why=why, fix='write a number above 0, or logging_strategy: "no"', argument=True)
         elif value > 1 and value != int(value):
             yield Finding(name, value, argument=True)
-    warmup, cache = subject.argument("warmup_steps"), subject.argument("torch_empty_cache_steps")
+
+    warmup = subject.argument("warmup_steps")
     if isinstance(warmup, int | float) and warmup < 0:
         yield Finding("warmup_steps", warmup, fix="write 0 or more", argument=True)
+    cache = subject.argument("torch_empty_cache_steps")
     if cache is not None and not (isinstance(cache, int) and cache > 0):
         yield Finding(
             "torch_empty_cache_steps", cache, fix="write a whole number above 0, or delete it", argument=True

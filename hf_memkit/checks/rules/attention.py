@@ -13,13 +13,14 @@ from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation
 from hf_memkit.setup.techniques.registry import setting_of
 
 _flash: Final = Rules(techniques=("flash-attention",))
-_KEY = "model.attn_implementation"
-_FUSED = "model_parts.fused_gelu"
+_KEY: Final = "model.attn_implementation"
+_FUSED: Final = "model_parts.fused_gelu"
 
 WITHOUT_FLEX = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "xglm"})
 """Model types whose classes do not have `_supports_flex_attn` (transformers 5.23.0)."""
 
-_SHARE_OF_GPU = 8
+_SHARE_OF_GPU: Final = 8
+"""Attention scores that take more than one part in this many of the GPU are worth a warning."""
 
 
 @_flash.error(
@@ -76,7 +77,8 @@ def flex_not_supported(subject: Subject) -> Iterator[Finding]:
     techniques=("sdpa-attention", "eager-attention"),
 )
 def attentions_force_eager(subject: Subject) -> Iterator[Finding]:
-    config, asked = subject.setting("model.config") or {}, subject.setting(_KEY)
+    config = subject.setting("model.config") or {}
+    asked = subject.setting(_KEY)
     if config.get("output_attentions") is True and asked != "eager":
         why = f"{asked} returns no attention weights: transformers rejects output_attentions with it" if asked else ""
         yield Finding("model.config.output_attentions", True, why=why, severity="error" if asked else None)
@@ -90,7 +92,8 @@ def attentions_force_eager(subject: Subject) -> Iterator[Finding]:
 )
 def eager_keeps_scores(subject: Subject) -> Iterator[Finding]:
     model, gpu = subject.model, subject.gpu
-    rows, length = subject.argument("per_device_train_batch_size", 8), subject.setting("data.sequence_length")
+    rows = subject.argument("per_device_train_batch_size", 8)
+    length = subject.setting("data.sequence_length")
     if subject.setting(_KEY) != "eager" or model is None or gpu is None or not isinstance(length, int):
         return
     names = ("num_attention_heads", "n_head", "num_heads")
@@ -111,8 +114,10 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Finding]:
     techniques=("fused-gelu",),
 )
 def nothing_to_fuse(subject: Subject) -> Iterator[Finding]:
-    name = activation_of(dict(subject.model.config)) if subject.model is not None else None
-    if subject.has_setting(_FUSED) and name is not None and name not in COMPOSED:
+    if subject.model is None or not subject.has_setting(_FUSED):
+        return
+    name = activation_of(dict(subject.model.config))
+    if name is not None and name not in COMPOSED:
         why = f"the model's activation function, {name}, is already one operation: fused-gelu has nothing to fuse"
         yield Finding(_FUSED, why=why)
 

@@ -59,7 +59,8 @@ def accumulation_missing(subject: Subject) -> Iterator[Finding]:
     source="deepspeed 0.19.8: runtime/config.py 602; transformers 5.23.0: integrations/deepspeed.py 140-155",
 )
 def batch_product(subject: Subject) -> Iterator[Finding]:
-    whole, processes = subject.at("train_batch_size"), subject.processes
+    whole = subject.at("train_batch_size")
+    processes = subject.processes
     if not isinstance(whole, int) or isinstance(whole, bool) or subject.on("auto_find_batch_size"):
         return
     micro = _count(subject, "train_micro_batch_size_per_gpu", "per_device_train_batch_size")

@@ -20,6 +20,7 @@ _ZERO = "zero_optimization"
 
 
 def _ledger(subject: Subject) -> Ledger | None:
+    """What DeepSpeed holds; None if the model or the machine is unknown."""
     if subject.model is None or subject.machine is None or subject.config is None:
         return None
     accumulation = subject.argument("gradient_accumulation_steps", 2) != 1
@@ -30,6 +31,7 @@ def _ledger(subject: Subject) -> Ledger | None:
 
 
 def _largest(rows: list[Row]) -> str:
+    """The three largest rows with their sizes."""
     rows = sorted(rows, key=lambda row: -row.size_bytes)[:3]
     return "; ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
 
@@ -40,7 +42,8 @@ def _largest(rows: list[Row]) -> str:
     source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
 def card_too_small(subject: Subject) -> Iterator[Finding]:
-    ledger, gpu = _ledger(subject), subject.gpu
+    ledger = _ledger(subject)
+    gpu = subject.gpu
     if ledger is None or gpu is None:
         return
     needed = ledger.total_bytes("device")
@@ -64,8 +67,9 @@ def ram_too_small(subject: Subject) -> Iterator[Finding]:
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
         why = f"DeepSpeed needs {format_size(needed)} of RAM; the machine has {format_size(subject.machine.ram_bytes)}"
-        fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes both"
-        fix = fix if subject.zero.swaps_optimizer else ""
+        fix = ""
+        if subject.zero.swaps_optimizer:
+            fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes both"
         yield Finding(f"{_ZERO}.{part}.device", why=f"{why} (largest: {_largest(rows)})", fix=fix)
 
 
@@ -95,7 +99,8 @@ def disk_too_small(subject: Subject) -> Iterator[Finding]:
     ledger = _ledger(subject)
     if ledger is None or subject.machine is None:
         return
-    needed, free = ledger.total_bytes("disk"), subject.machine.disk_free_bytes
+    needed = ledger.total_bytes("disk")
+    free = subject.machine.disk_free_bytes
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
         why = f"the swap files need {format_size(needed)}; {format_size(free)} are free"
@@ -140,7 +145,8 @@ def bucket_default(subject: Subject) -> Iterator[Finding]:
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 964-970, runtime/zero/stage3.py 781",
 )
 def bucket_against_card(subject: Subject) -> Iterator[Finding]:
-    gpu, taken = subject.gpu, _bucket_bytes(subject)
+    gpu = subject.gpu
+    taken = _bucket_bytes(subject)
     set_here = subject.has(_BUCKET) and subject.at(_BUCKET) != "auto"
     if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
         twice = ", doubled by overlap_comm" if subject.zero.buckets > 1 else ""

@@ -141,20 +141,22 @@ def generation_not_asked_for(subject: Subject) -> Iterator[Finding]:
     "generation/utils.py, expand_size",
 )
 def generation_cache_too_large(subject: Subject) -> Iterator[Finding]:
-    model, gpu, tokens = subject.model, subject.gpu, subject.argument("generation_max_length")
+    model, gpu = subject.model, subject.gpu
+    tokens = subject.argument("generation_max_length")
     generates = subject.on("predict_with_generate")
     if model is None or gpu is None or not isinstance(tokens, int) or not generates:
         return
+
     beams = subject.argument("generation_num_beams") or 1
     batch = subject.argument("per_device_eval_batch_size", 8)
     size = cache_bytes(
         model.config, batch=int(batch), beams=int(beams), tokens=tokens, layers=model.layers, width=model.width
     )
     if fit.too_small(gpu, size):
-        key, value = ("generation_num_beams", beams) if beams != 1 else ("generation_max_length", tokens)
+        key = "generation_num_beams" if beams != 1 else "generation_max_length"
         cache = f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values"
         why = f"{cache}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
-        yield Finding(key, value, why=why, argument=True)
+        yield Finding(key, why=why, argument=True)
 
 
 def cache_bytes(

@@ -65,7 +65,8 @@ def _misplaced(subject: Subject, path: str) -> str:
     """Where this key belongs, if it is known in another section and not in its own: a dotted path, or nothing."""
     if key_at(subject, path) is not None or path in REMOVED:
         return ""
-    own, name = section_name(path), path.rpartition(".")[2]
+    own = section_name(path)
+    name = path.rpartition(".")[2]
     places = [place for place in places_of(name) if section_name(place) != own]
     nearest = [place for place in places if section_name(place).rpartition(".")[0] == own.rpartition(".")[0]]
     return next(iter(nearest or places), "")

@@ -21,11 +21,11 @@ _IN_THE_JSON: Final = (
 )  # fmt: skip
 """Keys that may not stand beside a DeepSpeed JSON (accelerate 1.15.0: utils/dataclasses.py 1507-1532)."""
 
-
 _JSON: Final = "deepspeed_config_file"
 
 
 def _engine_section(subject: Subject) -> Mapping[str, Any]:
+    """The YAML's section `deepspeed_config`; empty without one."""
     section = (subject.launcher or {}).get(SECTION)
     return section if isinstance(section, Mapping) else {}
 
@@ -50,11 +50,13 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Finding]:
 )
 def accelerate_wrong_value(subject: Subject) -> Iterator[Finding]:
     content = subject.launcher or {}
-    kind, precision = content.get("distributed_type", "NO"), content.get("mixed_precision")
-    kinds, precisions = accelerate_values("DistributedType"), accelerate_values("PrecisionType")
+    kind = content.get("distributed_type", "NO")
+    kinds = accelerate_values("DistributedType")
     if kinds and kind is not False and kind not in kinds:  # YAML takes a bare NO for false, which accelerate accepts
         proposal = did_you_mean(str(kind).upper(), kinds)
         yield Finding("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{proposal}", launcher=True)
+    precision = content.get("mixed_precision")
+    precisions = accelerate_values("PrecisionType")
     if precision is False:
         why = "YAML takes a bare no for false, at which the launcher fails"
         yield Finding("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
@@ -88,8 +90,8 @@ def accelerate_json_missing(subject: Subject) -> Iterator[Finding]:
     source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
 )
 def accelerate_key_unread(subject: Subject) -> Iterator[Finding]:
-    known, section = accelerate_options_for_deepspeed(), _engine_section(subject)
-    for key, value in section.items() if known else ():
+    known = accelerate_options_for_deepspeed()
+    for key, value in _engine_section(subject).items() if known else ():
         if key not in known and not key.endswith("_nvme_path"):
             proposal = did_you_mean(str(key), known)
             fix = "" if not proposal else f"delete the key{proposal}"
@@ -124,7 +126,8 @@ def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Finding]:
     source="accelerate 1.15.0: utils/dataclasses.py 1507-1532",
 )
 def accelerate_key_beside_json(subject: Subject) -> Iterator[Finding]:
-    launcher, section = subject.launcher or {}, _engine_section(subject)
+    launcher = subject.launcher or {}
+    section = _engine_section(subject)
     if own_engine(launcher) != "DEEPSPEED" or not (section.get(_JSON) or subject.argument("deepspeed")):
         return
     for key in _IN_THE_JSON:

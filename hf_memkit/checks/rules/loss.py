@@ -131,7 +131,8 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Finding]:
 )
 def one_chunk_only(subject: Subject) -> Iterator[Finding]:
     options = subject.setting(_CHUNKED) or {}
-    rows, length = subject.argument("per_device_train_batch_size", 8), subject.setting("data.sequence_length")
+    rows = subject.argument("per_device_train_batch_size", 8)
+    length = subject.setting("data.sequence_length")
     chunk = options.get("chunk_tokens")
     if not isinstance(chunk, int) or not isinstance(length, int) or not isinstance(rows, int):
         return

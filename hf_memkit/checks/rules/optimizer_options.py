@@ -68,7 +68,8 @@ def _switched_on(subject: Subject, option: str) -> bool:
     techniques=techniques_of(lambda row: row.reads is not None),
 )
 def optimizer_options_ignored(subject: Subject) -> Iterator[Finding]:
-    optim, read = named_optimizer(subject), optimizer_row(subject).reads
+    optim = named_optimizer(subject)
+    read = optimizer_row(subject).reads
     if not optim or read is None:
         return
     for key in options(subject):
@@ -131,7 +132,9 @@ def torchao_block_size(subject: Subject) -> Iterator[Finding]:
     techniques=techniques_of(lambda row: set(row.takes) != {"betas", "eps"}),
 )
 def adam_settings_ignored(subject: Subject) -> Iterator[Finding]:
-    optim, row, takes = named_optimizer(subject), optimizer_row(subject), subject.setting("optimizer.takes")
+    optim = named_optimizer(subject)
+    row = optimizer_row(subject)
+    takes = subject.setting("optimizer.takes")
     for key, default in (("adam_beta1", 0.9), ("adam_beta2", 0.999), ("adam_epsilon", 1e-8)):
         value = subject.argument(key, default)
         if value == default:

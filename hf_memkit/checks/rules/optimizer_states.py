@@ -99,8 +99,8 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Finding]:
     if model is None or not low or subject.has_setting("adapter"):
         return
     block = int(subject.setting("optimizer.block_size", 256))
-    rows, multiple = model.vocabulary, int(subject.setting("model.pad_vocabulary_to_multiple_of") or 1)
-    size = -(-rows // multiple) * multiple * model.width
+    multiple = int(subject.setting("model.pad_vocabulary_to_multiple_of") or 1)
+    size = -(-model.vocabulary // multiple) * multiple * model.width
     if size % block:
         why = f"torchao's block of {block} does not divide the word embedding ({size} elements): its states stay wide"
         yield _chosen(subject, why)
@@ -113,7 +113,8 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Finding]:
     techniques=techniques_of(_bitsandbytes_8bit),
 )
 def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Finding]:
-    rank, row = subject.setting("adapter.r"), optimizer_row(subject)
+    rank = subject.setting("adapter.r")
+    row = optimizer_row(subject)
     quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
     if subject.model is None or not isinstance(rank, int) or not quantises:
         return

@@ -147,7 +147,8 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Finding]:
 )
 def parameter_type(subject: Subject) -> Iterator[Finding]:
     path = "data_types.param_dtype"
-    asked, real = _DTYPES.get(str(subject.at(path)).lower()), subject.computes_in
+    asked = _DTYPES.get(str(subject.at(path)).lower())
+    real = subject.computes_in
     if asked is not None and real is not None and asked != real:
         yield Finding(path, why=f"the model is in {real}; DeepSpeed fails with an assertion")
 

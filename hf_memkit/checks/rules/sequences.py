@@ -131,7 +131,8 @@ def packed_rows_and_flash_attention(subject: Subject) -> Iterator[Finding]:
     techniques=("padding-free",),
 )
 def padding_free_and_eager_attention(subject: Subject) -> Iterator[Finding]:
-    options, eager = subject.setting(_PACKED), subject.setting("model.attn_implementation") == "eager"
+    options = subject.setting(_PACKED)
+    eager = subject.setting("model.attn_implementation") == "eager"
     if eager and options is not None and options.get("length") is None:
         yield Finding("model.attn_implementation", "eager")
 

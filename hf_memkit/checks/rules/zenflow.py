@@ -66,7 +66,8 @@ def zenflow_interval(subject: Subject) -> Iterator[Finding]:
     if not _on(subject):
         return
     path = f"{_ZENFLOW}.select_interval"
-    strategy, select = subject.at(f"{_ZENFLOW}.select_strategy"), subject.at(path)
+    strategy = subject.at(f"{_ZENFLOW}.select_strategy")
+    select = subject.at(path)
     update = subject.at(f"{_ZENFLOW}.update_interval")
     if strategy in (ABSENT, "auto") and isinstance(select, int):
         yield Finding(path, select, why="with the strategy auto DeepSpeed rejects a number here")
