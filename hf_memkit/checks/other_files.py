@@ -106,7 +106,8 @@ _SAVED: Final = (
     ("a manifest of Kubernetes", "apiVersion kind", ""),
     ("a sweep of Weights & Biases", "method parameters", ""),
 )  # fmt: skip
-"""The same for files written by libraries, without any key of a training."""
+"""Kind of file, keys that it has, and keys of which it has at least one, for files that libraries write. A file with a
+key of `_OF_TRAINING` is none of them."""
 
 _OF_TRAINING: Final = {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 """A file of a script's arguments has at least one of these."""

@@ -171,7 +171,8 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
         recipe = read_recipe(file.path)
     except RecipeError as error:
         return [_read_line(file, line) for line in error.problems]
-    problems, here = list[Problem](), machine or this_machine()
+    problems: list[Problem] = []
+    here = machine or this_machine()
     for variant in recipe.variants:
         try:
             setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)

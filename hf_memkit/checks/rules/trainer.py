@@ -49,17 +49,18 @@ _SAME = {
 _DEEPSPEED_CLIPS = 1.0
 """deepspeed 0.19.8: runtime/constants.py 203, GRADIENT_CLIPPING_DEFAULT."""
 
-_MATCHED = "transformers 5.23.0: integrations/deepspeed.py 107-132, 257"
+_COMPARED = "transformers 5.23.0: integrations/deepspeed.py 107-132, 257"
 
 
-def _expected(subject: Subject, key: str, names: tuple[str, ...]) -> Any:
+def _value_in_arguments(subject: Subject, key: str, names: tuple[str, ...]) -> Any:
+    """The value that the config's `key` must have according to the arguments `names`."""
     values = [subject.argument(name, DEFAULTS[name]) for name in names]
     if key.endswith(".enabled"):
         return any(value is True for value in values)
     return values if key.endswith("betas") else values[0]
 
 
-def _named(subject: Subject, names: tuple[str, ...]) -> str:
+def _with_places(subject: Subject, names: tuple[str, ...]) -> str:
     """`max_grad_norm=1.0 (in args.yaml)` or `(its default)`, for each name."""
     parts = []
     for name in names:
@@ -72,14 +73,14 @@ def _named(subject: Subject, names: tuple[str, ...]) -> str:
 @deepspeed.error(
     why="the DeepSpeed config and TrainingArguments disagree; Trainer fails, but only after loading the model",
     fix='write "auto": Trainer fills in its own value',
-    source=_MATCHED,
+    source=_COMPARED,
 )
 def trainer_mismatch(subject: Subject) -> Iterator[Finding]:
     if subject.arguments is None:
         return
     for key, names in _SAME.items():
         value = subject.at(key)
-        if value in (ABSENT, None, "auto") or value == _expected(subject, key, names):
+        if value in (ABSENT, None, "auto") or value == _value_in_arguments(subject, key, names):
             continue
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue  # zenflow has its own rule
@@ -88,17 +89,22 @@ def trainer_mismatch(subject: Subject) -> Iterator[Finding]:
         known = key_at(subject, key)
         if known is not None and known.type_error(value):
             continue  # wrong-type reports it
-        both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
+        both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_with_places(subject, names)}"
         why = f"{both} disagree; Trainer fails, but only after loading the model"
         yield Finding(key, value, why=why, fix=_fix(key, names, value))
 
 
 def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
     """Either side can change: "auto" uses the argument's value, which the config may not have been written for."""
-    arguments = value if isinstance(value, list) and len(value) == len(names) else [value]
-    both = zip(names[:1] if key.endswith(".enabled") else names, arguments, strict=False)
-    own = ", ".join(assignment(f"arguments.{name}", one) for name, one in both)
-    return f'write "auto" to use Trainer\'s value, or set {own} in the arguments'
+    equal = (assignment(f"arguments.{name}", one) for name, one in _equal_arguments(key, names, value))
+    return f'write "auto" to use Trainer\'s value, or set {", ".join(equal)} in the arguments'
+
+
+def _equal_arguments(key: str, names: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments among `names`, with their values, for which Trainer accepts `value` of the config's `key`."""
+    names = names[:1] if key.endswith(".enabled") else names
+    values = value if isinstance(value, list) and len(value) == len(names) else [value]
+    return zip(names, values, strict=False)
 
 
 _TOTAL: Final = "scheduler.params.total_num_steps"
@@ -111,9 +117,10 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int | None]]:
 
     transformers 5.23.0: training_args.py, get_warmup_steps: below 1 a share of the steps.
     """
-    asked, warmup = subject.argument("max_steps"), subject.argument("warmup_steps", 0)
+    asked = subject.argument("max_steps")
     steps = asked if isinstance(asked, int) and asked > 0 else None
     yield _TOTAL, "max_steps" if steps else "num_train_epochs", steps
+    warmup = subject.argument("warmup_steps", 0)
     ratio = subject.argument("warmup_ratio")
     if not warmup and isinstance(ratio, int | float) and ratio:
         warmup = ratio
@@ -148,7 +155,7 @@ def schedule_mismatch(subject: Subject) -> Iterator[Finding]:
 @deepspeed.hint(
     why="Trainer fails unless its own argument equals this value; memkit cannot check that without the arguments",
     fix='write "auto", or check with the arguments (--args FILE)',
-    source=_MATCHED,
+    source=_COMPARED,
 )
 def hard_coded(subject: Subject) -> Iterator[Finding]:
     if subject.arguments is not None:
@@ -160,9 +167,7 @@ def hard_coded(subject: Subject) -> Iterator[Finding]:
             continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
-        own = names[:1] if key.endswith(".enabled") else names
-        values = value if isinstance(value, list) and len(value) == len(own) else [value]
-        equal = ", ".join(f"{name}={value}" for name, value in zip(own, values, strict=False))
+        equal = ", ".join(f"{name}={one}" for name, one in _equal_arguments(key, names, value))
         number = "number of steps" if key == _TOTAL else "product of batch sizes"
         equal = f"it has {equal}" if equal else f"its {number} equals {value}"
         why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"
@@ -211,14 +216,11 @@ def optimizer_params_missing(subject: Subject) -> Iterator[Finding]:
     for name, default in _OPTIMIZER_DEFAULTS.items():
         key = f"optimizer.params.{name}"
         names = _SAME[key]
-        asked = _expected(subject, key, names)
+        asked = _value_in_arguments(subject, key, names)
         if not subject.has(key) and any(argument in subject.arguments for argument in names) and asked != default:
-            yield Finding(
-                key,
-                why=f"{_named(subject, names)} has no effect: Trainer fills in only keys that exist, and DeepSpeed's "
-                f"default is {default}",
-                fix=f'add "{name}": "auto" to the optimizer\'s params',
-            )
+            given = _with_places(subject, names)
+            why = f"{given} has no effect: Trainer fills in only keys that exist, and DeepSpeed's default is {default}"
+            yield Finding(key, why=why, fix=f'add "{name}": "auto" to the optimizer\'s params')
 
 
 _NEEDED: Final = {
@@ -251,7 +253,8 @@ _SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",
     source="transformers 5.23.0: integrations/deepspeed.py 591-593",
 )
 def scheduler_twice(subject: Subject) -> Iterator[Finding]:
-    kind, asked = subject.at("scheduler.type"), subject.argument("lr_scheduler_type")
+    kind = subject.at("scheduler.type")
+    asked = subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
         yield Finding("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
 
