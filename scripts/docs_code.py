@@ -15,11 +15,10 @@ from hf_memkit.checks import RULES, Rule
 from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.presets import preset_index
-from hf_memkit.measuring.out_of_memory.change import assignment
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
 from hf_memkit.recipes.tasks import TASKS, find_task
-from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family
+from hf_memkit.setup.techniques.registry import CATALOGUE, FAMILIES, TECHNIQUES, Family, assignment
 
 
 @block("docs/checks.md", "screen")

@@ -377,7 +377,7 @@ def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Itera
 
 def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
     """The preset with this folder, and with buffers large enough for the largest weight's share, without which
-    DeepSpeed stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
+    DeepSpeed stops (`checks/rules/capacity.py`, `buffer_too_small`)."""
     config = presets.load(ON_DISK)
     zero = config["zero_optimization"]
     for part in ("offload_optimizer", "offload_param"):

@@ -8,19 +8,7 @@ from typing import Any, cast
 from hf_memkit.common.answer.answer import Item
 from hf_memkit.common.answer.safe_text import sentence, text
 from hf_memkit.measuring.record_types import ProposedChange
-from hf_memkit.setup.techniques.registry import Technique
-
-
-def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as text: `NAME=value` for the environment, else `name: value` or `name: current → value`."""
-    section, _, name = key.rpartition(".")
-    if key == "command":
-        return str(value)
-    if section == "environment":
-        return f"{name}={value}"
-    shown = name if section == "arguments" else key
-    was = f"{current} → " if current is not None else ""
-    return f"{shown}: {was}{value}" if str(value) else shown
+from hf_memkit.setup.techniques.registry import Technique, assignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,28 @@ def _add(row: Technique) -> Technique:
     return row
 
 
+def assignment(key: str, value: object, current: object = None) -> str:
+    """A setting as text: `NAME=value` for the environment, else YAML's `name: value` or `name: current → value`."""
+    section, _, name = key.rpartition(".")
+    if key == "command":
+        return str(value)
+    if section == "environment":
+        return f"{name}={value}"
+    shown = name if section == "arguments" else key
+    was = f"{_in_yaml(current)} → " if current is not None else ""
+    return f"{shown}: {was}{_in_yaml(value)}" if str(value) else shown
+
+
+def _in_yaml(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def setting_of(name: str) -> str:
+    """The first setting of the row `name` as text, such as `optim: adamw_bnb_8bit`."""
+    row = CATALOGUE[name]
+    return assignment(row.key, row.settings[row.key])
+
+
 def find_technique(name: str) -> Technique:
     """The technique `name`; raises an InputError if there is none."""
     if name not in TECHNIQUES:
