@@ -65,6 +65,11 @@ class Judgement:
         return self.prediction.limit_bytes if self.prediction is not None else 0
 
     @property
+    def over_bytes(self) -> int:
+        """How much more GPU memory it needs than the limit; negative if it needs less."""
+        return self.needs_bytes - self.limit_bytes
+
+    @property
     def lacks_host(self) -> bool:
         """Whether RAM or disk is too small, so that no smaller micro-batch helps."""
         if self.fits or self.prediction is None:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from hf_memkit.catalog.hardware import Machine
-from hf_memkit.common.units import format_gib
+from hf_memkit.catalog.hardware import Gpu, Machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.judgement import Judgement
@@ -69,6 +68,14 @@ class Plan:
     front_end: str = ""
     typed: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
+
+    @property
+    def gpu(self) -> Gpu:
+        assert self.machine.gpu is not None
+        return self.machine.gpu
+
     @property
     def launch(self) -> str:
         """The command that starts the script, without its arguments: `"torchrun --nproc_per_node 2 train.py"`, or the
@@ -113,9 +120,6 @@ class Plan:
         if self.script is None:
             return "SCRIPT"
         return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
 
     @property
     def own_sequences(self) -> int:
@@ -233,7 +237,7 @@ class Plan:
         about = {
             "script": self.name if self.script is not None else None,
             "setup": best.candidate.name,
-            "gpu": self.machine.gpu.name if self.machine.gpu else None,
+            "gpu": self.gpu.name,
             "gpus": self.gpus,
             "sequences_a_step": self.sequences,
             **({"own_sequences_a_step": self.own_sequences} if self.other_batch else {}),
@@ -242,20 +246,6 @@ class Plan:
             "step_time_s": list(best.step_time.seconds) if best.step_time is not None else None,
         }
         return {**best.candidate.overrides.to_json(), "about": about}
-
-    def lacking(self) -> str:
-        """Why no setup is proposed: what the smallest one needs, or how those that fit failed."""
-        if self.failed:
-            name, why = next((candidate.name, why) for candidate, why in self.failed.items())
-            return f"the setups that fit failed when run here; {name}: {why}"
-        least = self.smallest()
-        if least is None:
-            return "no setup could be traced"
-        smallest = f"the smallest{' of them' * self.stopped}, {least.candidate.name}"
-        if least.needs_bytes <= least.limit_bytes:
-            return f"{smallest}: {least.why}"
-        limit = f"at most {format_gib(least.limit_bytes)} fit on {self.machine.gpu.name}" if self.machine.gpu else ""
-        return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{'; ' * bool(limit)}{limit}"
 
 
 def _is_plainer(one: Judgement, other: Judgement) -> bool:

@@ -68,16 +68,14 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
         mark = _marks(plan, label, [each], "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)", symbol=ring, size=20)
         where = {"textposition": f"{'top' if top else 'bottom'} center", "cliponaxis": False}
         traces.append(mark | where | {"mode": "markers+text", "text": [label]})
-    gpu = plan.machine.gpu
-    if gpu is not None:
-        usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
-        highest = max(_rate(plan, each) for each in timed)
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable],
-                "y": [0, highest], "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
-            }
-        )  # fmt: skip
+    usable = round(limit_bytes(plan.gpu.capacity_bytes) / GIB, 3)
+    highest = max(_rate(plan, each) for each in timed)
+    traces.append(
+        {
+            "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, highest],
+            "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
+        }
+    )  # fmt: skip
     unit = rate_unit(plan)
     points = [
         (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {unit}")
