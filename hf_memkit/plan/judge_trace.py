@@ -11,7 +11,7 @@ from typing import Final
 
 from hf_memkit.common.ended_with_parent import watch
 from hf_memkit.deepspeed.settings import ZeroSettings
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
 from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.search import PARALLEL_TRACES
@@ -34,7 +34,7 @@ def lengths_of(run: RunLength) -> tuple[int | None, ...]:
 
 
 def judge_trace(
-    traced: TraceFile, device: Device, notes: tuple[str, ...], candidate: SetupCandidate, job: ScriptJob,
+    traced: TraceFile, device: Device, notes: tuple[str, ...], candidate: Candidate, job: ScriptJob,
     speeds: Speeds,
 ) -> Judgement:  # fmt: skip
     """A judgement of a traced candidate.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.time.step_time import StepTime
 from hf_memkit.prediction.traced_training import PlanFacts, TracedTraining
@@ -31,7 +31,7 @@ class Judgement:
         run_seconds: (low, middle, high) of the whole training, its evaluations and saves; None if unknown.
     """
 
-    candidate: SetupCandidate
+    candidate: Candidate
     prediction: Prediction | None = None
     step_time: StepTime | None = None
     fits: bool = False
@@ -97,7 +97,7 @@ class Judgement:
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
 
-def judge_prediction(candidate: SetupCandidate, prediction: Prediction, **known: Any) -> Judgement:
+def judge_prediction(candidate: Candidate, prediction: Prediction, **known: Any) -> Judgement:
     """The judgement of a traced candidate. `known`: further fields."""
     fits = prediction.verdict == "fits"
     return replace(Judgement(candidate, prediction, fits=fits, why="" if fits else prediction.why), **known)

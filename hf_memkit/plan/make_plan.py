@@ -20,7 +20,7 @@ from hf_memkit.catalog.host_rates import GivenHost
 from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import Speeds
 from hf_memkit.plan.choices import (
     ADAPTERS,
@@ -185,7 +185,7 @@ def _new_search(judge: _CandidateJudge) -> tuple[Search, Judgement, LeftOut]:
     own = unchanged.training
     assert own is not None
     left_out: LeftOut = {}
-    alternatives = choices_for(
+    choices = choices_for(
         own, judge.job.machine, judge.job.environment, gpus=request.gpus, left_out=left_out, also=request.also,
         nvme_path=judge.speeds.given.nvme_path,
     )  # fmt: skip
@@ -194,7 +194,7 @@ def _new_search(judge: _CandidateJudge) -> tuple[Search, Judgement, LeftOut]:
     if group == "another method":
         left_out["another micro-batch"] = why
     search = Search(
-        judge, unchanged.candidate, alternatives, (group, why), request.on_judged, TimeLimit(request.limit_s),
+        judge, unchanged.candidate, choices, (group, why), request.on_judged, TimeLimit(request.limit_s),
         judge.cancel, functools.partial(smaller_evaluations, own), per_gpu,
     )  # fmt: skip
     search.judgements[unchanged.candidate] = unchanged
@@ -291,11 +291,11 @@ def _own_batch_notes(own: Judgement) -> Iterator[str]:
         yield f"gradients are {own.candidate.accumulation} times as large as without accumulation: {undivided(batch)}"
 
 
-def _is_on_disk(candidate: SetupCandidate) -> bool:
+def _is_on_disk(candidate: Candidate) -> bool:
     return any(choice.engine == ON_DISK for choice in candidate.choices)
 
 
-def _folder_notes(folder: str | None, candidates: Iterable[SetupCandidate]) -> Iterator[str]:
+def _folder_notes(folder: str | None, candidates: Iterable[Candidate]) -> Iterator[str]:
     """A note if the plan uses a swap folder whose free space is unknown."""
     if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, candidates)):
         yield f"--nvme-path {folder}: no such folder here, so the free space of its disk is not checked"
@@ -316,14 +316,14 @@ class _CandidateJudge:
 
     def judge_unchanged(self) -> Judgement:
         """The judgement of the unchanged script, which all others are compared with."""
-        judgement = self._trace_and_judge(SetupCandidate(0, 0), Overrides({}, {}, {}))
+        judgement = self._trace_and_judge(Candidate(0, 0), Overrides({}, {}, {}))
         assert judgement.training is not None
         arguments = judgement.training.arguments
         size, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-        self.unchanged = self.baseline = replace(judgement, candidate=SetupCandidate(size, accumulation))
+        self.unchanged = self.baseline = replace(judgement, candidate=Candidate(size, accumulation))
         return self.unchanged
 
-    def judge_baseline(self, candidate: SetupCandidate) -> Judgement:
+    def judge_baseline(self, candidate: Candidate) -> Judgement:
         """The judgement of the script with the requested batch. All later candidates must have as many steps."""
         judgement = self._try(candidate)
         if self._compares_rows(judgement):
@@ -332,7 +332,7 @@ class _CandidateJudge:
             self.baseline = judgement
         return judgement
 
-    def _try(self, candidate: SetupCandidate) -> Judgement:
+    def _try(self, candidate: Candidate) -> Judgement:
         """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
         settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
         assert self.unchanged.training is not None
@@ -345,7 +345,7 @@ class _CandidateJudge:
         except InputError as error:
             return Judgement(candidate, why=str(error))
 
-    def __call__(self, candidate: SetupCandidate) -> Judgement:
+    def __call__(self, candidate: Candidate) -> Judgement:
         if _is_on_disk(candidate):
             with self._disk_lock:
                 if not self.speeds.disk_tried:
@@ -396,7 +396,7 @@ class _CandidateJudge:
         for process in list((self.pool._processes or {}).values()):
             process.kill()
 
-    def _trace_and_judge(self, candidate: SetupCandidate, overrides: Overrides) -> Judgement:
+    def _trace_and_judge(self, candidate: Candidate, overrides: Overrides) -> Judgement:
         traced = self.traces.of(overrides)
         job = replace(self.job, environment={**self.job.environment, **candidate.environment})
         return self.pool.submit(

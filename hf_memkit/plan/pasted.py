@@ -18,7 +18,7 @@ from packaging.version import Version
 from hf_memkit.catalog import library_versions
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.prediction.traced_training import TracedTraining
 
@@ -71,7 +71,7 @@ class Pasted:
         }
 
 
-def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
+def pasted(candidate: Candidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
     """The text to paste for a candidate.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.catalog.hardware import Gpu, Machine
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.launch_command import Launched
 from hf_memkit.setup.techniques.registry import GROUPS, Group
@@ -55,14 +55,14 @@ class Plan:
     gpus: int
     own: Judgement
     traced: tuple[Judgement, ...]
-    excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
+    excluded: Mapping[Candidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     sequences: int = 0
     stopped: bool = False
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
-    failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
+    failed: Mapping[Candidate, str] = field(default_factory=dict)
     script: UserScript | None = None
     launched: Launched | None = None
     front_end: str = ""

@@ -23,7 +23,7 @@ _TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
-_ALTERNATIVES: Final = "ABC"
+_LABELS: Final = "ABC"
 """Labels of further points."""
 
 
@@ -97,7 +97,7 @@ def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]
     for each in (plan.faster(), *front[:1], *reversed(front)):
         if each is not None and each in timed and each not in others and each not in (plan.proposed, plan.own):
             others.append(each)
-    return [*labels, *zip(_ALTERNATIVES, others, strict=False)]
+    return [*labels, *zip(_LABELS, others, strict=False)]
 
 
 def _timed(plan: Plan) -> list[Judgement]:
