@@ -94,6 +94,11 @@ class Candidate:
         return ", ".join([f"{self.micro_batch_size} × {self.accumulation}", *(choice.name for choice in self.choices)])
 
     @property
+    def engine(self) -> str:
+        """Name of the DeepSpeed preset that it uses; empty if none."""
+        return next((choice.engine for choice in self.choices if choice.engine), "")
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Fields of TrainingArguments that override the script's."""
         batch = {

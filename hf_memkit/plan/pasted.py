@@ -79,7 +79,7 @@ def pasted(candidate: Candidate, own: TracedTraining | None = None, *, command: 
         command: of the front end, such as `"axolotl"`; empty if the script is started without one.
     """
     front = front_end(command)
-    engine = next((choice.engine for choice in candidate.choices if choice.engine), "")
+    engine = candidate.engine
     release = Version(version("transformers")).release[:2]  # importing transformers would take seconds
     arguments = {library_versions.name_in_version(name, release): each for name, each in candidate.arguments.items()}
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())

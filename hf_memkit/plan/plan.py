@@ -89,7 +89,7 @@ class Plan:
     def needs_launcher(self) -> bool:
         """Whether even one GPU needs a launcher: without its environment variables DeepSpeed looks for MPI (deepspeed
         0.19: comm/comm.py, `init_distributed`). `memkit run` sets them."""
-        return self.proposed is not None and any(choice.engine for choice in self.proposed.candidate.choices)
+        return self.proposed is not None and bool(self.proposed.candidate.engine)
 
     def launch_with(self, path: str) -> str:
         """The command that starts the script with the settings of a plan file: `"memkit run train.py --plan plan.yaml
