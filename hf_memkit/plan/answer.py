@@ -87,7 +87,7 @@ def _best_gpu(ranked: Sequence[Plan], prices: Prices) -> tuple[str, str]:
         return f"{'NO SETUP FOUND YET' if stopped else 'NOTHING FITS'} ON ANY OF THESE GPUS", wording.lacking(first)
     spent = wording.cost(run_cost(best, price_of(first, prices), first.gpus))
     run, speed = wording.run_of(best), wording.rate(first, best)
-    figures = {f"{run} in total": run, f"{speed} {wording.rate_unit(first)}": speed, f"costs {spent}": spent}
+    figures = {f"{run} in total": run, f"{speed} {first.rate_unit}": speed, f"costs {spent}": spent}
     known = [text for text, value in figures.items() if value != NONE]
     rank = "CHEAPEST" if spent != NONE else "FASTEST"
     verdict = rank if best.is_priced else "FITS"
@@ -107,7 +107,7 @@ def _gpus(ranked: Sequence[Plan], prices: Prices) -> Table:
         gib, _, speed, run = wording.figures(plan, best).values()
         costs = run_cost(best, price, plan.gpus), million_tokens_cost(best, price, plan.gpus)
         rows.append((name, setup, gib, speed, run, *map(wording.cost, costs)))
-    columns = ("GPU", "best setup, or what is missing", ">GiB", f">{wording.rate_unit(ranked[0])}", ">run", ">cost",
+    columns = ("GPU", "best setup, or what is missing", ">GiB", f">{ranked[0].rate_unit}", ">run", ">cost",
                ">per 1M tokens")  # fmt: skip
     return Table(columns, rows, "The best setup of each GPU")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import shutil
 import sys
@@ -29,7 +28,6 @@ from hf_memkit.plan.choices import (
     of_batch,
     smaller_evaluations,
     undivided,
-    wrong_sequences,
 )
 from hf_memkit.plan.judge_trace import CandidateJudge, TraceJudge, judging_pool, lengths_of
 from hf_memkit.plan.judgement import Judgement
@@ -119,18 +117,13 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
     Raises:
         InputError, ScriptFailed: the unchanged script fails or cannot be predicted.
     """
-    if any(machine.gpu is None for machine in machines):
-        raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-    if request.sequences is not None and (line := wrong_sequences(request.sequences, request.gpus)):
-        raise InputError(line)
     plans: dict[int, Plan] = {}
-    by_kernels = sorted(range(len(machines)), key=lambda index: _kernels(machines[index]))
+    by_kernels: dict[tuple[float, bool], list[int]] = {}
+    for index, machine in enumerate(machines):
+        by_kernels.setdefault(_kernels(machine), []).append(index)
     with judging_pool() as pool:
-        for _, group in itertools.groupby(by_kernels, key=lambda index: _kernels(machines[index])):
-            indices = list(group)
-            largest = max(
-                (machines[index] for index in indices), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
-            )
+        for _, indices in sorted(by_kernels.items()):
+            largest = max((machines[index] for index in indices), key=_capacity)
             with ScriptTraces(request.job(script, largest), keeps=request.keeps) as traces:
                 traces.start()
                 for index in indices:
@@ -138,9 +131,9 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
                     job = request.job(script, _with_free_disk(machines[index], speeds.given))
                     plan = _make_plan(TraceJudge(traces, pool, job, speeds), request)
                     plans[index] = replace(plan, machine=machines[index])
-                    if plans[index].stopped_by_hand:
-                        return tuple(plans[index] for index in sorted(plans))
-    return tuple(plans[index] for index in range(len(machines)))
+                    if plan.stopped_by_hand:
+                        return tuple(plan for _, plan in sorted(plans.items()))
+    return tuple(plan for _, plan in sorted(plans.items()))
 
 
 def _with_free_disk(machine: Machine, host: GivenHost) -> Machine:
@@ -157,6 +150,10 @@ def _kernels(machine: Machine) -> tuple[float, bool]:
     """The properties of a GPU that decide which kernels run: (compute capability, whether it has bf16)."""
     assert machine.gpu is not None
     return machine.gpu.capability or 0.0, machine.gpu.bf16
+
+
+def _capacity(machine: Machine) -> int:
+    return machine.gpu.capacity_bytes if machine.gpu is not None else 0
 
 
 def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judgement | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from hf_memkit.catalog.hardware import Gpu, Machine
@@ -139,6 +140,19 @@ class Plan:
         return tuple(each for each in setups if not any(_is_plainer(other, each) for other in setups))
 
     @property
+    def rate_unit(self) -> str:
+        """The unit of `rate`: tokens, or samples where batches have no tokens."""
+        return "tokens/s" if any(each.tokens for each in self.traced) else "samples/s"
+
+    def rate(self, judgement: Judgement) -> float | None:
+        """Speed on all GPUs in `rate_unit`; None if unknown."""
+        if not judgement.is_priced or not judgement.seconds:
+            return None
+        if self.rate_unit == "tokens/s":
+            return judgement.tokens_per_second
+        return (self.own_sequences if judgement is self.own else self.sequences) / judgement.seconds
+
+    @property
     def setups(self) -> int:
         """Number of candidates that were traced or excluded."""
         return len(self.traced) + len(self.excluded)
@@ -248,17 +262,18 @@ class Plan:
         return {**best.candidate.overrides.to_json(), "about": about}
 
 
+_figures: Final = attrgetter(
+    "candidate.micro_batch_size", "candidate.accumulation", "needs_bytes", "prediction.peak_allocated_bytes",
+    "prediction.peak_reserved_bytes", "prediction.host_rss_bytes", "step_time.seconds",
+)  # fmt: skip
+
+
 def _is_plainer(one: Judgement, other: Judgement) -> bool:
     """Whether a setup has the same memory and time as another one with only some of its choices."""
-    mine, others = set(one.candidate.choices), set(other.candidate.choices)
-    return mine < others and _figures(one) == _figures(other) and one.step_time is not None
-
-
-def _figures(judgement: Judgement) -> tuple[Any, ...]:
-    candidate, memory = judgement.candidate, judgement.prediction
-    sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.host_rss_bytes) if memory else None
-    times = judgement.step_time.seconds if judgement.step_time is not None else None
-    return candidate.micro_batch_size, candidate.accumulation, judgement.needs_bytes, sizes, times
+    if one.step_time is None or other.step_time is None:
+        return False
+    is_subset = set(one.candidate.choices) < set(other.candidate.choices)
+    return is_subset and bool(_figures(one) == _figures(other))
 
 
 def _simplest(ranked: Sequence[Judgement]) -> Judgement | None:

@@ -11,7 +11,6 @@ from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.units import GIB
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.wording import rate_unit
 from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 _COLOURS: Final[Mapping[Group, str]] = {
@@ -76,7 +75,7 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
             "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
         }
     )  # fmt: skip
-    unit = rate_unit(plan)
+    unit = plan.rate_unit
     points = [
         (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {unit}")
         for label, each in labels
@@ -101,11 +100,7 @@ def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]
 
 
 def _timed(plan: Plan) -> list[Judgement]:
-    tokens = rate_unit(plan) == "tokens/s"
-    return [
-        each for each in plan.compared
-        if each.prediction is not None and each.is_priced and each.seconds and (each.tokens or not tokens)
-    ]  # fmt: skip
+    return [each for each in plan.compared if each.prediction is not None and plan.rate(each)]
 
 
 def _marks(
@@ -116,7 +111,7 @@ def _marks(
         "y": [_rate(plan, each) for each in setups],
         "customdata": [plotly_text(each.candidate.name) for each in setups],
         "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": colour}},
-        "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {rate_unit(plan)}<extra>{name}</extra>",
+        "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {plan.rate_unit}<extra>{name}</extra>",
     }  # fmt: skip
 
 
@@ -125,6 +120,4 @@ def _gib(judgement: Judgement) -> float:
 
 
 def _rate(plan: Plan, judgement: Judgement) -> float:
-    assert judgement.seconds
-    of = judgement.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
-    return round((of or 0) / judgement.seconds, 3)
+    return round(plan.rate(judgement) or 0.0, 3)

@@ -33,10 +33,11 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.report.load import Run, load_run
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.short_run import WORST_STEPS, request_of
+from hf_memkit.plan.short_run import WORST_STEPS
 from hf_memkit.run.launch import launch_command
 
-MAX_RUNS: Final = 3
+_MAX_RUNS: Final = 3
+"""Number of setups that run at most."""
 
 _MODULE: Final = "hf_memkit.plan.short_run"
 _LAST_LINES: Final = 12
@@ -99,35 +100,40 @@ class Verified:
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(label, measured, predicted) as text; without rows that are neither measured nor predicted."""
-        prediction, time = self.judgement.prediction, self.judgement.step_time
-        peak = reserved = outside = None
-        if prediction is not None:
-            low, high = prediction.peak_reserved_bytes
-            peak = (prediction.peak_allocated_bytes / GIB,) * 2
-            reserved = (low / GIB, high / GIB)
-            outside = (prediction.outside_allocator_bytes / GIB,) * 2
-        sizes = (
-            ("peak allocated", self.peak_allocated_gib, peak),
-            ("peak reserved", self.peak_reserved_gib, reserved),
-            ("outside the allocator", self.outside_allocator_gib, outside),
-        )
-        for name, gib, expected in sizes:
+        predicted = self._predicted
+        for label, gib, expected in (
+            ("peak allocated", self.peak_allocated_gib, predicted["peak_allocated_gib"]),
+            ("peak reserved", self.peak_reserved_gib, predicted["peak_reserved_gib"]),
+            ("outside the allocator", self.outside_allocator_gib, predicted["outside_allocator_gib"]),
+        ):
             if gib is not None or expected is not None:
-                yield name, _NONE if gib is None else f"{gib:.2f} GiB", _between(expected, " GiB")
+                yield label, _NONE if gib is None else f"{gib:.2f} GiB", _between(expected, "GiB", ".2f")
+
+        time = self.judgement.step_time
         if self.step_time_s is not None or time is not None:
-            expected = None if time is None or not self.judgement.is_priced else (time.seconds[0], time.seconds[2])
-            likely = "" if expected is None or time is None else f"{time.seconds[1]:.3g} s, "
             step = _NONE if self.step_time_s is None else f"{self.step_time_s:.3g} s"
-            yield "a step", step, likely + _between(expected, " s", digits=".3g")
+            expected = _NONE
+            if time is not None and self.judgement.is_priced:
+                low, likely, high = time.seconds
+                expected = f"{likely:.3g} s, {_between([low, high], 's', '.3g')}"
+            yield "a step", step, expected
         if self.allocator_retries is not None:
             yield "allocator retries", str(self.allocator_retries), "0"
-        for name, done in (("evaluation", self.evaluated), ("save", self.saved)):
+        for label, done in (("evaluation", self.evaluated), ("save", self.saved)):
             if done is not None:
-                yield name, "done" if done else "not reached", ""
+                yield label, "done" if done else "not reached", ""
+
+    @property
+    def _predicted(self) -> dict[str, Any]:
+        prediction, time = self.judgement.prediction, self.judgement.step_time
+        return {
+            "peak_allocated_gib": prediction.peak_allocated_bytes / GIB if prediction else None,
+            "peak_reserved_gib": [size / GIB for size in prediction.peak_reserved_bytes] if prediction else None,
+            "outside_allocator_gib": prediction.outside_allocator_bytes / GIB if prediction else None,
+            "step_time_s": list(time.seconds) if time else None,
+        }
 
     def to_json(self) -> dict[str, Any]:
-        time = self.judgement.step_time
-        prediction = self.judgement.prediction
         return {
             "name": self.judgement.candidate.name,
             "passed": self.passed,
@@ -143,12 +149,7 @@ class Verified:
             "saved": self.saved,
             "worst_batch": self.worst,
             "gpus": self.gpus,
-            "predicted": {
-                "peak_allocated_gib": prediction.peak_allocated_bytes / GIB if prediction else None,
-                "peak_reserved_gib": [size / GIB for size in prediction.peak_reserved_bytes] if prediction else None,
-                "outside_allocator_gib": prediction.outside_allocator_bytes / GIB if prediction else None,
-                "step_time_s": list(time.seconds) if time else None,
-            },
+            "predicted": self._predicted,
             "notes": list(self.notes),
         }
 
@@ -161,7 +162,7 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
             "--verify: this machine has no GPU to run the setup on; omit it, or plan on the machine that trains"
         )
     planned = machine.gpu if machine is not None and machine.gpu is not None else here
-    if not same_gpu(planned, here):
+    if _catalogue_name(planned) != _catalogue_name(here):
         raise InputError(
             f"--verify: runs on this machine's {here.name}, and the plan is for {planned.name}; omit --gpu or --verify"
         )
@@ -174,16 +175,12 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
         raise InputError(f"--verify: the plan is for --gpus {gpus}, and this machine has {there}; omit --verify")
 
 
-def same_gpu(one: Gpu, other: Gpu) -> bool:
-    """Whether two names mean the same GPU, such as `"NVIDIA L4"` and `"L4"`."""
-    return _catalogue_name(one.name) == _catalogue_name(other.name)
-
-
-def _catalogue_name(name: str) -> str:
+def _catalogue_name(gpu: Gpu) -> str:
+    """One name for `"NVIDIA L4"` and `"L4"`."""
     try:
-        return named_gpu(name).name
+        return named_gpu(gpu.name).name
     except InputError:
-        return name.lower()
+        return gpu.name.lower()
 
 
 def _gpus_here() -> int:
@@ -204,7 +201,7 @@ def _gpus_here() -> int:
 def verify(
     plan: Plan, script: UserScript, *, environment: Mapping[str, str] | None = None,
     on_start: Callable[[str], None] = lambda _: None, on_end: Callable[[Verified], None] = lambda _: None,
-    max_runs: int = MAX_RUNS, device: Device = "cuda",
+    device: Device = "cuda",
 ) -> tuple[Plan, tuple[Verified, ...]]:  # fmt: skip
     """Runs the proposed setups of a plan for this machine's GPU (`refuse_unverifiable`), one after the other, until
     one passes.
@@ -213,7 +210,6 @@ def verify(
         environment: environment variables of the script; None: those of this process.
         on_start: called with a line about the run that starts.
         on_end: called with the result of each run.
-        max_runs: number of setups that run at most.
         device: `"cpu"` runs on a machine without a GPU, to test memkit.
 
     Returns:
@@ -221,7 +217,7 @@ def verify(
     """
     results: list[Verified] = []
     variables = dict(os.environ if environment is None else environment)
-    while len(results) < max_runs and (proposed := plan.proposed) is not None:
+    while len(results) < _MAX_RUNS and (proposed := plan.proposed) is not None:
         on_start(f"{proposed.candidate.name} runs here, in a separate process")
         result = _run(proposed, plan, script, variables, device)
         results.append(result)
@@ -251,8 +247,9 @@ def _run(
             notes.append(why)
         # Not as JSON: YAML does not read all of it.
         paths["plan"].write_text(yaml.safe_dump(_short_plan(judgement, plan, paths["output"], device)))
-        named = {name: paths[name] for name in ("records", "output", "result", "plan")}
-        paths["request"].write_text(json.dumps(request_of(script, named, saves=saves)))
+        named = {name: str(path) for name, path in paths.items()}
+        own = {"target": script.target, "is_module": script.is_module, "arguments": list(script.arguments)}
+        paths["request"].write_text(json.dumps({**named, **own, "saves": saves}))
         arguments: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
         end_signal = signal.SIGKILL
         if plan.gpus > 1:
@@ -410,8 +407,9 @@ def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _between(expected: tuple[float, ...] | None, unit: str, digits: str = ".2f") -> str:
+def _between(expected: float | list[float] | None, unit: str, digits: str) -> str:
+    """`"1.50 GiB"`, or `"1.50 to 1.75 GiB"` for a low and a high value that differ."""
     if expected is None:
         return _NONE
-    low, high = (format(each, digits) for each in expected)
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    values = expected if isinstance(expected, list) else [expected]
+    return f"{' to '.join(dict.fromkeys(format(each, digits) for each in values))} {unit}"

@@ -121,7 +121,7 @@ def _name_and_figures(plan: Plan, judgement: Judgement) -> str:
         low, middle, high = map(digits, judgement.step_time.seconds)
         parts.append(f"{middle} s a step ({low} to {high})")
         if (speed := rate(plan, judgement)) != NONE:
-            parts.append(f"{speed} {rate_unit(plan)}")
+            parts.append(f"{speed} {plan.rate_unit}")
     return ", ".join(parts)
 
 
@@ -255,23 +255,16 @@ def figures(plan: Plan, judgement: Judgement) -> dict[str, str]:
     return {
         "GiB": f"{judgement.needs_bytes / GIB:.2f}" if judgement.prediction is not None else NONE,
         "s a step": digits(judgement.seconds) if judgement.is_priced and judgement.seconds else NONE,
-        rate_unit(plan): rate(plan, judgement),
+        plan.rate_unit: rate(plan, judgement),
         "run": run_of(judgement),
     }
 
 
-def rate_unit(plan: Plan) -> str:
-    return "tokens/s" if any(each.tokens for each in plan.traced) else "samples/s"
-
-
 def rate(plan: Plan, judgement: Judgement) -> str:
-    """Speed on all GPUs, in the unit of `rate_unit`."""
-    if not judgement.is_priced or not judgement.seconds:
+    speed = plan.rate(judgement)
+    if speed is None:
         return NONE
-    if rate_unit(plan) == "samples/s":
-        speed = (plan.own_sequences if judgement is plan.own else plan.sequences) / judgement.seconds
-        return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
-    return f"{judgement.tokens_per_second:,.0f}" if judgement.tokens_per_second is not None else NONE
+    return f"{speed:,.0f}" if speed >= 100 or plan.rate_unit == "tokens/s" else f"{speed:.3g}"
 
 
 def digits(value: float) -> str:
