@@ -175,14 +175,14 @@ def _tables(plan: Plan, price: float | None) -> Iterator[Table]:
     lost = [each for each in plan.compared if not each.fits]
     lost.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
     tables = {group.capitalize(): [each for each in fitting if each.candidate.group == group] for group in GROUPS}
+    first = next((title for title, setups in tables.items() if setups), "")  # the only one with --short
     tables["With other code"] = [each for each in plan.ranked if each.candidate.code]
     tables["Tight, or does not fit; fastest first"] = lost
-    views = View.ALL  # --short shows the first one
     for title, setups in tables.items():
         if setups:
             rows = [_row(plan, each, price) for each in setups]
+            views = View.ALL if title == first else View.FULL
             yield Table(columns, rows, marked=True, short_rows=_SHORT_ROWS, heading=title, views=views)
-            views = View.FULL
 
 
 def _row(plan: Plan, judgement: Judgement, price: float | None) -> tuple[str | Cell, ...]:

@@ -29,6 +29,9 @@ from hf_memkit.setup.script_overrides import Overrides
 
 _ROWS: Final = "rows an epoch"
 
+_LARGEST_MULTIPLE: Final = 16
+"""Of a micro-batch's rows in a product: eight GPUs with pairs of rows. A larger multiple is a number of tokens."""
+
 
 def lengths_of(run: RunLength) -> dict[str, int | None]:
     """The lengths of a run that its batches decide; those of an epoch are None if the run ends before its first epoch
@@ -201,10 +204,6 @@ def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:
         for batch, m, n, k in shapes
         if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _LARGEST_MULTIPLE * rows
     )
-
-
-_LARGEST_MULTIPLE: Final = 16
-"""Eight GPUs with pairs of rows; a larger multiple is a number of tokens."""
 
 
 def judging_pool() -> ProcessPoolExecutor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -57,18 +57,8 @@ class Pasted:
         return (*(f"export {variable}" for variable in self.environment), *self.before)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "before": list(self.before),
-            "environment": list(self.environment),
-            "flags": " ".join(self.flags),
-            "yaml": self.yaml,
-            "python": self.python,
-            "no_flag": list(self.no_flag),
-            "model": self.model,
-            "code": self.code,
-            "diff": self.diff,
-            **({"front_end": list(self.front_end)} if self.front_end else {}),
-        }
+        content = {**asdict(self), "flags": " ".join(self.flags)}
+        return {key: value for key, value in content.items() if key != "front_end" or value}
 
 
 def pasted(candidate: Candidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:

@@ -192,7 +192,9 @@ class Plan:
             return "fits"
         if self.failed:
             return "nothing ran"
-        return "unfinished" if self.stopped else "nothing fits" if self.tight is None else "tight"
+        if self.stopped:
+            return "unfinished"
+        return "nothing fits" if self.tight is None else "tight"
 
     @property
     def tight(self) -> Judgement | None:

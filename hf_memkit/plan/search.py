@@ -216,7 +216,8 @@ class Search:
         """Combinations that need other code, another precision, an engine or another method. `may_fit`: whether no
         trace has shown that every plain combination is too large."""
         losses, checkpointing = self._choices_of("loss"), self._choices_of("checkpointing")
-        free, lean, quick = self._costless(), self._lean(), (losses[-1], checkpointing[0])
+        free, lean = self._costless(), self._lean()
+        quick = losses[-1], checkpointing[0]
         small = self._changes_of("small optimizer")
 
         chunked = [] if self._whole_batch_fits_without_cost() else self._changes_of("loss with code")

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -66,10 +66,10 @@ class Verified:
         last_lines: last lines of output of a failed run.
         peak_allocated_gib, peak_reserved_gib, outside_allocator_gib: maximum over all GPUs; None if not measured (on a
             CPU, without NVML).
-        allocator_retries: number of times the allocator freed its cache to serve a request; None as above.
+        alloc_retries: number of times the allocator freed its cache to serve a request; None as above.
         step_time_s: median of the steps with batches of the script's own loader; None if there were none.
         evaluated, saved: whether the run reached it; None if the script does not do it, or the notes say why not.
-        worst: shape of the worst batch, in the first steps; empty if unknown.
+        worst_batch: shape of the worst batch, in the first steps; empty if unknown.
         gpus: number of GPUs that trained together.
         notes: remarks for the user.
     """
@@ -81,11 +81,11 @@ class Verified:
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
     outside_allocator_gib: float | None = None
-    allocator_retries: int | None = None
+    alloc_retries: int | None = None
     step_time_s: float | None = None
     evaluated: bool | None = None
     saved: bool | None = None
-    worst: str = ""
+    worst_batch: str = ""
     gpus: int = 1
     notes: tuple[str, ...] = ()
 
@@ -117,8 +117,8 @@ class Verified:
                 low, likely, high = time.seconds
                 expected = f"{likely:.3g} s, {_between([low, high], 's', '.3g')}"
             yield "a step", step, expected
-        if self.allocator_retries is not None:
-            yield "allocator retries", str(self.allocator_retries), "0"
+        if self.alloc_retries is not None:
+            yield "allocator retries", str(self.alloc_retries), "0"
         for label, done in (("evaluation", self.evaluated), ("save", self.saved)):
             if done is not None:
                 yield label, "done" if done else "not reached", ""
@@ -134,24 +134,9 @@ class Verified:
         }
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.judgement.candidate.name,
-            "passed": self.passed,
-            "failed": self.failed,
-            "out_of_memory": self.out_of_memory,
-            "last_lines": list(self.last_lines),
-            "peak_allocated_gib": self.peak_allocated_gib,
-            "peak_reserved_gib": self.peak_reserved_gib,
-            "outside_allocator_gib": self.outside_allocator_gib,
-            "alloc_retries": self.allocator_retries,
-            "step_time_s": self.step_time_s,
-            "evaluated": self.evaluated,
-            "saved": self.saved,
-            "worst_batch": self.worst,
-            "gpus": self.gpus,
-            "predicted": self._predicted,
-            "notes": list(self.notes),
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "judgement"}
+        name = self.judgement.candidate.name
+        return {"name": name, "passed": self.passed, **own, "predicted": self._predicted}
 
 
 def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
@@ -385,26 +370,20 @@ def _failure(code: int, result: Mapping[str, Any], records: Run | None, lines: t
 def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
     """The measured fields of a `Verified`, from the records of all ranks and the result file of `short_run.py`."""
     times = result.get("step_times_s", [])[WORST_STEPS:]
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         "step_time_s": median(times) if times else None,
         "evaluated": result.get("evaluated"),
         "saved": result.get("saved"),
-        "worst": result.get("worst", ""),
+        "worst_batch": result.get("worst", ""),
     }
-    if records is not None:
-        lines: list[Mapping[str, Any]] = [
-            line
-            for rank in records.ranks
-            for line in (rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, rank.end or {})
-        ]
-        for name, key in {
-            "peak_allocated_gib": "peak_allocated_gib",
-            "peak_reserved_gib": "peak_reserved_gib",
-            "outside_allocator_gib": "outside_allocator_gib",
-            "allocator_retries": "alloc_retries",
-        }.items():
-            fields[name] = max((line[key] for line in lines if line.get(key) is not None), default=None)
-    return fields
+    if records is None:
+        return values
+    lines: list[Mapping[str, Any]] = []
+    for rank in records.ranks:
+        lines += (rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, rank.end or {})
+    for key in ("peak_allocated_gib", "peak_reserved_gib", "outside_allocator_gib", "alloc_retries"):
+        values[key] = max((line[key] for line in lines if line.get(key) is not None), default=None)
+    return values
 
 
 def _between(expected: float | list[float] | None, unit: str, digits: str) -> str:

@@ -84,7 +84,7 @@ def test_setups_run_until_one_passes_and_is_measured(folder: Path) -> None:
     assert lines[:13] == ["4 23"] + ["2 23"] * 12  # 4 batches a step
     # Then two epochs of the script's own loader, with eight batches each.
     assert [line.split()[0] for line in lines[13:]] == ["2"] * 16 and lines[13:].count("2 23") == 2
-    assert last.worst == "2 × 23 tokens"
+    assert last.worst_batch == "2 × 23 tokens"
     assert last.step_time_s is not None and 0 < last.step_time_s < 10
     assert last.evaluated is True and last.saved is True and last.peak_allocated_gib is None
     assert "callback Marks was not called" in last.notes
@@ -100,7 +100,7 @@ def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
     """Would notice: one process instead of several, a rank that waits forever."""
     _, (result,) = verify_on_cpu(plan_of(Candidate(2, 1), gpus=2))
     assert result.passed, (result.failed, result.last_lines)
-    assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst == "2 × 23 tokens"
+    assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst_batch == "2 × 23 tokens"
 
 
 def test_ctrl_c_ends_the_run(folder: Path) -> None:
@@ -123,5 +123,5 @@ def test_on_a_gpu_its_memory_is_measured(folder: Path) -> None:
     refuse_unverifiable(this_machine())
     _, (result,) = verify(plan_of(Candidate(2, 2, (CHECKPOINTING,))), script())
     assert result.passed, (result.failed, result.last_lines)
-    assert result.peak_allocated_gib and result.peak_reserved_gib and result.allocator_retries == 0
+    assert result.peak_allocated_gib and result.peak_reserved_gib and result.alloc_retries == 0
     assert result.peak_reserved_gib >= result.peak_allocated_gib and result.step_time_s
