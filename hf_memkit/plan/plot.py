@@ -43,48 +43,46 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
     if not timed:
         return None
     front = frontier(plan)
-    traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": "frontier", "x": [_gib(each) for each in front],
-            "y": [_rate(plan, each) for each in front], "line": {"color": "var(--soft)", "width": 2, "dash": "dot"},
-            "hoverinfo": "skip",
-        }
-    ]  # fmt: skip
     fitting = [each for each in timed if each.fits]
+    tight = [each for each in timed if each.tight]
+    lost = [each for each in timed if not each.fits and not each.tight]
+    traces = [
+        _line("frontier", [_gib(each) for each in front], [_rate(plan, each) for each in front], "var(--soft)", "dot")
+    ]
     for group in GROUPS:
         of_group = [each for each in fitting if each.candidate.group == group and not each.candidate.code]
         traces.append(_marks(plan, group, of_group, _COLOURS[group]))
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
-    tight = [each for each in timed if each.tight]
     traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
-    lost = [each for each in timed if not each.fits and not each.tight]
     traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
+
     labels = _labelled(plan, timed, front)
     for label, each in labels:
         ring = {"best": "circle-open", "yours": "square-open"}.get(label, "circle")
-        top = label != "yours"
-        mark = _marks(plan, label, [each], "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)", symbol=ring, size=20)
-        where = {"textposition": f"{'top' if top else 'bottom'} center", "cliponaxis": False}
+        colour = "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)"
+        place_of_text = "bottom center" if label == "yours" else "top center"
+        mark = _marks(plan, label, [each], colour, symbol=ring, size=20)
+        where = {"textposition": place_of_text, "cliponaxis": False}
         traces.append(mark | where | {"mode": "markers+text", "text": [label]})
+
     usable = round(limit_bytes(plan.gpu.capacity_bytes) / GIB, 3)
     highest = max(_rate(plan, each) for each in timed)
-    traces.append(
-        {
-            "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable], "y": [0, highest],
-            "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
-        }
-    )  # fmt: skip
-    unit = plan.rate_unit
+    traces.append(_line(LIMIT_NAME, [usable, usable], [0, highest], "var(--bad)", "dash"))
     points = [
-        (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {unit}")
+        (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {plan.rate_unit}")
         for label, each in labels
     ]
     return Chart(
         place, "Each mark is a setup: further left needs less, higher is faster.",
-        [trace for trace in traces if trace["x"]], "GiB of the GPU, at most (predicted)", unit, "closest", points,
-        heading="Memory and speed", views=View.PAGE,
+        [trace for trace in traces if trace["x"]], "GiB of the GPU, at most (predicted)", plan.rate_unit, "closest",
+        points, heading="Memory and speed", views=View.PAGE,
     )  # fmt: skip
+
+
+def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 2, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line, "hoverinfo": "skip"}
 
 
 def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:

@@ -235,20 +235,21 @@ def _run(
         named = {name: str(path) for name, path in paths.items()}
         own = {"target": script.target, "is_module": script.is_module, "arguments": list(script.arguments)}
         paths["request"].write_text(json.dumps({**named, **own, "saves": saves}))
+
         arguments: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
         end_signal = signal.SIGKILL
         if plan.gpus > 1:
             arguments, end_signal = launch_command(plan.gpus, *arguments), signal.SIGTERM
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
-        command = boot.command(*arguments)
         variables = {**environment, **judgement.candidate.environment, **_QUIET}
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        code, lines = _run_process(command, variables, folder / "written", end_signal)
+        code, lines = _run_process(boot.command(*arguments), variables, folder / "written", end_signal)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
         records = None
         with contextlib.suppress(InputError):
             records = load_run(paths["records"])
+
     passed = code == 0 and result.get("stage") == "done"
     failed, out_of_memory = ("", False) if passed else _failure(code, result, records, lines)
     return Verified(
