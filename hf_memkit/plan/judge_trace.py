@@ -62,10 +62,10 @@ class TraceJudge:
                     self.speeds = self.speeds.with_disk()
         traced = self.traces.of(overrides)
         job = replace(self.job, environment={**self.job.environment, **candidate.environment})
-        judged = self.pool.submit(
+        future = self.pool.submit(
             judge_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.speeds
         )  # fmt: skip
-        return judged.result()
+        return future.result()
 
     def judge_unchanged(self) -> Judgement:
         """The judgement of the unchanged script."""
