@@ -52,6 +52,11 @@ class ChosenSteps:
     def worst(self) -> Batches:
         return [batch for step in self.steps if step.kind == "worst" for batch in step.batches]
 
+    @property
+    def required(self) -> int:
+        """How many steps must be traced: all up to the last worst one."""
+        return 1 + max(number for number, step in enumerate(self.steps) if step.kind == "worst")
+
     def size(self) -> tuple[int | None, int | None]:
         """(rows, tokens per row) of the largest of the worst batches; None if it has no tokens."""
         ids = [batch["input_ids"] for batch in self.worst if isinstance(batch, Mapping) and "input_ids" in batch]
