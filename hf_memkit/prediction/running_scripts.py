@@ -116,15 +116,6 @@ def script_worker(other: Environment | None) -> Iterator[tuple[Worker, int | Non
         os.close(stdin)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptTrace:
-    """A script's training, the device on which it was traced, and notes on it."""
-
-    training: TracedTraining
-    device: Device
-    notes: tuple[str, ...] = ()
-
-
 def script_request(job: ScriptJob) -> ScriptRequest:
     """The request to the child: the script, and the GPU that it will see."""
     gpu = job.machine.gpu
@@ -146,12 +137,13 @@ def script_request(job: ScriptJob) -> ScriptRequest:
 
 def run_and_trace(
     job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
-) -> ScriptTrace:
+) -> TracedTraining:
     """Runs a script and traces its training; raises the errors of `predict_script`. `micro_batch_size`: as in
     `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
-    return ScriptTrace(training_of(job.script, run_in_worker(worker, request)), device, notes)
+    traced = training_of(job.script, run_in_worker(worker, request))
+    return replace(traced, notes=(*notes, *traced.notes))
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hf_memkit.common.terms import Phase
+from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
 
 
@@ -99,6 +100,13 @@ class Engine:
     def stage(self) -> int:
         """Stage of ZeRO."""
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it keeps states or weights in RAM or on disk."""
+        zero = self.config.get("zero_optimization", {})
+        sections = (zero.get("offload_optimizer"), zero.get("offload_param"))
+        return any((section or {}).get("device") in ("cpu", "nvme") for section in sections)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +258,7 @@ class TracedTraining:
     trainer: str  # name of its class
     arguments: TracedArguments
     model: TracedModel
+    device: Device = "cuda"  # of its tensors
     trace: Trace = field(default_factory=Trace)  # of all of these
     steps: tuple[TracedStep, ...] = ()  # in order
     steps_end: int = 0  # one past the last event of all steps

@@ -182,7 +182,8 @@ class _ScriptRun:
         training = traced_training(
             trainer, train, self._tracer, fake, self._evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        return Outcome(replace(training, notes=(*training.notes, *self._differences)))
+        notes = (*training.notes, *self._differences)
+        return Outcome(replace(training, device=request.device, notes=notes))
 
 
 class _Result:
