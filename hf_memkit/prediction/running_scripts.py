@@ -162,9 +162,14 @@ def trace_device(worker: Worker, script: UserScript) -> tuple[Device, tuple[str,
     """The device on which the worker traces scripts, and a note. Raises InputError if the worker does not start."""
     with worker_errors(script):
         worker.wait()
+    return ("cuda" if worker.shim_error is None else "cpu"), tuple(cpu_notes(worker))
+
+
+def cpu_notes(worker: Worker) -> list[str]:
+    """A note if a worker that has started traces on the CPU."""
     if worker.shim_error is None:
-        return "cuda", ()
-    return "cpu", (f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}",)
+        return []
+    return [f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}"]
 
 
 def run_in_worker(worker: Worker, request: ScriptRequest) -> Outcome:
