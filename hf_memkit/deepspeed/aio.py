@@ -55,20 +55,17 @@ class AioMeasurement:
     """Measurement on one folder's disk.
 
     Attributes:
-        settings: the `aio` section.
         read_gb_s, write_gb_s: speed with these settings, in 10**9 bytes a second.
         file_bytes: size of the file that was written and read, without the page cache. A disk with a cache may be
             slower with larger files.
-        trials: number of settings that were measured.
-        why: reason for these settings.
     """
 
-    settings: Mapping[str, int | bool]
+    settings: Mapping[str, int | bool]  # the `aio` section
     read_gb_s: float
     write_gb_s: float
     file_bytes: int
-    trials: int
-    why: str
+    trials: int  # number of settings that were measured
+    why: str  # reason for these settings
 
     @property
     def label(self) -> str:

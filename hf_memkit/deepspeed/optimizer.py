@@ -14,17 +14,11 @@ from hf_memkit.deepspeed.settings import ZeroSettings
 
 @dataclass(frozen=True, slots=True)
 class SteppingOptimizer:
-    """The optimizer that steps.
+    """The optimizer that steps."""
 
-    Attributes:
-        optimizer: its class; None: Trainer's optimizer, as in `optim`.
-        same_algorithm: whether it computes the same as `optim`.
-        why: the reason in one line.
-    """
-
-    optimizer: str | None
-    same_algorithm: bool
-    why: str
+    optimizer: str | None  # its class; None: Trainer's optimizer, as in `optim`
+    same_algorithm: bool  # whether it computes the same as `optim`
+    why: str  # the reason in one line
 
 
 def stepping_optimizer(config: Mapping[str, Any], optim: str) -> SteppingOptimizer:

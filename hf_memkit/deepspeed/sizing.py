@@ -46,19 +46,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sized:
-    """A sized preset.
+    """A sized preset."""
 
-    Attributes:
-        config: the DeepSpeed JSON.
-        choices: every value that differs from the preset's constant or was confirmed for the machine.
-        ledger: memory of this config, DeepSpeed's part of the job only.
-        notes: warnings for the user.
-    """
-
-    config: dict[str, Any]
-    choices: tuple[Choice, ...]
-    ledger: Ledger
-    notes: tuple[str, ...]
+    config: dict[str, Any]  # the DeepSpeed JSON
+    choices: tuple[Choice, ...]  # every value that differs from the preset's constant or was confirmed for the machine
+    ledger: Ledger  # memory of this config, DeepSpeed's part of the job only
+    notes: tuple[str, ...]  # warnings for the user
 
 
 def size_preset(

@@ -24,29 +24,21 @@ class TracedSeconds:
 
     Attributes:
         forward_s, backward_s: of one micro-batch; backward includes recomputation.
-        optimizer_s: of a step over all trained parameters.
     """
 
     forward_s: float
     backward_s: float
-    optimizer_s: float
+    optimizer_s: float  # of a step over all trained parameters
 
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One transfer or computation of a step.
-
-    Attributes:
-        name: its name.
-        moved_bytes: as in `Traffic`; 0 for the optimizer on the GPU, which is traced, and for hooks.
-        exposed: seconds that nothing hides; for collectives they include the passes through the GPU's memory.
-        total: seconds without any overlap.
-    """
+    """One transfer or computation of a step."""
 
     name: str
-    moved_bytes: float
-    exposed: Range
-    total: Range
+    moved_bytes: float  # as in `Traffic`; 0 for the optimizer on the GPU, which is traced, and for hooks
+    exposed: Range  # seconds that nothing hides; for collectives they include the passes through the GPU's memory
+    total: Range  # seconds without any overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +53,21 @@ class StepCost:
         return sum((row.exposed for row in self.rows), ZERO)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """Achieved share of a nominal rate: best, likely, worst."""
+# Achieved share of a nominal rate, at the low, middle and high end of the time.
+_NVLINK: Final = Range(0.88, 0.78, 0.5)
+"""stas00/ml-engineering @ 744d01e: network/README.md: all-reduce of 8 A100 235 of 300 GB/s, copy between two H200 396
+of 450; worst: assumed, for buckets of some MB."""
 
-    best: float
-    likely: float
-    worst: float
-    source: str
+_BETWEEN_OVER_PCIE: Final = Range(0.8, 0.6, 0.3)
+"""docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst:
+assumed, through RAM where GPUs cannot reach one another."""
 
+_PCIE: Final = Range(1.0, 0.9, 0.7)  # the figure is as reached; likely and worst: assumed, for tensors one by one
+_PAGEABLE: Final = Range(0.5, 0.25, 0.16)
+"""deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed."""
 
-_NVLINK: Final = _Shares(
-    0.88, 0.78, 0.5,
-    "stas00/ml-engineering @ 744d01e: network/README.md: all-reduce of 8 A100 235 of 300 GB/s, copy between two H200 "
-    "396 of 450; worst: assumed, for buckets of some MB",
-)  # fmt: skip
-_BETWEEN_OVER_PCIE: Final = _Shares(
-    0.8, 0.6, 0.3,
-    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst: "
-    "assumed, through RAM where GPUs cannot reach one another",
-)  # fmt: skip
-_PCIE: Final = _Shares(1.0, 0.9, 0.7, "the figure is as reached; likely and worst: assumed, for tensors one by one")
-_PAGEABLE: Final = _Shares(
-    0.5, 0.25, 0.16, "deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed"
-)
-_RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
-_DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
+_RAM: Final = Range(1.0, 0.8, 0.4)  # benchmarks/cpu_adam.py, against the host's own copies; worst: assumed
+_DISK: Final = Range(1.0, 0.85, 0.6)  # assumed: files of some MB, and writes beside reads
 _HIDES: Final = Range(1.0, 0.9, 0.5)
 """Share of the concurrent computation that hides a transfer. Assumed: layers differ, and none waits for the next
 bucket."""
@@ -108,17 +89,11 @@ _ENGINE_STEP_S: Final = Range(2e-3, 5e-3, 20e-3)
 
 @dataclass(frozen=True, slots=True)
 class EngineHooks:
-    """Host seconds of DeepSpeed's Python code.
+    """Host seconds of DeepSpeed's Python code."""
 
-    Attributes:
-        beside: in a micro-batch, while the GPU executes queued work.
-        alone: in a micro-batch, while the GPU waits.
-        of_step: in the optimizer's step.
-    """
-
-    beside: Range = ZERO
-    alone: Range = ZERO
-    of_step: Range = ZERO
+    beside: Range = ZERO  # in a micro-batch, while the GPU executes queued work
+    alone: Range = ZERO  # in a micro-batch, while the GPU waits
+    of_step: Range = ZERO  # in the optimizer's step
 
 
 def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) -> EngineHooks:
@@ -170,7 +145,7 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
 
 def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Range]:
     pcie, nvlink = gpu.pcie_gb_per_s.value, gpu.nvlink_gb_per_s
-    by_link: dict[Link, tuple[_Shares, float]] = {
+    by_link: dict[Link, tuple[Range, float]] = {
         "gpus": (_BETWEEN_OVER_PCIE, pcie) if nvlink is None else (_NVLINK, nvlink.value),
         "pcie": (_PCIE, pcie),
         "pageable": (_PAGEABLE, pcie),
@@ -178,10 +153,7 @@ def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Range]:
         "read": (_DISK, host.nvme_read_gb_per_s.value),
         "write": (_DISK, host.nvme_write_gb_per_s.value),
     }
-    return {
-        link: Range(*(1 / (gb_per_s * share) for share in (shares.best, shares.likely, shares.worst)))
-        for link, (shares, gb_per_s) in by_link.items()
-    }
+    return {link: Range(*(1 / (gb_per_s * share) for share in shares)) for link, (shares, gb_per_s) in by_link.items()}
 
 
 def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
