@@ -92,10 +92,9 @@ class ZeroSettings:
         contiguous = zero.get("contiguous_gradients", True) is not False
         offloaded = _offload(zero, "offload_optimizer", Offload(buffer_count=4))
         overlap = zero.get("overlap_comm", stage == 3)
-        if stage == 3:
-            buckets = 1 if contiguous else 0
-        else:
-            buckets = (2 if overlap is True else 1) if contiguous or offloaded.device != "none" else 0
+        buckets = 0
+        if contiguous or (stage < 3 and offloaded.device != "none"):
+            buckets = 2 if stage < 3 and overlap is True else 1
         kind = section_of(config, "optimizer").get("type")
         return cls(
             stage=stage,

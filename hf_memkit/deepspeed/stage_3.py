@@ -61,9 +61,8 @@ def _parameters(
     persistent = sum(size for item in models for size in item.sizes if size <= settings.persistent_elements)
     rows = []
     if offload.device == "none":
-        rows.append(
-            Term.WEIGHT_PARTITION.row("device", element_bytes * parts.share, f"{_SOURCE} 972: lp_param_buffer")
-        )
+        source = f"{_SOURCE} 972: lp_param_buffer"
+        rows.append(Term.WEIGHT_PARTITION.row("device", element_bytes * parts.share, source))
     frozen_parts = None if frozen is None else split(frozen, parts.processes)
     if frozen_parts is not None:
         place: Place = "device"
@@ -110,13 +109,9 @@ def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpu
     place: Place = "device"
     if settings.optimizer.device != "none":
         place, partition = "pinned" if settings.optimizer.pin_memory else "host", gpus * partition
+    largest = element_bytes * trained.largest_parameter
     return [
-        Term.LARGEST_GRADIENT.row(
-            "device",
-            element_bytes * trained.largest_parameter,
-            f"{_SOURCE}: a gradient before it is reduced",
-            "backward",
-        ),
+        Term.LARGEST_GRADIENT.row("device", largest, f"{_SOURCE}: a gradient before it is reduced", "backward"),
         Term.GRADIENT_BUCKET.row(
             "device", settings.buckets * bucket, f"{_SOURCE} 782: reduce_bucket_size, held from the start"
         ),
@@ -130,6 +125,7 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
     offload = settings.optimizer
     if offload.device == "none":
+        converted = master_bytes * max(groups) if settings.accumulator_bytes != master_bytes else 0
         return [
             # Also when training in fp32: DeepSpeed means to reuse the weights then, but its check compares a
             # torch.device with a string, so it always copies.
@@ -138,12 +134,7 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
             Term.FLATTENED_GRADIENTS.row(
                 "device", settings.accumulator_bytes * max(groups), f"{_SOURCE} 2686: of one sub-group", "optimizer"
             ),
-            Term.CONVERTED_GRADIENTS.row(
-                "device",
-                master_bytes * max(groups) if settings.accumulator_bytes != master_bytes else 0,
-                f"{_SOURCE} 2687: of one sub-group",
-                "optimizer",
-            ),
+            Term.CONVERTED_GRADIENTS.row("device", converted, f"{_SOURCE} 2687: of one sub-group", "optimizer"),
         ]
     first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
     on_gpu, offloaded = (2 * master_bytes + moments_bytes) * sum(groups[:first]), groups[first:]
@@ -220,26 +211,20 @@ def _swapped_parameters(
     # The write-back buffer has room for whole parameters, not for their shares.
     groups = sub_groups(parts, settings.sub_group_elements)
     largest = max(groups, key=lambda group: sum(parts.shares[g][i] for g, i in group))
-    write_back = sum(_aligned(settings, model.groups[g][i], element_bytes) for g, i in largest)
+    write_back = 0
+    if kept < parts.share:
+        write_back = sum(_aligned(settings, model.groups[g][i], element_bytes) for g, i in largest)
+    swapper, whole = f"{_SWAP}/partitioned_param_swapper.py", "the largest sub-group's whole parameters"
+    twice = "tied ones twice, because they are split before they are tied"
     small_place: Place = "pinned" if offload.pin_memory else "host"
     return [
         Term.WEIGHTS_IN_RAM.row(
             "pinned", gpus * element_bytes * kept, "deepspeed 0.19.8: runtime/zero/stage3.py 899: max_in_cpu"
         ),
         Term.SMALL_WEIGHTS.row(small_place, gpus * small, f"{_SWAP}/utils.py: {_below_limit(settings)}"),
-        Term.PARAMETER_SWAP_BUFFERS.row(
-            "pinned", gpus * buffers, f"{_SWAP}/partitioned_param_swapper.py 122: buffer_count × buffer_size"
-        ),
-        Term.PARAMETER_WRITE_BACK_BUFFER.row(
-            "pinned",
-            gpus * write_back if kept < parts.share else 0,
-            f"{_SWAP}/partitioned_param_swapper.py 393: the largest sub-group's whole parameters",
-        ),
-        Term.WEIGHTS.row(
-            "disk",
-            gpus * on_disk,
-            f"{_SWAP}/partitioned_param_swapper.py; tied ones twice, because they are split before they are tied",
-        ),
+        Term.PARAMETER_SWAP_BUFFERS.row("pinned", gpus * buffers, f"{swapper} 122: buffer_count × buffer_size"),
+        Term.PARAMETER_WRITE_BACK_BUFFER.row("pinned", gpus * write_back, f"{swapper} 393: {whole}"),
+        Term.WEIGHTS.row("disk", gpus * on_disk, f"{swapper}; {twice}"),
     ]
 
 
@@ -249,26 +234,17 @@ def _swapped_states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[
     by_group = [[parts.shares[g][i] for g, i in group] for group in sub_groups(parts, settings.sub_group_elements)]
     swapped = [group for group in by_group if is_swapped(settings, master_bytes * sum(group))]
     buffers = settings.optimizer.buffer_count * _aligned(settings, max(map(sum, by_group)), master_bytes)
-    states = sum(
-        _aligned(settings, sum(group), master_bytes) * (master_bytes + moments_bytes) // master_bytes
-        for group in swapped
-    )
+    state_bytes = master_bytes + moments_bytes
+    states = sum(_aligned(settings, sum(group), master_bytes) * state_bytes // master_bytes for group in swapped)
     gradients = [share for group in swapped for share in group]
     small = sum(share for share in gradients if not is_swapped(settings, master_bytes * share))
     # Without a conversion, small gradients are parts of the flat gradient partition.
     copied = small if settings.accumulator_bytes != master_bytes else 0
+    buffers_source = f"{_SWAP}/utils.py 192: buffer_count × the largest sub-group × {master_bytes} bytes"
+    small_source = f"{_SWAP}/optimizer_utils.py: {_below_limit(settings)} a parameter"
     return [
-        Term.OPTIMIZER_SWAP_BUFFERS.row(
-            "pinned",
-            gpus * buffers,
-            f"{_SWAP}/utils.py 192: buffer_count × the largest sub-group × {master_bytes} bytes",
-        ),
-        Term.SMALL_GRADIENTS.row(
-            "host",
-            gpus * master_bytes * copied,
-            f"{_SWAP}/optimizer_utils.py: {_below_limit(settings)} a parameter",
-            "backward",
-        ),
+        Term.OPTIMIZER_SWAP_BUFFERS.row("pinned", gpus * buffers, buffers_source),
+        Term.SMALL_GRADIENTS.row("host", gpus * master_bytes * copied, small_source, "backward"),
         Term.STATES.row("disk", gpus * states, f"{_SWAP}/optimizer_utils.py"),
         Term.GRADIENTS.row("disk", gpus * master_bytes * (sum(gradients) - small), f"{_SWAP}/optimizer_utils.py 104"),
     ]

@@ -56,11 +56,8 @@ def first_that_fits(
     if best is own:
         return _with_note(own, "auto_find_batch_size: no smaller batch fits either")
     about = "" if fits - failed < 2 else "about "
-    return _with_note(
-        best,
-        f"auto_find_batch_size: {tried[0]} rows per GPU run out of memory; this is of {about}{tried[fits]}, with "
-        "which it trains; the total batch is smaller by as much",
-    )
+    size = f"{tried[0]} rows per GPU run out of memory; this is of {about}{tried[fits]}, with which it trains"
+    return _with_note(best, f"auto_find_batch_size: {size}; the total batch is smaller by as much")
 
 
 def _is_tried_again(prediction: Prediction) -> bool:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-TRAINER_DEFAULTS: Final = "trainer-defaults"
-"""Name of the setup with only the user's arguments."""
+TRAINER_DEFAULTS: Final = "trainer-defaults"  # name of the setup with only the user's arguments
 
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """Suffixes of class names of causal language models in transformers (`config.architectures`)."""

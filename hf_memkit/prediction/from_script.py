@@ -43,8 +43,7 @@ from hf_memkit.setup.request import refuse_below_one
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
-PRESET: Final = "script"
-"""Replaces a preset's name: the script decides everything."""
+PRESET: Final = "script"  # replaces a preset's name: the script decides everything
 
 
 def predict_script(
@@ -187,13 +186,10 @@ class _StepPredictor:
         self.ledger = _engine_ledger(engine, self.setup.sized_job) if engine is not None else None
         self._traced = traced
         self._job = job
-        gpu = job.machine.gpu
+        gpu, model, arguments = job.machine.gpu, traced.model, traced.arguments.known()
+        written = engine.written if engine is not None else None
         self._warning = emulated_bf16(
-            gpu,
-            traced.arguments.known(),
-            dtypes=traced.model.dtypes,
-            trained=traced.model.trained_dtypes,
-            config=engine.written if engine is not None else None,
+            gpu, arguments, dtypes=model.dtypes, trained=model.trained_dtypes, config=written
         )
         # RAM that the user did not name, of a machine that may not be the one that trains, decides only about
         # offloading.

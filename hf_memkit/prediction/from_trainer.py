@@ -118,14 +118,14 @@ def predict_trainer(
 
     notes: list[str] = []
     rows, length = _rows(model, description, own, sequence_length, notes)
-    options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
+    passed_on = ("data_collator", "processing_class", "optimizer_cls_and_kwargs")
+    options = {name: own[name] for name in passed_on if own[name] is not None}
     made = _maker(model, description, trust_remote_code)
     arguments = args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
     kind = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
         raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
-    given_options = {name: value for name, value in options.items() if value is not None}
-    parts = TrainerParts(made, arguments, rows, length, kind, given_options)
+    parts = TrainerParts(made, arguments, rows, length, kind, options)
     prediction = _predicted(parts, job, notes)
     if train_dataset is None:  # all rows are alike, and their number is not the user's
         kept = tuple(note for note in prediction.notes if not note.startswith("traced: the"))
@@ -253,8 +253,7 @@ def _rows(
     return None, sequence_length
 
 
-_ROWS: Final = 1024
-"""Number of copies of an example."""
+_ROWS: Final = 1024  # number of copies of an example
 
 
 def _value(name: str, given: Any) -> Any:

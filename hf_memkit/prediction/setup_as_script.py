@@ -18,8 +18,7 @@ from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
 
-SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)
-"""The script without its argument, the file."""
+SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)  # the script without its argument, the file
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,7 @@ _FROM_THE_FIRST_STEP: Final = (Term.MOMENTS,)
 """Rows that the first optimizer step allocates, in memory freed by activations (deepspeed 0.19.8:
 ops/adam/fused_adam.py 155; runtime/zero/stage_1_and_2.py 943, stage3.py 1310: the step creates the states)."""
 
-_FP64_OF_16_BIT: Final = 4
-"""Bytes in fp64 per byte of a 16-bit gradient."""
+_FP64_OF_16_BIT: Final = 4  # bytes in fp64 per byte of a 16-bit gradient
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
 _GATHERED: Final = (Term.LIVE_PARAMETERS, Term.HELD_WEIGHTS, Term.ALL_GATHER_BUFFER)
@@ -77,7 +76,9 @@ def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
     added = []
     for row in rows:
         if row.term not in _TRACED_TERMS:
-            phases = _COMPUTING if row.term in _GATHERED else () if row.phase is None else (row.phase,)
+            phases: tuple[Phase, ...] = (row.phase,) if row.phase is not None else ()
+            if row.term in _GATHERED:
+                phases = _COMPUTING
             since: Phase | None = "optimizer" if row.term in _FROM_THE_FIRST_STEP else None
             added.append(ExtraAllocation(row.size_bytes, row.category, row.term, phases, since))
     workspaces = [

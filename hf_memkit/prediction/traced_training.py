@@ -6,7 +6,7 @@ Plain data without torch, written by `child/` and read by predictions and plans 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hf_memkit.common.terms import Phase
@@ -51,8 +51,7 @@ class TracedArguments:
 
     def known(self) -> dict[str, Any]:
         """The fields that are not None, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from hf_memkit.prediction.trace.request import Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 
-_END_S: Final = 10.0
-"""Time for the child to kill the processes of a script."""
+_END_S: Final = 10.0  # time for the child to kill the processes of a script
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
@@ -198,8 +197,7 @@ def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _IRRELEVANT_VARIABLES}
 
 
-_idle: list[Worker] = []
-"""At most one worker."""
+_idle: list[Worker] = []  # at most one worker
 
 _lending: Final = Lock()
 

@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 
 import psutil
 
-from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.ended_with_parent import describe_death, end_with
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import preload
 from hf_memkit.prediction.trace.request import SETUP, Case, ReadCommand, ScriptRequest
@@ -225,8 +225,7 @@ def _run_in_fork(
     _, status = os.waitpid(child, 0)
     if not events:
         return f"no answer within {limit_s:g} s"
-    code = os.waitstatus_to_exitcode(status)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None
+    return describe_death(status)
 
 
 def _kill_descendants() -> None:

@@ -36,8 +36,7 @@ bottleneck (benchmarks/gpu.py). Low: assumed, for a fast desktop."""
 _ENGINE_S: Final = Range(5e-6, 17e-6, 26e-6)
 """To queue one operation from autograd's engine, in C++: 18 to 23 µs on that EPYC; low and high as above."""
 
-_LAUNCH_S: Final = 4e-6
-"""Each additional kernel of an operation, `cudaLaunchKernel` alone; assumed."""
+_LAUNCH_S: Final = 4e-6  # each additional kernel of an operation, `cudaLaunchKernel` alone; assumed
 
 _MICRO_BATCH_S: Final = Range(0.5e-3, 1.5e-3, 5e-3)
 """Host time before a micro-batch: Trainer's loop and callbacks; assumed."""

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.ended_with_parent import describe_death, end_with
 from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries.adapters import (
@@ -111,7 +111,7 @@ class Forks:
                     process, path = running.pop(number)
                     os.close(number)
                     _, status = os.waitpid(process, 0)
-                    _send(connection, ForkEnded(path, _death(status)))
+                    _send(connection, ForkEnded(path, describe_death(status)))
                     continue
                 received = connection.recv(2**16)
                 if not received:
@@ -162,8 +162,3 @@ class Forks:
 def _send(connection: socket.socket, ended: ForkEnded) -> None:
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(wire.dumps(ended).encode() + b"\n")
-
-
-def _death(status: int) -> str | None:
-    code = os.waitstatus_to_exitcode(status)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None

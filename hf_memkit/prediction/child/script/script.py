@@ -29,10 +29,7 @@ from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
-from hf_memkit.prediction.child.libraries.library_rules import (
-    refuse_missing_kernels,
-    unmodelled_shapes,
-)
+from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
 from hf_memkit.prediction.child.script.file_guards import redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder

@@ -24,11 +24,9 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
 
-_MAX_INTEGERS: Final = 2**20
-"""Elements of integer tensors whose values are computed."""
+_MAX_INTEGERS: Final = 2**20  # elements of integer tensors whose values are computed
 
-_MAX_FLOATS: Final = 2**10
-"""Elements of float tensors whose values are computed: no images and no optimizer states."""
+_MAX_FLOATS: Final = 2**10  # elements of float tensors whose values are computed: no images and no optimizer states
 
 _MAX_INSPECTED: Final = 2**29
 """Elements of a batch's tensors, and of views and comparisons of them: 680 images of 512 × 512 pixels."""

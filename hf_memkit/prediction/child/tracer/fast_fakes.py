@@ -38,8 +38,7 @@ _PLAIN: Final = frozenset(
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
 _MAX_LENGTH: Final = 64
 """Length of lists, except for operations on all parameters at once."""
-_NO_KEY: Final[tuple[Any, ...]] = ()
-"""Replaces a key if the call must go to torch."""
+_NO_KEY: Final[tuple[Any, ...]] = ()  # replaces a key if the call must go to torch
 
 
 @dataclass(slots=True, eq=False)
@@ -98,12 +97,8 @@ class FastFakes:
         """Everything that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`).
 
         `long`: whether lists of any length are allowed."""
-        parts = [
-            id(func),  # hashing an operation runs Python code
-            torch.get_default_dtype(),
-            torch._C._get_default_device(),
-            torch.is_inference_mode_enabled(),
-        ]
+        defaults = torch.get_default_dtype(), torch._C._get_default_device()
+        parts = [id(func), *defaults, torch.is_inference_mode_enabled()]  # hashing an operation runs Python code
         if not self._add(parts, args, long):
             return _NO_KEY
         if kwargs:

@@ -73,11 +73,9 @@ SHORT_AND_QUIET: Final[dict[str, Any]] = {
 }
 """Fields of TrainingArguments for every traced training: short, and without lasting files."""
 
-_OPTIONAL_S: Final = 20.0
-"""Time limit for an evaluation that does not affect the verdict."""
+_OPTIONAL_S: Final = 20.0  # time limit for an evaluation that does not affect the verdict
 
-_CONTEXT_BYTES: Final = 2**30
-"""Upper bound of a process's memory outside its tensors."""
+_CONTEXT_BYTES: Final = 2**30  # upper bound of a process's memory outside its tensors
 
 
 def traced_training(

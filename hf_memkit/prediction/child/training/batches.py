@@ -27,8 +27,7 @@ from hf_memkit.prediction.child.training.row_sizes import Numbers, RowSizes, Siz
 from hf_memkit.prediction.child.training.traced_batches import on_host
 from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
-_DRAWS: Final = 1_001
-"""Random batches of which the median is the typical one."""
+_DRAWS: Final = 1_001  # random batches of which the median is the typical one
 
 _ENOUGH_PASSES: Final = 25
 _ENOUGH_BATCHES: Final = 10_000
@@ -39,8 +38,7 @@ _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
 """Limits for rows whose size only the collator knows: they are collated singly, the largest first."""
 
-_RANDOM_S: Final = 5.0
-"""Time for random rows with images or sound, from which the typical batch is estimated."""
+_RANDOM_S: Final = 5.0  # time for random rows with images or sound, from which the typical batch is estimated
 
 _COLLATED: Final = 8
 """Number of batches of images or sound that are collated because their estimated sizes may be the largest."""
@@ -48,8 +46,7 @@ _COLLATED: Final = 8
 _MUCH_LARGER: Final = 1.1
 """A worst batch that is this many times as large as the typical one is traced in addition to it."""
 
-_LARGER: Final = 1.02
-"""A batch with this many times the tokens, or pixels, of the worst may be the worst, too."""
+_LARGER: Final = 1.02  # a batch with this many times the tokens, or pixels, of the worst may be the worst, too
 
 Batch = Any
 
@@ -139,9 +136,8 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     shuffled = data.rows is not None and _shuffles(sampler)
 
     # Rows that may be the largest are collated alone, because only the collator knows the size of some.
-    largest_rows: list[int] = []
-    if shuffled or data.marks is not None or data.characters:
-        largest_rows = _largest_rows(data, size)
+    sizes_are_final = data.marks is None and not data.characters
+    largest_rows = _largest_rows(data, size) if shuffled or not sizes_are_final else []
     collated, failed = _collate_singly(largest_rows, rows.collate, _CANDIDATES_S)
     sizes = data.sizes
     if data.marks is not None:
@@ -175,11 +171,13 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     mean: dict[str, tuple[float, float]] = {}
     padding = None
     all_known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
-    if data.marks is None and not data.characters and all_known:
+    if sizes_are_final and all_known:
         mean["typical"] = _relative_mean(batches, typical_rows, sizes, tokens_of)
         if not others:
             mean["worst"] = _relative_mean(batches, worst_rows, sizes, tokens_of)
-        padding = _padding_share(batches if len(typical_rows) > 1 else _draw_batches(sizes, 2), sizes)
+        several = batches if len(typical_rows) > 1 else _draw_batches(sizes, 2)
+        padded = sum(_padded(batch, sizes) for batch in several)
+        padding = 1 - sum(_unpadded(batch, sizes) for batch in several) / max(1, padded)
 
     half = cut = None
     if len(worst_rows) % 2 == 0:
@@ -250,11 +248,6 @@ def _relative_mean(
     mean = sum(tokens_of(batch, sizes) for batch in batches) / len(batches)
     unpadded_mean = sum(_unpadded(batch, sizes) for batch in batches) / len(batches)
     return mean / max(1, tokens_of(one, sizes)), unpadded_mean / max(1, _unpadded(one, sizes))
-
-
-def _padding_share(batches: Sequence[list[int]], sizes: Numbers) -> float:
-    padded = sum(_padded(batch, sizes) for batch in batches)
-    return 1 - sum(_unpadded(batch, sizes) for batch in batches) / max(1, padded)
 
 
 def _if_possible(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -336,8 +329,7 @@ def _form_shuffled(
 ) -> _FormedBatches:
     """Batches of a sampler that can combine any rows."""
     candidates = _combine_largest(collated, size) or [_repeat_to(size, largest_rows)]
-    for row in longest:
-        candidates.append(_repeat_to(size, list(dict.fromkeys([row, *longest, *largest_rows]))))
+    candidates += [_repeat_to(size, list(dict.fromkeys([row, *longest, *largest_rows]))) for row in longest]
     return _FormedBatches(candidates, _draw_batches(sizes, size), sizes)
 
 

@@ -186,9 +186,7 @@ class Evaluations:
         except Exception as error:
             if self._in_loop or self._loops == loops:
                 raise
-            message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            place = line_in_traceback(error.__traceback__)
-            self.notes[f"{call.name}() is predicted up to {place}: {message}"] = None
+            self.notes[f"{call.name}() is predicted up to {_place_and_error(error)}"] = None
             return call.unknown()
         finally:
             self.answer, self._dtype, self._in_loop = answer, outer, False
@@ -246,9 +244,7 @@ class Evaluations:
                     compute(prediction, compute_result=False)
                 except Exception as error:
                     given_tensors = False
-                    message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                    place = line_in_traceback(error.__traceback__)
-                    self.notes[f"compute_metrics: predicted up to {place}: {message}"] = None
+                    self.notes[f"compute_metrics: predicted up to {_place_and_error(error)}"] = None
             return {}
 
         return without_result
@@ -276,6 +272,11 @@ class Evaluations:
 
 
 _REPLACED: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")
+
+
+def _place_and_error(error: Exception) -> str:
+    message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"{line_in_traceback(error.__traceback__)}: {message}"
 
 
 def _with_subclasses(kind: type) -> set[type]:

@@ -120,8 +120,7 @@ def why_padding_needed(trainer: Any) -> str:
     return ""
 
 
-_argument_parsers: list[type] = []
-"""Parsers that read TrainingArguments from the command line."""
+_argument_parsers: list[type] = []  # parsers that read TrainingArguments from the command line
 
 
 def note_argument_parsers() -> None:

@@ -26,8 +26,7 @@ from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.setup.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.setup.setup import Setup
 
-_TYPICAL_BATCHES: Final = 9
-"""Number of typical batches for one of the worst, so that the median is typical."""
+_TYPICAL_BATCHES: Final = 9  # number of typical batches for one of the worst, so that the median is typical
 
 
 def setup_trainer(job: SetupJob) -> Any:

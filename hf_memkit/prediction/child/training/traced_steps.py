@@ -24,8 +24,7 @@ from hf_memkit.prediction.child.training.plan_facts import why_padding_needed
 from hf_memkit.prediction.child.training.traced_batches import Batches, on_host
 from hf_memkit.prediction.traced_training import BatchShapes, PlanFacts
 
-STEPS: Final = 2
-"""Two, because optimizer states exist from the end of the first step on."""
+STEPS: Final = 2  # two, because optimizer states exist from the end of the first step on
 
 FLASH: Final = "flash_attention_2"
 
