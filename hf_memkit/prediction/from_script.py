@@ -193,7 +193,9 @@ class _StepPredictor:
         )
         # RAM that the user did not name, of a machine that may not be the one that trains, decides only about
         # offloading.
-        offloads = engine is not None and engine.offloads
+        zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
+        sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+        offloads = any(section.get("device") in ("cpu", "nvme") for section in sections)
         self.ram_decides = job.ram_is_given or (gpu is not None and gpu.here) or offloads
 
     def predict(self, trace: Trace, notes: Sequence[str] = (), enough_bytes: int | None = None) -> Prediction:

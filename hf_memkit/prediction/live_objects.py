@@ -152,9 +152,6 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         return _tensor, (kind, storage, view, tensor.dtype, trained), state or None, None, None, _set_attributes
 
 
-# ---- tensors ----
-
-
 class _Storage:
     """The storage of one or more tensors, of which one is given."""
 
@@ -196,9 +193,6 @@ def _wrapper_tensor(
 def _set_attributes(made: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(made, name, value)
-
-
-# ---- objects of libraries ----
 
 
 def _reduce_library_object(obj: Any) -> Any:

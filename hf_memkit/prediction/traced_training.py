@@ -100,13 +100,6 @@ class Engine:
         """Stage of ZeRO."""
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
 
-    @property
-    def offloads(self) -> bool:
-        """Whether it keeps states or weights in RAM or on disk."""
-        zero = self.config.get("zero_optimization", {})
-        sections = (zero.get("offload_optimizer"), zero.get("offload_param"))
-        return any((section or {}).get("device") in ("cpu", "nvme") for section in sections)
-
 
 @dataclass(frozen=True, slots=True)
 class Vllm:
@@ -124,9 +117,6 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
-
-
-# ---- for plans ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +230,6 @@ class PlanFacts:
     def saved_bytes(self) -> int:
         """Bytes of the weights in a checkpoint: with adapters only they are saved."""
         return self.weights.trained_bytes + (0 if self.model.adapters else self.weights.frozen_bytes)
-
-
-# ---- results ----
 
 
 @dataclass(frozen=True, slots=True)

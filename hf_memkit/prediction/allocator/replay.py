@@ -59,7 +59,8 @@ def replay(
     allocator = CachingAllocator(
         settings, device or DeviceMemory(cap_bytes, total_bytes=gpu_bytes), allowed_bytes=allowed_bytes, order=order
     )
-    malloc, free, sizes, events = allocator.malloc, allocator.free, trace.sizes_bytes, trace.events
+    malloc, free = allocator.malloc, allocator.free  # looked up once for all events
+    sizes, events = trace.sizes_bytes, trace.events
     blocks: dict[int, Block] = {}
     peak_requested = 0
     allocated: dict[Phase, int] = {}

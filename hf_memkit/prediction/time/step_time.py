@@ -88,6 +88,9 @@ class _Part:
     stretches: list[tuple[Phase, Sequence[int]]]  # phases with their calls
     times: int = 1  # how often it is repeated
 
+    def calls(self) -> list[int]:
+        return [call for _, calls in self.stretches for call in calls]
+
 
 def step_time(
     work: Work,
@@ -125,12 +128,12 @@ def step_time(
         for part in parts:
             clocks.run(part)
     middle = likely.seconds
-    counts: Counter[int] = Counter()
+    counts = Counter[int]()  # of each call in the whole step
     for part in parts:
-        for _, calls in part.stretches:
-            for call, count in Counter(calls).items():
-                counts[call] += part.times * count
-    by_kind, unknown = dict.fromkeys(KINDS, 0.0), Counter[str]()
+        for call in part.calls():
+            counts[call] += part.times
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    unknown = Counter[str]()
     for call, count in counts.items():
         operation = work.operations[call]
         by_kind[operation.kind] += count * durations[call] / _RATES.middle
@@ -189,7 +192,7 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
 def _add_collating(work: Work, parts: list[_Part]) -> None:
     """Adds the time to collate the batches that are copied to the GPU."""
     for part in parts:
-        for call in (call for _, calls in part.stretches for call in calls):
+        for call in part.calls():
             operation = work.operations[call]
             if operation.kind == "transfer":
                 s_per_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
@@ -207,7 +210,9 @@ class _Clocks:
         self.of_micro_batches: dict[Phase, float] = {}
         self.of_optimizer = 0.0
         self.idle = 0.0  # the GPU waits for the host
-        self._variant, self._host_factor, self._hooks_s = variant, host_factor, host_factor * hooks_s
+        self._variant = variant
+        self._host_factor = host_factor
+        self._hooks_s = host_factor * hooks_s
         self._waits = [operation.waits for operation in work.operations]
         self._seconds = [
             duration / _RATES[variant] * (_UNKNOWN[variant] if operation.kind == "unknown" else 1.0)
@@ -225,11 +230,12 @@ class _Clocks:
 
     def run(self, part: _Part) -> None:
         """Adds a part to the clocks."""
-        seconds, queueing, waits = self._seconds, self._queueing, self._waits
+        seconds, queueing, waits = self._seconds, self._queueing, self._waits  # looked up once for all calls
         host = idle = self._host_factor * part.host_s[self._variant]
         gpu = host
-        call_count = sum(len(calls) for _, calls in part.stretches)
-        hooks = self._hooks_s / call_count if call_count and part.number >= 0 else 0.0
+        hooks = 0.0  # seconds per call
+        if part.number >= 0:
+            hooks = self._hooks_s / max(1, len(part.calls()))
         for number, (phase, calls) in enumerate(part.stretches):
             begin = gpu if number else 0.0
             for call in calls:

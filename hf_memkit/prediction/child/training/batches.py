@@ -162,7 +162,12 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
         for index in sorted({most_tokens, most_media})
         if _exceeds(measured[index], measured[worst_index], _LARGER)
     ]
-    worst_rows = _largest_first(formed.candidates[worst_index], longest, collated, data.sizes)
+    alone = _scores(collated)
+
+    def importance(row: int) -> tuple[bool, float, int]:
+        return row in longest, alone.get(row, 0.0), int(data.sizes[row])
+
+    worst_rows = sorted(formed.candidates[worst_index], key=importance, reverse=True)
 
     tokens_of = _unpadded if len(worst_rows) > 1 and _is_concatenated(worst) else _padded
     batches = sorted(formed.batches, key=lambda batch: tokens_of(batch, sizes))
@@ -225,14 +230,6 @@ def _shuffles(sampler: Any) -> bool:
         return False
     inner: Any = sampler.sampler
     return isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
-
-
-def _largest_first(
-    batch: Sequence[int], longest: Sequence[int], collated: Mapping[int, Size], sizes: Numbers
-) -> list[int]:
-    """The rows of a batch: first those with the longest value of a column, then by size, as far as it is known."""
-    scores = _scores(collated)
-    return sorted(batch, key=lambda row: (row not in longest, -scores.get(row, 0.0), -int(sizes[row])))
 
 
 def _is_concatenated(batch: Batch) -> bool:
