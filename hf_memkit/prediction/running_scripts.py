@@ -154,7 +154,7 @@ def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> 
     device, _ = trace_device(worker, script)
     outcome = run_in_worker(worker, replace(request, device=device, lengths_of=tuple(columns)))
     if outcome.lengths is None:
-        raise _failed(script, outcome)
+        raise _error_without_training(script, outcome)
     return outcome.lengths
 
 
@@ -198,11 +198,11 @@ _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
     """The training of an outcome. Raises InputError or ScriptFailed if there is none, as `predict_script`."""
     if outcome.training is None:
-        raise _failed(script, outcome)
+        raise _error_without_training(script, outcome)
     return outcome.training
 
 
-def _failed(script: UserScript, outcome: Outcome) -> InputError:
+def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
     """The error for an outcome without a training."""
     if outcome.untrained is not None:
         message = f"{name_of(script)} ended without calling Trainer.train(): there is no training to trace"

@@ -86,7 +86,7 @@ def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
         if trace.operations[operation] == "cuBLAS workspace" and category >= 0
     ]
-    trace = _reduced(trace, {term: row.size_bytes for term, row in terms.items()}, bucket_bytes)
+    trace = _reduce_gradients(trace, {term: row.size_bytes for term, row in terms.items()}, bucket_bytes)
     return edited(trace, [*added, *workspaces], keep=(_TRACED | {"gradients"}).__contains__)
 
 
@@ -105,7 +105,7 @@ def split_notes(ledger: Ledger) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
+def _reduce_gradients(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
     """Replaces traced gradients by the engine's, and adds its temporary memory for reducing them. `sizes`: of the
     traced terms in the ledger.
 

@@ -156,7 +156,7 @@ class KnownValues:
         if not isinstance(first, torch.Tensor) and not (func in _SERIES and _small(result)):
             return
         unknown = isinstance(first, FakeTensor) and self.of(first) is None
-        if unknown or not self._computed(func, args, kwargs, result):
+        if unknown or not self._compute_result(func, args, kwargs, result):
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -221,7 +221,7 @@ class KnownValues:
             positions += [index.new_empty(selected, dtype=torch.int64) for _ in range(index.dim())]
         return positions
 
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+    def _compute_result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
         given = value is not None and value.given and (func in _INSPECTIONS or func in _COPIES or func.is_view)
         if func is _aten.index.Tensor and result.is_floating_point():  # copies images, and nothing inspects the copies

@@ -99,7 +99,7 @@ def traced_training(
     """
     _refuse(trainer, tracer.device_type)
     plan = plan_facts(trainer) if for_plan else None
-    training = _described(trainer)
+    training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
 
     accumulation = int(trainer.args.gradient_accumulation_steps)
@@ -284,7 +284,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
-def _described(trainer: Any) -> TracedTraining:
+def _describe(trainer: Any) -> TracedTraining:
     """The training as the script has it, without a trace."""
     model = trainer.model
     base = base_model(model)
