@@ -97,8 +97,13 @@ class FastFakes:
         """Everything that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`).
 
         `long`: whether lists of any length are allowed."""
-        defaults = torch.get_default_dtype(), torch._C._get_default_device()
-        parts = [id(func), *defaults, torch.is_inference_mode_enabled()]  # hashing an operation runs Python code
+        # The id, because hashing an operation runs Python code.
+        parts = [
+            id(func),
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
+        ]
         if not self._add(parts, args, long):
             return _NO_KEY
         if kwargs:
