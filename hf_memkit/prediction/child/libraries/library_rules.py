@@ -170,7 +170,7 @@ def skip_triton_kernels() -> None:
 
     def run(self: Any, *args: Any, **kwargs: Any) -> None:
         kernel = _kernel(self)
-        kind = "unknown" if _multiplies_tiles(kernel) else "memory"
+        kind = "unknown" if _multiplies(kernel) else "memory"
         launched(f"triton.{getattr(kernel, '__name__', 'kernel')}", (*args, *kwargs.values()), kind=kind)
 
     for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
@@ -185,7 +185,7 @@ def _kernel(kernel: Any) -> Any:
 
 
 @functools.cache
-def _multiplies_tiles(function: Any) -> bool:
+def _multiplies(function: Any) -> bool:
     """Whether a kernel, or a Triton function that it may call, multiplies tiles (`tl.dot`), so that its time does not
     follow from its bytes."""
     from triton.runtime.jit import JITFunction
@@ -206,7 +206,7 @@ def _multiplies_tiles(function: Any) -> bool:
             if isinstance(function_node, ast.Attribute) and isinstance(function_node.value, ast.Name):
                 owner = known.get(function_node.value.id)
             called.append(getattr(owner, name, None) if owner is not None else known.get(name))
-    return any(_multiplies_tiles(_kernel(callee)) for callee in called if isinstance(callee, JITFunction))
+    return any(_multiplies(_kernel(callee)) for callee in called if isinstance(callee, JITFunction))
 
 
 def patch_bitsandbytes_optimizers() -> None:

@@ -97,9 +97,8 @@ class FastFakes:
         """Everything that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`).
 
         `long`: whether lists of any length are allowed."""
-        # The id, because hashing an operation runs Python code.
         parts = [
-            id(func),
+            id(func),  # hashing an operation runs Python code
             torch.get_default_dtype(),
             torch._C._get_default_device(),
             torch.is_inference_mode_enabled(),
