@@ -36,7 +36,7 @@ class CostRow:
     """One transfer or computation of a step."""
 
     name: str
-    moved_bytes: float  # as in `Traffic`; 0 for the optimizer on the GPU, which is traced, and for hooks
+    moved_bytes: float  # by one GPU, or by the machine in RAM and to the disk; 0 for the optimizer on the GPU
     exposed: Range  # seconds that nothing hides; for collectives they include the passes through the GPU's memory
     total: Range  # seconds without any overlap
 

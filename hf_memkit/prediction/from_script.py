@@ -199,7 +199,7 @@ class _StepPredictor:
         self.ram_decides = job.ram_is_given or (gpu is not None and gpu.here) or offloads
 
     def predict(self, trace: Trace, notes: Sequence[str] = (), enough_bytes: int | None = None) -> Prediction:
-        """The prediction of a trace. `enough_bytes`: as for `predict_traced`."""
+        """The prediction of a trace. `enough_bytes`: a size that it certainly does not fit."""
         traced, machine, other = self._traced, self._job.machine, self._job.other
         trainer = traced.trainer
         if not is_live(self._job.script):

@@ -204,7 +204,7 @@ _lending: Final = Lock()
 
 @contextlib.contextmanager
 def lent_worker(python: str | None) -> Iterator[Worker]:
-    """A worker for exclusive use, which is kept for the next caller. `python`: as for `Worker`."""
+    """A worker for exclusive use, which is kept for the next caller. `python`: interpreter; None: this process's."""
     with _lending:
         kept = _idle.pop() if _idle else None
     if kept is not None and not kept.is_idle_for(python):

@@ -55,7 +55,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """Settings with which a waiting script continues, without options of models; `result`: as in `Case`."""
+    """Settings with which a waiting script continues, without options of models; `result`: file for its result."""
 
     result: str
     overrides: Overrides

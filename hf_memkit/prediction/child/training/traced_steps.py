@@ -82,7 +82,7 @@ class ChosenSteps:
 
 def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) -> ChosenSteps:
     """Two steps with typical batches, then the worst, then batches that would need less; only the worst if all batches
-    have about the same size. `worst`: as for `traced_training`; `on_gpu`: whether flash attention is available."""
+    have about the same size. `worst`: False: the loader's first batches; `on_gpu`: flash attention is available."""
     loader = on_host(trainer.get_train_dataloader())
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)
