@@ -25,7 +25,7 @@ from hf_memkit.common.answer.answer import (
     WholeGpu,
 )
 from hf_memkit.common.answer.page import write_page
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.answer.terminal import show, show_blocks
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.measuring.report.answer import GLOSSARY
@@ -139,7 +139,7 @@ def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Answe
     gpu = WholeGpu(prediction.peak_reserved_bytes[1] / GIB, prediction.outside_allocator_bytes / GIB, capacity)
     basis = [f"Confidence: {prediction.confidence}.", f"Computed from: {prediction.source}."]
     notes = (note.rstrip(".") for note in prediction.notes if note not in leave_out)
-    basis += [f"Note: {text(note, _LONGEST_NOTE)}." for note in notes]
+    basis += [f"Note: {printable(note, _LONGEST_NOTE)}." for note in notes]
     return [
         Lines([f"{line}." for line in prediction.summary()], views=View.SHORT),
         Lines(["Omit --short to see RAM and notes; --json prints every number."], views=View.SHORT),

@@ -26,7 +26,8 @@ from hf_memkit.common.answer.answer import (
     View,
     WholeGpu,
 )
-from hf_memkit.common.answer.safe_text import sentence, text
+from hf_memkit.common.answer.safe_text import printable as text
+from hf_memkit.common.answer.safe_text import sentence
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.out_of_memory.change import item_of_change

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hf_memkit.common.answer.terminal import rendered, show
+from hf_memkit.common.answer.terminal import render, show
 from hf_memkit.measuring.report.answer import report_answer
 from hf_memkit.measuring.report.load import Run, RunReader
 from hf_memkit.measuring.report.sanitize import text
@@ -59,7 +59,7 @@ def _live(reader: RunReader, console: Console) -> None:
         for grew, run in _readings(reader):
             if run is not None and (grew or run.ending.why != shown):
                 shown = run.ending.why
-                live.update(rendered(report_answer(run), console.width), refresh=True)
+                live.update(render(report_answer(run), console.width), refresh=True)
 
 
 def _lines(reader: RunReader, console: Console) -> None:
