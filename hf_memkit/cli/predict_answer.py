@@ -198,19 +198,20 @@ def accumulated(setup: Setup) -> str:
 
 def sizes(prediction: Prediction) -> dict[str, str]:
     """Rows: reserved memory, the smallest cap, the limit of the GPU, RAM and disk."""
+    level = prediction.confidence.level
     low, high = prediction.peak_reserved_bytes
-    total = [size + prediction.outside_allocator_bytes for size in (low, high)]
-    outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
-    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share_text(level)} of "
-    return {
-        "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
-        f"{_range(*total)}",
-        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory; "
-        f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}",
-        **({"limit": limit + size_text(prediction.room_bytes)} if prediction.capacity_bytes else {}),
-        "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
-        f"disk {size_text(prediction.disk_bytes)}",
-    }
+    outside = prediction.outside_allocator_bytes
+    total = _range(low + outside, high + outside)
+    reserved = f"{_range(low, high)}; with {size_text(outside)} outside the allocator (context, libraries): {total}"
+    cap = f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory"
+    slack = f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}"
+    rows = {"reserved": reserved, "smallest cap": f"{cap}; {slack}"}
+    if prediction.capacity_bytes:
+        share = f"{full_share_text(level)} of {size_text(prediction.room_bytes)}"
+        rows["limit"] = f"fits up to {size_text(prediction.limit_bytes)}: {share}"
+    ram = f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}"
+    rows["host"] = f"{ram}, disk {size_text(prediction.disk_bytes)}"
+    return rows
 
 
 def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str, micro_batch: int) -> list[str]:

@@ -36,11 +36,8 @@ class Candidate:
     """Input for one setup of a recipe.
 
     Attributes:
-        recipe, request: the recipe, and the request beyond it.
-        machine: the machine with its GPU.
-        model: its shapes.
+        machine: has a GPU.
         shortest: tokens in a sequence: requested, or the recipe's.
-        variant: one of the recipe's.
         checkpointing: one of the variant's kinds; empty if it lists none.
         length: tokens in a sequence to try, if the longest that fits is wanted.
     """

@@ -200,43 +200,36 @@ class _Part(NamedTuple):
 
 
 def _parts(block: Bars, gpu: WholeGpu) -> list[_Part]:
-    """The parts of the GPU's memory. The last is the free or missing memory, if it is known."""
+    """The parts of the GPU's memory. With a known capacity the last one is the free or missing memory."""
     bars_gib = sum(bar.size for bar in block.rows)
-    reserved = max(bars_gib, gpu.reserved)
     parts = [_Part(bar.name, bar.size, style=_fill(bar.colour)) for bar in block.rows]
-    parts.append(_Part("reserved, unused", reserved - bars_gib, "cached"))
+    parts.append(_Part("reserved, unused", max(0.0, gpu.reserved - bars_gib), "cached"))
     parts.append(_Part("outside the allocator", gpu.outside, "outside"))
-
-    needs = reserved + gpu.outside
-    missing = needs - _whole_gib(block, gpu)
-    if missing >= 0.005:  # visible with two decimals
-        parts.append(_Part(_MISSING, missing, "line dash", "border-color: var(--bad)"))
-    elif gpu.capacity is not None:
-        parts.append(_Part(_FREE, max(0.0, -missing)))
+    if gpu.capacity is None:
+        return parts
+    free = gpu.capacity - sum(part.gib for part in parts)
+    if free <= -0.005:  # visible with two decimals
+        parts.append(_Part(_MISSING, -free, "line dash", "border-color: var(--bad)"))
+    else:
+        parts.append(_Part(_FREE, max(0.0, free)))
     return parts
 
 
-def _whole_gib(block: Bars, gpu: WholeGpu) -> float:
-    """The GPU's capacity; if it is unknown, the memory that is used."""
-    bars_gib = sum(bar.size for bar in block.rows)
-    return gpu.capacity or max(bars_gib, gpu.reserved) + gpu.outside or 1.0
-
-
 def _parts_table(block: Bars, gpu: WholeGpu) -> Html:
-    whole = _whole_gib(block, gpu)
-    share_title = ">of the GPU" if gpu.capacity else ">of all"
+    parts = _parts(block, gpu)
+    whole = gpu.capacity or sum(part.gib for part in parts) or 1.0
     rows = []
-    for part in _parts(block, gpu):
+    for part in parts:
         name = join([_chip(part.style, part.class_), part.name])
         rows.append((name, f"{part.gib:.2f}", f"{100 * part.gib / whole:.0f} %"))
-    return _table(block.caption, ("what", ">GiB", share_title), rows)
+    return _table(block.caption, ("what", ">GiB", ">of the GPU" if gpu.capacity else ">of all"), rows)
 
 
 def _picture(block: Bars, gpu: WholeGpu) -> Html:
     """The GPU as one bar, with a line where its memory ends if more is needed."""
-    whole = _whole_gib(block, gpu)
     parts = _parts(block, gpu)
     used = [part for part in parts if part.gib > 0 and part.name not in (_MISSING, _FREE)]
+    whole = gpu.capacity or sum(part.gib for part in used) or 1.0
     width = max(whole, sum(part.gib for part in used))
     drawn = []
     for part in used:
