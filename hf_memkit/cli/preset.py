@@ -132,7 +132,7 @@ def copy(
     _refuse_without_use(shown, name, script)
     if target is None:
         print(shown.text(as_yaml=True), end="")
-        preset_answer.printed(setup, _file_of(setup, script))
+        preset_answer.print_problems(setup, _file_of(setup, script))
         return 0
 
     new_folder = not target.parent.exists()
@@ -141,7 +141,7 @@ def copy(
         written = _file_of(setup, script, _deepspeed(files))
         print_json({**setup.to_json(), "files": [str(file) for file in files], **written.to_json()})
         return 0
-    preset_answer.written(setup, shown, files, script, new_folder=new_folder)
+    preset_answer.print_files(setup, shown, files, script, new_folder=new_folder)
     return 0
 
 

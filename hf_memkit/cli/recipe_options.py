@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,19 +47,10 @@ class RecipeOptions(FolderOptions, MachineOptions):
     @property
     def request(self) -> Request:
         """The request without the user's own arguments, GPUs and nodes."""
-        return Request(
-            recipe=self.name,
-            variant=self.variant,
-            model=expand(self.model),
-            data=expand(self.data),
-            gpu=self.gpu,
-            gpu_memory=self.gpu_memory,
-            ram=self.ram,
-            max_steps=self.max_steps,
-            sequence_length=self.sequence_length,
-            output=expand(self.output) or "",
-            nvme_path=expand(self.nvme_path),
-        )
+        names = ("variant", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values |= {name: expand(getattr(self, name)) for name in ("model", "data", "nvme_path")}
+        return Request(recipe=self.name, output=expand(self.output) or "", **values)
 
     @property
     def shown_only(self) -> bool:

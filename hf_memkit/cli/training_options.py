@@ -92,10 +92,8 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         from hf_memkit.recipes.resolve import read_own_arguments
         from hf_memkit.setup.own_arguments import wrong_counts
 
-        request = replace(
-            request, recipe=self.recipe, variant=self.variant, model=self.model, preset=self.preset or "",
-            sequence_length=self.sequence_length, trust_remote_code=self.trust_remote_code,
-        )  # fmt: skip
+        names = ("recipe", "variant", "model", "sequence_length", "trust_remote_code")
+        request = replace(request, preset=self.preset or "", **{name: getattr(self, name) for name in names})
         if self.recipe is not None:
             return self._read_recipe(request)
         if self.variant != "auto":
@@ -110,10 +108,9 @@ class TrainingOptions(MachineOptions, SubjectOptions):
                 raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
             request = replace(request, preset=name)
             techniques = tuple(each for each in techniques if each in PRESETS)
-        request = read_own_arguments(
-            replace(request, techniques=techniques), self.settings or (), self.args,
-            batch_size=self.batch_size, accumulation=self.accumulation,
-        )  # fmt: skip
+        request = replace(request, techniques=techniques)
+        pairs, batch_size, accumulation = self.settings or (), self.batch_size, self.accumulation
+        request = read_own_arguments(request, pairs, self.args, batch_size=batch_size, accumulation=accumulation)
         if problems := wrong_counts(request.arguments):
             raise SettingError("\n".join(problems))
         return None, request

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,18 +90,16 @@ class RecipeRun:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
+        names = ("gpus", "nodes", "prediction", "target_prediction")
         return cls(
             recipe=content["recipe"],
             variant=content["variant"],
             setup=Setup.from_json(content["setup"]),
             target=Setup.from_json(content["target"]) if content["target"] else None,
             not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
-            gpus=content.get("gpus", 1),
-            nodes=content.get("nodes", 1),
-            prediction=content.get("prediction"),
-            target_prediction=content.get("target_prediction"),
             asked=content.get("asked", content["recipe"]),
             needs_less=tuple(content.get("needs_less", ())),
+            **{name: content[name] for name in names if name in content},
         )
 
     def new_file(self, names: list[str]) -> dict[str, Any]:
@@ -112,12 +110,9 @@ class RecipeRun:
 
 def default_output(recipe: str, variant: str) -> str:
     """A folder in `memkit-runs/` that no run has used: `gpt2-on-16gb-resident`, then `gpt2-on-16gb-resident-2` …"""
-    folder = first = _HOME / f"{recipe}-{variant}"
-    for number in count(2):
-        if not (folder / RUN_FILE).exists():
-            break
-        folder = first.with_name(f"{first.name}-{number}")
-    return str(folder)
+    first = f"{recipe}-{variant}"
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
+    return next(str(_HOME / name) for name in names if not (_HOME / name / RUN_FILE).exists())
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:

@@ -85,7 +85,8 @@ def _check_gpu(setup: Setup, ranks: Ranks) -> None:
         missing = ops.missing_tools(("compiled optimizer",), cpu=True)
         if missing:
             install = f"sudo apt-get install {' '.join(missing)}"
-            raise MissingPackageError(f"the optimizer is compiled here, without {', '.join(missing)}. Type: {install}")
+            lacks = f"this machine lacks {', '.join(missing)}, which the optimizer's compilation needs"
+            raise MissingPackageError(f"{lacks}. To install, type: {install}")
 
 
 def nvme_path(setup: Setup) -> str | None:

@@ -278,7 +278,7 @@ def spoilt(**more: Any) -> dict[str, Any]:
         ({"messages": [USER, USER, ANSWER]}, "message 2 is the user's, after the user's; expected assistant there"),
         ({"messages": [USER, ANSWER, BRIEF]}, "message 3 is the system's, after the assistant's; expected user"),
         ({"messages": [ANSWER]}, "message 1 is the assistant's, and the conversation begins with it; expected"),
-        ({"messages": [{**USER, "tool_calls": CALL["tool_calls"]}, ANSWER]}, "messages[0]: 'tool_calls' in a turn of the user"),
+        ({"messages": [{**USER, "tool_calls": CALL["tool_calls"]}, ANSWER]}, "messages[0]: 'tool_calls' in"),
     ],
 )  # fmt: skip
 def test_spoilt_conversations(tmp_path: Path, row: Any, expected: str) -> None:

@@ -184,7 +184,7 @@ def _bars(block: Bars) -> Html:
     largest = max((bar.size for bar in block.rows), default=0) or 1
     rows = []
     for bar in block.rows:
-        drawn = el("div", class_="bar", style=_part_style(bar.size / largest, _fill(bar.colour)))
+        drawn = el("div", class_="bar", style=_part_style(bar.size / largest, f"background: var(--{bar.colour})"))
         rows.append((bar.name, *bar.cells, drawn))
     first, *others = block.columns
     return _table(block.caption, (first, *(f">{name}" for name in others), ""), rows, "bars")
@@ -202,7 +202,7 @@ class _Part(NamedTuple):
 def _parts(block: Bars, gpu: WholeGpu) -> list[_Part]:
     """The parts of the GPU's memory. With a known capacity the last one is the free or missing memory."""
     bars_gib = sum(bar.size for bar in block.rows)
-    parts = [_Part(bar.name, bar.size, style=_fill(bar.colour)) for bar in block.rows]
+    parts = [_Part(bar.name, bar.size, style=f"background: var(--{bar.colour})") for bar in block.rows]
     parts.append(_Part("reserved, unused", max(0.0, gpu.reserved - bars_gib), "cached"))
     parts.append(_Part("outside the allocator", gpu.outside, "outside"))
     if gpu.capacity is None:
@@ -244,10 +244,6 @@ def _picture(block: Bars, gpu: WholeGpu) -> Html:
 
 def _part_style(share: float, fill: str) -> str:
     return f"width: {100 * share:.2f}%; {fill}"
-
-
-def _fill(colour: str) -> str:
-    return f"background: var(--{colour})"
 
 
 def _chip(style: str, kind: str = "") -> Html:

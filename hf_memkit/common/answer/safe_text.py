@@ -24,12 +24,7 @@ def _printable_character(character: str) -> str:
         return " "
     if unicodedata.category(character) not in _CONTROLS:
         return character
-    code = ord(character)
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    if code < 0x10000:
-        return f"\\u{code:04x}"
-    return f"\\U{code:08x}"
+    return character.encode("unicode_escape").decode()
 
 
 def sentence(value: str) -> str:

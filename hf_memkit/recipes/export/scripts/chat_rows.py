@@ -113,8 +113,10 @@ def conversation(row: Mapping[str, Any], form: str = "messages", column: str = "
         role = message["role"]
         if role not in FOLLOWS[previous]:
             after = f"after the {previous}'s" if previous else "and the conversation begins with it"
-            hint = "; join both into one" if role == previous else "; put it first" if role == "system" else ""
             expected = " or ".join(FOLLOWS[previous])
+            hint = "; join both into one" if role == previous else ""
+            if role == "system" != previous:
+                hint = "; put it first"
             raise RowError(f"message {number} is the {role}'s, {after}; expected {expected} there{hint}")
         previous = role
     if not any(message["role"] == "assistant" for message in messages):
