@@ -101,7 +101,7 @@ def _print_use(target: Path, script: str) -> None:
         if is_json:
             say("TRL reads YAML; JSON is YAML too")
     elif is_json:
-        say(f"Use it: python SCRIPT {target}, with no other argument, as for transformers' examples")
+        say(f"Use it: python SCRIPT {target}, with no other argument: that is how transformers' examples read it")
     elif script == "run_clm":
         say_to_stderr(f"Note: transformers' examples read JSON only: memkit preset copy … {target.stem}.json")
     else:
