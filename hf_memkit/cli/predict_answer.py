@@ -135,11 +135,13 @@ def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Answe
         Bar(name, allocated / GIB, (size_text(allocated), size_text(reserved)), f"phase-{name}")
         for name, (allocated, reserved) in prediction.phases.items()
     ]
+
     capacity = prediction.capacity_bytes / GIB if prediction.capacity_bytes is not None else None
     gpu = WholeGpu(prediction.peak_reserved_bytes[1] / GIB, prediction.outside_allocator_bytes / GIB, capacity)
     basis = [f"Confidence: {prediction.confidence}.", f"Computed from: {prediction.source}."]
     notes = (note.rstrip(".") for note in prediction.notes if note not in leave_out)
     basis += [f"Note: {printable(note, _LONGEST_NOTE)}." for note in notes]
+
     return [
         Lines([f"{line}." for line in prediction.summary()], views=View.SHORT),
         Lines(["Omit --short to see RAM and notes; --json prints every number."], views=View.SHORT),
