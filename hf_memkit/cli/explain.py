@@ -52,13 +52,13 @@ def explain(
     from rich.console import Console
 
     from hf_memkit.common.answer.answer import Lines
-    from hf_memkit.common.answer.safe_text import text
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.common.answer.terminal import show
 
     arguments, notes = _arguments(args) if args is not None else (None, [])
     explanations, empty = _explanations(source, arguments)
     for note in notes:
-        print(f"memkit: {text(note, 400)}", file=sys.stderr)
+        print(f"memkit: {printable(note, 400)}", file=sys.stderr)
     if as_json:
         print_json([explanation.to_json() for explanation in explanations])
     elif empty is not None:
@@ -169,15 +169,15 @@ def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tu
 def _of_log(
     raw: io.BufferedReader[Any], path: Path | None, arguments: Mapping[str, Any] | None
 ) -> tuple[list[Explanation], str | None]:
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.measuring.out_of_memory import Explanation, explain_oom
-    from hf_memkit.measuring.report.sanitize import text
 
     if raw.peek(1):
         start = raw.peek(64)[:64]
         marked = start.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in start
         encoding = "utf-16" if marked else "utf-8"  # PowerShell's `>` writes UTF-16
         return [explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)], None
-    name = "Standard input" if path is None else text(str(path))
+    name = "Standard input" if path is None else printable(str(path))
     how = "python train.py 2>&1 | memkit explain" if path is None else "python train.py > train.log 2>&1"
     why = "a pipe or `>` alone omits standard error, where errors go"
     return [Explanation(None)], f"{name} is empty: {why}. Type: {how}"
@@ -185,9 +185,9 @@ def _of_log(
 
 def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     """One explanation for each rank that ran out of memory in the run's last training."""
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.measuring.out_of_memory import Explanation, explain_killed, explain_oom, explain_records
     from hf_memkit.measuring.report.load import load_run
-    from hf_memkit.measuring.report.sanitize import text
 
     explanations: list[Explanation] = []
     run = load_run(folder)
@@ -203,6 +203,6 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             explanations.append(explain_oom(str(error)))
     if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
-    name = text(folder)
+    name = printable(folder)
     none = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
     return [Explanation(None)], f"{none}\nFor its memory use, type: memkit report {shlex.quote(name)}"

@@ -101,21 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(note, file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
-        # Without a command, typer has printed the help, and its error has no text.
-        if message := error.format_message().rstrip("."):
-            asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
-            # An error without a subclass is a surplus word.
-            option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            any_other = _INSTEAD.get((asked, "--…"), "") if message.startswith("No such option") else ""
-            words = sys.argv[1:] if arguments is None else arguments
-            if asked == "memkit predict" and not any(word.endswith(".py") or word == "-m" for word in words):
-                any_other = ""  # without a script there are no arguments after --
-            instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
-            if instead:
-                near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
-                instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
-                message = message.partition(" (Possible")[0] + instead
-            print(f"memkit: error: {message} (see `{asked} --help`)", file=sys.stderr)
+        if error.format_message():  # without a command, typer has printed the help, and its error has no text
+            line = _usage_message(error, sys.argv[1:] if arguments is None else arguments)
+            print(f"memkit: error: {line}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if not (message := boot.missing(error.name) or missing_here()):
@@ -130,11 +118,29 @@ def main(arguments: list[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _verb(arguments: list[str] | None) -> str:
+def _usage_message(error: Any, words: list[str]) -> str:
+    """The message of the parser's error, with what to write instead."""
+    message = error.format_message().rstrip(".")
+    verb = error.ctx.command_path if error.ctx is not None else _verb(words)
+    # An error of the base class is about a surplus word.
+    option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
+    fix = _INSTEAD.get((verb, option or ""), "")
+    has_script = any(word.endswith(".py") or word == "-m" for word in words)
+    takes_arguments = verb != "memkit predict" or has_script
+    if not fix and option is not None and message.startswith("No such option") and takes_arguments:
+        fix = _INSTEAD.get((verb, "--…"), "")
+    if fix:
+        near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
+        message = message.partition(" (Possible")[0]
+        message += f"{near} {fix[0].upper()}{fix[1:]}" if near else f"; {fix}"
+    return f"{message} (see `{verb} --help`)"
+
+
+def _verb(words: list[str]) -> str:
     """The verb of the command line, such as `"memkit predict"`, for an error of the parser without a context."""
     command: Any = typer.main.get_command(app)
     path = ["memkit"]
-    for word in sys.argv[1:] if arguments is None else arguments:
+    for word in words:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
             break

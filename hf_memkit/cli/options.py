@@ -39,9 +39,7 @@ Json = Annotated[bool, option("Print JSON.", "--json")]
 class MachineOptions:
     """A described machine; by default this one."""
 
-    gpu: Annotated[
-        str | None, option("GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
-    ] = None
+    gpu: Annotated[str | None, option("GPU by name or size, such as T4 or 16GB. Default: this machine's.")] = None
     gpu_memory: Annotated[str | None, more("Any GPU of this size with bf16, such as 16GB.")] = None
     ram: Annotated[str | None, more("RAM of the machine, such as 64GB. Default: this machine's.")] = None
 
@@ -71,8 +69,13 @@ def flags_given(options: Any, *names: str) -> list[str]:
 
 
 _FLAGS: Final = {
-    "settings": "--set", "as_json": "--json", "module": "-m", "phases": "--no-phases", "arguments": "arguments",
-}  # fmt: skip
+    "settings": "--set",
+    "as_json": "--json",
+    "module": "-m",
+    "phases": "--no-phases",
+    "arguments": "arguments",
+}
+"""Field → its flag, if it has another name."""
 
 
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:

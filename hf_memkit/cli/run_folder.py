@@ -57,19 +57,15 @@ class FolderOptions:
         address, port = self.master_addr or "", self.master_port or MASTER_PORT
         place = LaunchLayout(self.gpus or gpus, self.nodes or nodes, self.node_rank or 0, address, port)
         if place.nodes == 1:
-            if needless := self._of_several_machines():
-                raise InputError(
-                    f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
-                )
+            if names := ", ".join(self._of_several_machines()):
+                raise InputError(f"{names}: only for several machines. Add --nodes N, or omit {names}")
             return place
         missing = [] if place.master_addr else ["--master-addr ADDRESS (of machine 0)"]
         missing += [f"--node-rank N (0 to {place.nodes - 1})"] if self.node_rank is None else []
         if missing and not self.shown_only:
             raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
         if place.node_rank >= place.nodes:
-            raise InputError(
-                f"--node-rank {place.node_rank}: must be below --nodes {place.nodes}; write 0 to {place.nodes - 1}"
-            )
+            raise InputError(f"--node-rank {place.node_rank}: too large. Write 0 to {place.nodes - 1}")
         return place
 
     def _of_several_machines(self) -> list[str]:
@@ -79,19 +75,16 @@ class FolderOptions:
     def _place_of_launcher(self, ranks: Ranks) -> LaunchLayout:
         place = LaunchLayout(ranks.local_world_size, ranks.nodes)
         if place.processes != ranks.world_size:
-            raise InputError(
-                f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
-                f"start the same number on each machine"
-            )
-        for flag, asked, started in (("--gpus", self.gpus, place.gpus), ("--nodes", self.nodes, place.nodes)):
-            if asked is not None and asked != started:
-                raise InputError(
-                    f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
-                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
-                )
-        needless = self._of_several_machines()
-        if needless and FOLDER_VARIABLE not in os.environ:  # memkit starts its ranks with all options
-            raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
+            counts = f"{ranks.world_size} processes, {ranks.local_world_size} of them on this machine"
+            raise InputError(f"the launcher started {counts}. Start the same number on each machine")
+        started = f"the launcher started {place.gpus} processes on each of {place.nodes} machines"
+        if self.gpus not in (None, place.gpus):
+            raise InputError(f"--gpus {self.gpus}: {started}. Omit --gpus")
+        if self.nodes not in (None, place.nodes):
+            raise InputError(f"--nodes {self.nodes}: {started}. Omit --nodes")
+        names = ", ".join(self._of_several_machines())
+        if names and FOLDER_VARIABLE not in os.environ:  # memkit starts its ranks with all options
+            raise InputError(f"{names}: set by the launcher. Omit {names}")
         return place
 
 
@@ -142,7 +135,9 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
 
     close_workers()
     as_json = options.as_json
-    say = printing.silent if not ranks.is_first else printing.say_to_stderr if as_json else printing.say
+    say = printing.say_to_stderr if as_json else printing.say
+    if not ranks.is_first:
+        say = printing.silent
     # Standard output is for the JSON: Trainer prints its logs there.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
@@ -163,20 +158,19 @@ def refuse_too_few_gpus(place: LaunchLayout) -> None:
 
     visible = torch.cuda.device_count()
     if 0 < visible < place.gpus:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = f"CUDA_VISIBLE_DEVICES={shown} leaves {visible}" if shown else f"this machine has {visible}"
-        raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        limit = f"CUDA_VISIBLE_DEVICES={variable} leaves {visible}" if variable else f"this machine has {visible}"
+        raise InputError(f"--gpus {place.gpus}: {limit}. Give --gpus {visible} or fewer.")
 
 
 def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
     """Refuses another number of processes: batch, data order and ZeRO checkpoints depend on it."""
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
-        machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
-        options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
-        raise InputError(
-            f"{job.output}: has {job.gpus} processes{machines}, among which its batch and checkpoints are split; add "
-            f"{options}"
-        )
+        machines, options = "", f"--gpus {job.gpus}"
+        if job.nodes > 1:
+            machines, options = f" on each of {job.nodes} machines", f"{options} --nodes {job.nodes}"
+        split = f"its batch and checkpoints are for {job.gpus} processes{machines}"
+        raise InputError(f"{job.output}: {split}. Add {options}")
 
 
 def refuse_mistakes(job: RecipeRun) -> None:

@@ -22,15 +22,8 @@ _FACTOR = {
 
 
 def parse_size(text: str, subject: str = "") -> int:
-    """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30).
-
-    Args:
-        text: a number and a unit.
-        subject: start of an error message, such as `"RAM"`.
-
-    Raises:
-        InputError: `text` is not a size, has no unit, or is not above zero.
-    """
+    """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30). Raises InputError if `text` is not
+    a size, has no unit, or is not above zero. `subject`: start of the message, such as `"--ram"`."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     place = f"{subject}: " if subject else ""
     if match and not match[2] and float(match[1]) > 0:
@@ -42,14 +35,8 @@ def parse_size(text: str, subject: str = "") -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`.
-
-    Args:
-        text: a number, a unit of size, and `/s`.
-
-    Raises:
-        InputError: `text` is not a rate of bytes, or not above zero.
-    """
+    """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`. Raises InputError if `text` is not a
+    rate of bytes, or not above zero."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*(/\s*s)?\s*", text)
     unit = match[2] if match else ""
     if match is None or float(match[1]) <= 0:

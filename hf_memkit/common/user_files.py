@@ -34,7 +34,7 @@ def parsed(place: str, parse: Callable[[str], T], text: str) -> T:
         if not level:
             return content
         if len(level) > _MOST:
-            raise InputError(f"{place}: holds more than {_MOST} values, counting its aliases. Give a shorter file")
+            raise InputError(f"{place}: more than {_MOST} values, with YAML aliases expanded. Give a shorter file")
     raise _too_deep(place)
 
 
@@ -57,9 +57,7 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
     """Check that `write_text` may write `path`. Raises InputError if `path` exists and `overwrite` is false (the
     message ends with `instead`), or it is a broken link."""
     if path.is_symlink() and not path.exists():
-        raise InputError(
-            f"{path}: a link to {path.readlink()}, which does not exist. Remove it, or choose another name"
-        )
+        raise InputError(f"{path}: a broken link, to {path.readlink()}. Remove it, or give another name")
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; {instead}")
 

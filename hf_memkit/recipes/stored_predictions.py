@@ -31,12 +31,10 @@ class StoredPrediction:
     """One variant with one kind of checkpointing.
 
     Attributes:
-        variant: its name.
         checkpointing: the kind, `none`, or empty if the variant lists none.
         bf16: whether the GPU computes in bf16; fp16 otherwise.
         micro_batch_size, accumulation: sequences in a forward pass of a GPU, and micro-batches in a step.
-        sequence_length: tokens.
-        gpus, nodes: GPUs on each machine, and machines.
+        gpus: on each machine.
         prediction: its needs; the verdict is for the GPU of the prediction.
     """
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from hf_memkit.catalog.hardware import described_machine
-from hf_memkit.common.answer.terminal import rendered
+from hf_memkit.common.answer.terminal import render
 from hf_memkit.plan import wording
 from hf_memkit.plan.answer import plan_answer, plans_json
 from hf_memkit.plan.make_plan import _gpu_variant_notes
@@ -30,13 +30,13 @@ def shown(results: RenderableType, width: int = 80) -> list[str]:
 
 
 def view(made: Plan, width: int, *, short: bool = False) -> RenderableType:
-    return rendered(plan_answer([made], {}), width, short=short)
+    return render(plan_answer([made], {}), width, short=short)
 
 
 def compared_view(
     plans: Sequence[Plan], prices: Mapping[str, float], width: int, *, short: bool = False
 ) -> RenderableType:
-    return rendered(plan_answer(plans, prices, compared=True), width, short=short)
+    return render(plan_answer(plans, prices, compared=True), width, short=short)
 
 
 def of(made: Plan, **options: bool) -> str:

@@ -19,13 +19,13 @@ from transformers import (
 from hf_memkit import predict_recipe
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
-from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolve_run
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
 from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.recipes.by_data import ByData, _with_lengths, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
-from hf_memkit.recipes.variant_search import unjudged
+from hf_memkit.recipes.variant_search import predict_nothing
 from hf_memkit.run.ranks import LaunchLayout, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
@@ -96,7 +96,7 @@ def test_the_worst_batch_is_the_run_s(
     pairs = [f"{key}={value}" for key, value in settings.items()]
     options, recipe = RecipeOptions(name=name, data=source, output="run", settings=pairs), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), unjudged)
+    job, _ = resolve_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), predict_nothing)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -110,6 +110,10 @@ class Cell:
     strong: bool = False
 
 
+def as_cell(cell: str | Cell) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
 @dataclass(frozen=True, slots=True)
 class Table(AnswerBlock):
     """
@@ -130,6 +134,15 @@ class Table(AnswerBlock):
     marked: bool = False
     tall: bool = False
     whole: bool = False
+
+    def kept_columns(self) -> list[tuple[int, str]]:
+        """(index, name) of the first column, and of each other column with a value in any row."""
+        empty = ("", NONE, Cell(NONE))
+        return [
+            (index, name)
+            for index, name in enumerate(self.columns)
+            if index == 0 or any(row[index] not in empty for row in self.rows)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from hf_memkit.common.answer.answer import Item
-from hf_memkit.common.answer.safe_text import sentence, text
+from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.measuring.record_types import ProposedChange
 from hf_memkit.setup.techniques.registry import Technique, assignment
 
@@ -42,7 +42,7 @@ class Change:
     @property
     def assignment(self) -> str:
         """`optim: adamw_torch → adamw_bnb_8bit`."""
-        return text(assignment(self.key, self.value, self.current))
+        return printable(assignment(self.key, self.value, self.current))
 
     def __str__(self) -> str:
         """`optim: adamw_torch → adamw_bnb_8bit: reason. Saves 1.20 GiB (basis). Costs: cost.`"""

@@ -10,8 +10,7 @@ from typing import Any, Final, TextIO, cast
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
-from hf_memkit.common.answer.safe_text import sentence
-from hf_memkit.common.answer.safe_text import text as safe_text
+from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
@@ -122,7 +121,7 @@ class Explanation:
         if prediction and "peak_allocated_gib" in prediction:
             yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
         if self.others:
-            others = [(_line(each), safe_text(each.message.quote)) for each in self.others[:_LISTED]]
+            others = [(_line(each), printable(each.message.quote)) for each in self.others[:_LISTED]]
             yield Facts(others, heading="Also in this log")
         if len(self.others) > _LISTED:
             yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
@@ -294,7 +293,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
         why: how they end.
         in_ram: whether they show that host RAM ran out; otherwise the cause is `unknown`.
     """
-    message = OomMessage("sigkill", "the system", "host", safe_text(why, 600), pid=run.get("host", {}).get("pid"))
+    message = OomMessage("sigkill", "the system", "host", printable(why, 600), pid=run.get("host", {}).get("pid"))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []
     verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
@@ -313,7 +312,7 @@ def from_record(oom: OomRecord) -> OomMessage:
     sizes: dict[str, Any] = {
         f"{name}_bytes": round(counters[f"{name}_gib"] * GIB) for name in names if f"{name}_gib" in counters
     }
-    quote = safe_text(f"{oom.get('error_type') or 'error'}: {text}", 600) if parsed is None else parsed.quote
+    quote = printable(f"{oom.get('error_type') or 'error'}: {text}", 600) if parsed is None else parsed.quote
     return OomMessage("torch-device", "PyTorch", "device", quote, "cuda", **sizes)
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TextIO
 
-from hf_memkit.common.answer.safe_text import text as safe_text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import Phase
 from hf_memkit.measuring.out_of_memory.figures import join_lines
 from hf_memkit.measuring.out_of_memory.log_lines import LogLine, lines, same_prefix
@@ -339,8 +339,8 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
     fields = {**form.fixed, **values}
     device_type = fields.pop("device_type", None) or _device_type(form, quote)
     if isinstance(fields.get("process_name"), str):
-        fields["process_name"] = safe_text(fields["process_name"], 60)
-    quote = safe_text(" ".join(quote.split()), 600)
+        fields["process_name"] = printable(fields["process_name"], 60)
+    quote = printable(" ".join(quote.split()), 600)
     return OomMessage(form.name, form.library, form.memory, quote, device_type, **fields)
 
 

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hf_memkit.common.answer.answer import Item
-from hf_memkit.common.answer.safe_text import sentence
+from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.measuring.out_of_memory import Change, suggest
 from hf_memkit.measuring.record_types import ProposedChange
 from hf_memkit.measuring.report.diagnosis import Finding, diagnose
 from hf_memkit.measuring.report.load import RankRun, Run
-from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.summary import Summary
 
 
@@ -28,7 +27,7 @@ def findings_of(run: Run) -> list[tuple[int, Finding]]:
 def item_of_finding(run: Run, rank: int, finding: Finding) -> Item:
     """`Leak since step 40`, why and the fix."""
     where = f" on rank {rank}" if len(run.ranks) > 1 else ""
-    why, fix = (sentence(text(part, 400).strip()) for part in (finding.why, finding.fix))
+    why, fix = (sentence(printable(part, 400).strip()) for part in (finding.why, finding.fix))
     return Item(f"{why} {fix}", f"{finding.kind.capitalize()} since step {finding.first_step}{where}")
 
 
@@ -54,11 +53,11 @@ def _read_change(change: ProposedChange) -> Change:
     value = change.get("value")
     basis = change.get("basis")
     return Change(
-        key=text(change.get("key", "?"), 120),
-        value=text(value, 120) if isinstance(value, str) else value,
-        reason=text(change.get("reason", ""), 400),
-        cost=text(change.get("cost", ""), 300),
+        key=printable(change.get("key", "?"), 120),
+        value=printable(value, 120) if isinstance(value, str) else value,
+        reason=printable(change.get("reason", ""), 400),
+        cost=printable(change.get("cost", ""), 300),
         saves_gib=change.get("saves_gib"),
-        basis=text(basis, 200) if basis else None,
+        basis=printable(basis, 200) if basis else None,
         current=change.get("current"),
     )

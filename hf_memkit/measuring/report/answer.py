@@ -25,7 +25,7 @@ from hf_memkit.common.answer.answer import (
     View,
     WholeGpu,
 )
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.out_of_memory.change import item_of_change
@@ -119,7 +119,7 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
 
     lines = (wording.title(run, summary), wording.ending_and_time(run, summary), wording.reserved(summary))
     yield Lines([line for line in (*lines, wording.unknowable(run, summary)) if line])
-    yield Lines([f"Note: {text(note, 300)}" for note in run.notes], "note")
+    yield Lines([f"Note: {printable(note, 300)}" for note in run.notes], "note")
     yield Facts(list(_tiles(summary, target)), "tiles", views=View.PAGE)
     yield _what_to_do(run, summary)
     yield from _sizes(summary) if target is None else _sizes_of_target(target)
@@ -134,8 +134,8 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     yield from _host(summary, drawn)
 
     page = run.folder / PAGE
-    folder = shlex.quote(text(run.folder))
-    where = f"Page: {text(page)}" if page.is_file() else f"As a page: memkit report {folder} --html {folder}"
+    folder = shlex.quote(printable(run.folder))
+    where = f"Page: {printable(page)}" if page.is_file() else f"As a page: memkit report {folder} --html {folder}"
     yield Lines([where], "command", views=View.TERMINAL)
     yield _modules(run, views=View.FULL if modules else View.PAGE)
     yield from _facts(run)
@@ -241,7 +241,7 @@ def _out_of_memory(run: Run) -> Iterator[AnswerBlock]:
             fields.append((label, _size(oom[name]) if name.endswith("_gib") else _fact(oom[name])))
     yield Facts(fields, views=View.PAGE)
     if oom.get("error"):
-        yield Code("", [text(oom["error"], 3000)], views=View.PAGE)
+        yield Code("", [printable(oom["error"], 3000)], views=View.PAGE)
 
 
 _STEP_COLUMNS: Final = {
@@ -326,9 +326,9 @@ def _modules(run: Run, *, views: View) -> AnswerBlock:
         sizes = (module.get("parameters", 0), module.get("trainable_parameters", 0), module.get("bytes", 0))
         counts = [max(1, module.get("repeats", 1)) * size for size in sizes]
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
-        places = ", ".join(text(place, 20) for place in module.get("places", {}))
-        name = text(module.get("name") or "(model)", 120)
-        rows.append((name, text(module.get("class", ""), 60), *_count_cells(*counts), places))
+        places = ", ".join(printable(place, 20) for place in module.get("places", {}))
+        name = printable(module.get("name") or "(model)", 120)
+        rows.append((name, printable(module.get("class", ""), 60), *_count_cells(*counts), places))
     rows.append(("total", "", *_count_cells(*totals), ""))
     columns = ("module", "class", ">parameters", ">trained", ">size", "where")
     caption = "Parameters and their bytes by module"
@@ -349,7 +349,7 @@ def _facts(run: Run) -> Iterator[AnswerBlock]:
     if isinstance(settings, list) and all(isinstance(each, dict) and "key" in each for each in settings):
         del facts["setup"]
         for each in settings:
-            rows.append((text(each["key"], 80), _fact(each.get("value")), text(each.get("reason", ""), 300)))
+            rows.append((printable(each["key"], 80), _fact(each.get("value")), printable(each.get("reason", ""), 300)))
 
     groups: dict[str, Mapping[str, Any]] = {
         "Model": {name: record.get(name) for name in _OF_THE_MODEL},
@@ -368,7 +368,7 @@ def _facts(run: Run) -> Iterator[AnswerBlock]:
         caption = "What the recipe set, and why"
         yield Table(("setting", "value", "reason"), rows, caption, views=View.PAGE, folded=folded)
     files = few([rank.path.name for rank in run.ranks])
-    yield Lines([f"Records: {files} in {text(run.folder, 300)}"], "note", views=View.PAGE)
+    yield Lines([f"Records: {files} in {printable(run.folder, 300)}"], "note", views=View.PAGE)
 
 
 def _fact(value: Any) -> str:
@@ -378,10 +378,10 @@ def _fact(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str | bool):
-        return text(value, 300)
+        return printable(value, 300)
     inner = value.values() if isinstance(value, dict) else value
     if not isinstance(value, dict | list) or not all(isinstance(each, str | int | float) for each in inner):
-        return text(json.dumps(value, ensure_ascii=False), 300)
+        return printable(json.dumps(value, ensure_ascii=False), 300)
     if isinstance(value, dict):
-        return text(", ".join(f"{name}: {_fact(each)}" for name, each in value.items()), 300)
-    return text(", ".join(map(_fact, value)), 300)
+        return printable(", ".join(f"{name}: {_fact(each)}" for name, each in value.items()), 300)
+    return printable(", ".join(map(_fact, value)), 300)

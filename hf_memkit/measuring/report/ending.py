@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import at
 from hf_memkit.measuring.memory.cgroup import boot_id, oom_kills
 from hf_memkit.measuring.record_types import HostFacts, RunRecord
 from hf_memkit.measuring.report.rank_reader import Attempt
-from hf_memkit.measuring.report.sanitize import text
 
 EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
 
@@ -82,10 +82,10 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     if not host.get("hostname") or pid is None:
         return _judge_unknown(attempt, "the records do not name its machine and process")
     if host["hostname"] != here.hostname:
-        where = f"it ran on another machine ({text(host['hostname'], 60)})"
+        where = f"it ran on another machine ({printable(host['hostname'], 60)})"
         return _judge_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
     if host.get("boot_id") != here.boot_id:
-        return _judge_killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
+        return _judge_killed(attempt, host, None, f"{printable(here.hostname, 60)} has rebooted since the last record")
     alive = _process_start(pid)
     if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
         return _judge_running(attempt, pid, here.now_s)
@@ -119,7 +119,7 @@ def _cut(attempt: Attempt) -> str | None:
     # By the clock; within its millisecond by the step.
     if (attempt.last.get("time", 0.0), attempt.last_step or 0) > (lost.get("time", 0.0), (lost.get("step") or 1) - 1):
         return None
-    return text(lost.get("write_error") or "unknown reason", 80)
+    return printable(lost.get("write_error") or "unknown reason", 80)
 
 
 def _judge_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
@@ -128,7 +128,7 @@ def _judge_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | No
     if (ended.step or 0) <= (recorded or 0):
         return ended
     since = f"after step {recorded}" if recorded is not None else "before the first step"
-    why = text(end.get("write_error") or "they could not be written", 80)
+    why = printable(end.get("write_error") or "they could not be written", 80)
     return replace(ended, why=f"{ended.why.rstrip('.')}. Its records end early, {since}: {why}")
 
 
@@ -139,8 +139,8 @@ def _judge_end(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> En
     after = f" after step {step}" if step is not None else " before its first step ended"
     if status == "finished":
         return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
-    error = text(end.get("error_type") or "", 80)
-    message = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
+    error = printable(end.get("error_type") or "", 80)
+    message = printable(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
     if status == "interrupted":
         by = " by Ctrl-C (SIGINT)" if error == "KeyboardInterrupt" else ""
         rest = ": ".join(part for part in ("" if by else error, message) if part)
@@ -159,7 +159,7 @@ def _out_of_memory(attempt: Attempt) -> Ending:
 
 
 def _ran_out(oom: Mapping[str, Any]) -> str:
-    return f"ran out of memory {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
+    return f"ran out of memory {at(printable(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
 
 
 def _judge_unknown(attempt: Attempt, why: str) -> Ending:

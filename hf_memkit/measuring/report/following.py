@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hf_memkit.common.answer.terminal import rendered, show
+from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.answer.terminal import render, show
 from hf_memkit.measuring.report.answer import report_answer
 from hf_memkit.measuring.report.load import Run, RunReader
-from hf_memkit.measuring.report.sanitize import text
 
 _LOOK_S: Final = 1.0
 
@@ -38,7 +38,7 @@ def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> R
 
 
 def _wait_text(folder: Path) -> str:
-    return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
+    return f"Waiting for records in {printable(folder)} (memory-rank*.jsonl). Ctrl-C stops."
 
 
 def _readings(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
@@ -59,7 +59,7 @@ def _live(reader: RunReader, console: Console) -> None:
         for grew, run in _readings(reader):
             if run is not None and (grew or run.ending.why != shown):
                 shown = run.ending.why
-                live.update(rendered(report_answer(run), console.width), refresh=True)
+                live.update(render(report_answer(run), console.width), refresh=True)
 
 
 def _lines(reader: RunReader, console: Console) -> None:

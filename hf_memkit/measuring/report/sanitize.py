@@ -9,8 +9,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-from hf_memkit.common.answer.safe_text import text as text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.measuring.record_types import RECORDS, StepRecord
+
+text = printable
 
 _LIMIT: Final = 1e15
 """Far above any size, count or time of a training, and floats are still exact for whole numbers."""

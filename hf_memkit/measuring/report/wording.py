@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import at
 from hf_memkit.measuring.report.diagnosis import MIN_STEPS
 from hf_memkit.measuring.report.load import Run
-from hf_memkit.measuring.report.sanitize import text
 from hf_memkit.measuring.report.summary import Summary
 from hf_memkit.measuring.report.target import next_command, sentence, target_of
 
@@ -17,7 +17,7 @@ from hf_memkit.measuring.report.target import next_command, sentence, target_of
 def title(run: Run, summary: Summary) -> str:
     """`GPT2LMHeadModel, 1,558 M parameters, on Tesla T4 (15.8 GiB)`"""
     record = run.first.run
-    parts = [text(record.get("model_class") or "Unknown model", 60)]
+    parts = [printable(record.get("model_class") or "Unknown model", 60)]
 
     if parameters := record.get("parameters"):
         trained = record.get("trainable_parameters", parameters)
@@ -27,10 +27,10 @@ def title(run: Run, summary: Summary) -> str:
     facts = record.get("facts", {})
     if facts.get("recipe"):
         rehearsal = " (a rehearsal)" if facts.get("rehearsal") is True else ""
-        parts.append(f"recipe {text(facts['recipe'], 40)} {text(facts.get('variant', ''), 30)}{rehearsal}")
+        parts.append(f"recipe {printable(facts['recipe'], 40)} {printable(facts.get('variant', ''), 30)}{rehearsal}")
 
     hardware = record.get("hardware", {})
-    device = text(hardware.get("device_name") or "unknown device", 60)
+    device = printable(hardware.get("device_name") or "unknown device", 60)
     if hardware.get("device_type") == "cpu":
         device = f"a CPU ({device})"
     ranks = f"{len(run.ranks)} ranks, " if len(run.ranks) > 1 else ""
@@ -128,7 +128,7 @@ def unknowable(run: Run, summary: Summary) -> str | None:
         return None
     if target_of(run) is not None:
         return "A small model ran on this CPU: its memory says nothing about the target's."
-    device = text(run.first.run.get("hardware", {}).get("device_type") or "cpu", 20)
+    device = printable(run.first.run.get("hardware", {}).get("device_type") or "cpu", 20)
     return f"This device ({device}) has no peak counter: peaks by phase and category are unknown."
 
 
@@ -144,7 +144,7 @@ def out_of_memory(run: Run) -> str | None:
         return None
     oom: Mapping[str, Any] = rank.ooms[-1]
     whose = "host RAM" if oom.get("cause") == "host memory" else "memory"
-    line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
+    line = f"Out of {whose} {at(printable(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
     line += f" on rank {rank.rank}" if len(run.ranks) > 1 else ""
     fields = {"requested_gib": "requested", "free_gib": "free", "allocated_gib": "allocated", "capacity_gib": "total"}
     figures = [f"{oom[name]:.2f} GiB {words}" for name, words in fields.items() if name in oom]
@@ -155,7 +155,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     """What to do if there are no findings and no changes."""
     kind = run.ending.kind
     if kind == "out of memory":
-        return f"For fixes: memkit explain {shlex.quote(text(run.folder))}"
+        return f"For fixes: memkit explain {shlex.quote(printable(run.folder))}"
     target = target_of(run)
     if kind == "finished" and target is not None:
         return next_command(run, target)

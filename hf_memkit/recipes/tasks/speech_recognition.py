@@ -38,10 +38,8 @@ class _SpeechRecognition(Task):
         length."""
         maximum = getattr(whole_config(model.config), "max_target_positions", None)
         if requested is not None and maximum is not None and requested > maximum:
-            raise InputError(
-                f"--sequence-length {requested}: {model.name} writes transcripts of at most {maximum} tokens; give "
-                f"{maximum} or less"
-            )
+            limit = f"{model.name} writes at most {maximum} tokens"
+            raise InputError(f"--sequence-length {requested}: {limit}. Give {maximum} or less")
         return min(requested or default, maximum or default)
 
     def data_settings(self, data: Any) -> Settings:
