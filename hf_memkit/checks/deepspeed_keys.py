@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -108,16 +108,9 @@ def choice(*choices: str, optional: bool = False) -> Key:
     return Key("text", choices=choices, optional=optional)
 
 
-def switch(optional: bool = False) -> Key:
-    return Key("switch", optional=optional)
-
-
-def text(optional: bool = False) -> Key:
-    return Key("text", optional=optional)
-
-
-FREE = Key("any")
-
+switch: Final = partial(Key, "switch")
+text: Final = partial(Key, "text")
+FREE: Final = Key("any")
 _SECTION: Final = Key("section")
 _DTYPE: Final = choice("fp16", "bf16", "fp32", "float16", "bfloat16", "float32", "half", "float", optional=True)
 
@@ -323,7 +316,8 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 def key_at(subject: Subject, path: str) -> Key | None:
     """The allowed values of the key at a dotted path; None if the section, or the key in it, is unknown."""
-    section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
+    section = section_at(subject, section_name(path))
+    name = path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None
     if section_name(path) == "zero_optimization" and f"stage3_{name}" in section.keys:

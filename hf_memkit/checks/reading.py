@@ -93,7 +93,8 @@ def _simpler_message(error: json.JSONDecodeError) -> str:
     comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
     if _COMMENT.search(re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', error.doc)):  # without strings: addresses contain //
         return "JSON has no comments, and Trainer cannot read a file with one. Remove them"
-    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    before = error.doc[: error.pos].rstrip()
+    after = error.doc[error.pos :]
     closing = after.removeprefix(",").lstrip()[:1]
     if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
         return f"a comma before {closing}. Remove it"
@@ -109,7 +110,8 @@ def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
-    """As `parse_json`; PyYAML silently uses the last of two equal keys too."""
+    """The content of a YAML text, and the dotted paths of keys that appear twice: PyYAML silently uses the last.
+    Raises InputError if it is invalid; names the file, line and column."""
     try:
         content = parsed(str(path), yaml.safe_load, text)
         return content, tuple(dict.fromkeys(_yaml_duplicates(yaml.compose(text, yaml.SafeLoader))))
@@ -160,6 +162,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
         return "recipe"
     if is_accelerate(content):
         return "accelerate"
+
     keys = {}  # those at the top of a DeepSpeed config, or similar to one if they are no arguments
     for name in content:
         key = str(name)
@@ -167,6 +170,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
             keys[name] = key
         elif is_unknown(key) and not misspelt(key) and (near := get_close_matches(key, _KNOWN, n=1, cutoff=0.85)):
             keys[name] = near[0]
+
     of_deepspeed = {name for name, key in keys.items() if _of_deepspeed(key, content[name])}
     unique = any(keys[name] in _DEEPSPEED for name in of_deepspeed)
     certain = unique or any(name in fields() for name in of_deepspeed)

@@ -141,6 +141,11 @@ class Subject:
         return self.argument(name) is True
 
     @property
+    def compiles(self) -> bool:
+        """Whether Trainer compiles: a backend or mode turns it on too (transformers 5.23.0: training_args.py 1621)."""
+        return any(self.argument(f"torch_compile{name}") not in (None, False) for name in ("", "_backend", "_mode"))
+
+    @property
     def mixed(self) -> bool:
         """Whether the arguments ask for mixed precision."""
         return self.on("bf16") or self.on("fp16")
@@ -214,7 +219,9 @@ class Subject:
         fp16, bf16 = self.enabled("fp16"), self.enabled("bf16")
         if fp16 is None or bf16 is None:
             return None
-        return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+        if fp16:
+            return "fp16"
+        return "bf16" if bf16 else "fp32"
 
     @cached_property
     def zero(self) -> ZeroSettings:

@@ -119,6 +119,7 @@ def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Se
     from hf_memkit.recipes.resolve import resolve
     from hf_memkit.recipes.stored_predictions import is_stored
     from hf_memkit.recipes.variant_search import stored_or
+    from hf_memkit.setup.job import shortages
 
     choosing = judge if recipe is None or request.data is not None else stored_or(judge, recipe)
     setup, prediction = resolve(request, choosing, recipe=recipe)
@@ -126,11 +127,9 @@ def _resolved(request: Request, recipe: Recipe | None, judge: Judge) -> tuple[Se
         return setup, prediction
     if prediction is not None and is_stored(prediction):  # the answer shows one that is traced now
         prediction = None
-    warnings = (
-        f"variant {setup.preset} {problem}"
-        for problem in setup.problems
-        if "by formula" not in problem and "predicted not to fit" not in problem
-    )
+    sums = shortages(setup.ledger, setup.resolved_for.machine)  # the prediction replaces them
+    others = (each for each in setup.problems if each not in sums and "predicted not to fit" not in each)
+    warnings = (f"variant {setup.preset} {problem}" for problem in others)
     return replace(setup, notes=(f"variant {setup.preset}: {setup.why}",), warnings=tuple(warnings)), prediction
 
 

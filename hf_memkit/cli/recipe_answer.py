@@ -11,6 +11,7 @@ from hf_memkit.cli.printing import print_json, say
 from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
 from hf_memkit.common.answer.answer import Answer, Lines, View, only
 from hf_memkit.common.units import GIB
+from hf_memkit.setup.job import gpu_shortage, shortages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ def setup_answer(
         batches: predictions for batches of real data.
     """
     problems = [f"PROBLEM: {mistake}" for mistake in mistakes if mistake.refuses]
-    problems += [f"PROBLEM: {line}" for line in _beside_the_verdict(target.problems, prediction.why)]
+    problems += [f"PROBLEM: {line}" for line in _beside_the_verdict(target, prediction.why)]
     hints = [f"HINT: {mistake}" for mistake in mistakes if not mistake.refuses]
     change = [
         *predict_answer.batch_sentences(prediction, batches),
@@ -65,11 +66,14 @@ def setup_answer(
     )
 
 
-def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
-    """The problems that the prediction's verdict does not contain."""
-    known = ["on the GPU by formula", "predicted not to fit"]
-    known += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
-    return [problem for problem in problems if not any(each in problem for each in known)]
+def _beside_the_verdict(setup: Setup, why: str) -> list[str]:
+    """The problems that the prediction's verdict does not contain: it covers the GPU, and RAM and disk if `why` names
+    them."""
+    machine = setup.resolved_for.machine
+    covered = gpu_shortage(setup.ledger, machine)
+    for line in shortages(setup.ledger, machine):
+        covered += [line for what in ("of RAM", "of disk") if what in line and what in why]
+    return [each for each in setup.problems if each not in covered and "predicted not to fit" not in each]
 
 
 def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> Iterator[str]:

@@ -69,7 +69,8 @@ class _Products:
 
     def contexts(self) -> Any:
         """The two contexts of one forward pass, as torch expects them from `context_fn`."""
-        last, seen = self._counted, {False: 0, True: 0}
+        last = self._counted
+        seen = {False: 0, True: 0}
 
         def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             if operator in _PRODUCTS:

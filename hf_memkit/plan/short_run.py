@@ -20,7 +20,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -292,17 +292,6 @@ def _leave() -> None:
         if distributed.is_available() and distributed.is_initialized():
             distributed.barrier()
         leave_process_group()
-
-
-def request_of(script: UserScript, paths: Mapping[str, Path], *, saves: bool) -> dict[str, Any]:
-    """The request that `main` reads. `paths`: `plan`, `records`, `output` and `result`."""
-    return {
-        "target": script.target,
-        "is_module": script.is_module,
-        "arguments": list(script.arguments),
-        **{name: str(path) for name, path in paths.items()},
-        "saves": saves,
-    }
 
 
 if __name__ == "__main__":

@@ -48,8 +48,7 @@ class PresetSetup(Setup):
     arguments = TrainingArguments(output_dir="out", **setup.plain_arguments)  # a plain dictionary
     ```
 
-    With the second and third, apply the settings in `outside_arguments` yourself; `install(model)` installs the
-    components on the model.
+    With the second and third, apply `outside_arguments` yourself; `install(model)` installs the components.
     """
 
     @classmethod
@@ -96,8 +95,7 @@ class PresetSetup(Setup):
         return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
 
     def _prepare(self, own: Mapping[str, Any]) -> None:
-        """Set up the allocator and DeepSpeed's operators before TrainingArguments, which start CUDA and join
-        DeepSpeed's process group."""
+        """Set up the allocator and DeepSpeed's operators, before TrainingArguments start CUDA and DeepSpeed."""
         if "deepspeed.config" in self:
             import torch
 
@@ -108,11 +106,9 @@ class PresetSetup(Setup):
             set_allocator(str(text), print)
 
     def _with_own_fields(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
-        """This setup without settings that the user's own fields replace, which are printed, and these fields under
-        current names."""
-        own_fields = {
-            current_name(name): getattr(value, "value", value) for name, value in own.items()
-        }  # enums: texts
+        """This setup without what the user's fields replace (printed), and these fields under current names."""
+        # Enumerations become texts.
+        own_fields = {current_name(name): getattr(value, "value", value) for name, value in own.items()}
         setup, replaced = remove_replaced(self, own_fields)
         changed = [name for name in _SIZES if name in own_fields and own_fields[name] != self.get(f"arguments.{name}")]
         batch = self.request.global_batch_size if self.request is not None else None

@@ -17,7 +17,7 @@ from hf_memkit.prediction.defaults import default_setup, describe_model, refuse_
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.for_model import resolve_preset
 from hf_memkit.presets.preset_setup import mistakes_of
-from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.setup.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job, shortages
 from hf_memkit.setup.own_arguments import former_lines, is_field, length_of
 from hf_memkit.setup.request import Request, refuse_too_long
 from hf_memkit.setup.setup import Setup
@@ -66,8 +66,8 @@ def resolve_training(request: Request) -> Setup:
         resolved = resolve_preset(replace(request, model=model.name, sequence_length=length))
         setup = with_class(resolved, model)
         notes += [note for note in resolved.notes if "left out" in note]
-        # Problems by formula are replaced by the prediction; a trace shows no others.
-        warnings += [f"{request.preset} {problem}" for problem in resolved.problems if "by formula" not in problem]
+        sums = shortages(resolved.ledger, resolved.resolved_for.machine)  # the prediction replaces them
+        warnings += [f"{request.preset} {problem}" for problem in resolved.problems if problem not in sums]
     else:
         # Only a file has names other than fields; reading transformers' fields takes a second.
         fields = {key: value for key, value in own.items() if request.args_file is None or is_field(key)}

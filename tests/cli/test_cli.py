@@ -75,6 +75,26 @@ def test_what_memory_does_not_decide_stands_above_the_verdict(
     assert any(line.startswith("FITS: ") for line in lines)
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "recipe gpt2-on-16gb --variant resident --dry-run",
+        pytest.param("predict --recipe gpt2-on-16gb --variant resident", marks=pytest.mark.slow),
+        "predict --preset resident",
+    ],
+)
+def test_the_verdict_replaces_shortages_of_memory(
+    verb: str, capsys: pytest.CaptureFixture[str], empty_folder: Path
+) -> None:
+    """1.9 GiB of weights, gradients and AdamW's states: too much for the GPU without any activation."""
+    config = {"model_type": "gpt2", "n_embd": 1024, "n_head": 2, "n_layer": 2, "vocab_size": 100_000}
+    (empty_folder / "config.json").write_text(json.dumps(config))
+    main([*verb.split(), "--model", "./", "--gpu", "1GB", "--ram", "64GB", "--sequence-length", "64", "--short"])
+    printed = capsys.readouterr()
+    assert printed.out.startswith("DOES NOT FIT: ")
+    assert "without activations" not in " ".join((printed.out + printed.err).split())
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("memkit ")

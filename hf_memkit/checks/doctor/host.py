@@ -13,7 +13,7 @@ import psutil
 from hf_memkit.catalog.hardware import SLOW_BF16, bf16_slowdown, this_machine
 from hf_memkit.catalog.memlock import can_lock
 from hf_memkit.catalog.models import hub_reachable, hub_switched_off
-from hf_memkit.checks.doctor.check import Check
+from hf_memkit.checks.doctor import Check
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import MIB, format_gib
 from hf_memkit.common.user_files import user_path
@@ -46,7 +46,8 @@ def _bf16() -> Check:
 
 
 def _ram() -> Check:
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     limit = this_machine().ram_bytes
     finding = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
@@ -55,7 +56,7 @@ def _ram() -> Check:
 
 
 def _locked() -> Check:
-    """The limit applies to NVMe buffers only, not to CUDA's pinned memory (see `hf_memkit.catalog.memlock`)."""
+    """The limit of locked memory, which applies to NVMe buffers only, not to CUDA's pinned memory."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shown = "unlimited" if limit == resource.RLIM_INFINITY else format_gib(limit)
     if can_lock(this_machine().ram_bytes):

@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, TypeVar
 State = Literal["good", "near", "bad", "none"]
 """The colour of a verdict. `near`: works with little headroom; `none`: no verdict."""
 
+LineKind = Literal["text", "strong", "warning", "note", "command"]
+
 NONE: Final = "—"
 """An unknown value. A column with no other values is omitted."""
 
@@ -55,7 +57,7 @@ class Lines(AnswerBlock):
     of characters with `--short`."""
 
     lines: Sequence[str]
-    kind: Literal["text", "strong", "warning", "note", "command"] = "text"
+    kind: LineKind = "text"
     short_limit: int = 140
 
 

@@ -53,7 +53,7 @@ _OTHERS_S: Final = 1.0
 
 @dataclass(frozen=True)
 class CallbackOptions:
-    """The user's options of the callback; see there."""
+    """The options of MemoryReportCallback, under the same names."""
 
     output_dir: str | Path | None
     phases: bool
@@ -154,12 +154,16 @@ class Training:
         """Record the exception that ended training."""
         if self.silent:
             return
-        step, barrier = self._state.global_step, self._barrier
-        ctrl_c = self._watch is not None and self._watch.ctrl_c
-        self.advice = barrier.call(
-            "exception", record_exception, error, self.recorder, barrier, global_step=step, snapshot=self._snapshot,
-            ctrl_c=ctrl_c,
-        )  # fmt: skip
+        self.advice = self._barrier.call(
+            "exception",
+            record_exception,
+            error,
+            self.recorder,
+            self._barrier,
+            global_step=self._state.global_step,
+            snapshot=self._snapshot,
+            ctrl_c=self._watch is not None and self._watch.ctrl_c,
+        )
         if self.advice is not None:
             self._barrier.call("note", add_note, error, self.advice)
         self._end(show=self.advice is not None)
@@ -187,8 +191,8 @@ class Training:
         if self.advice is None:
             return False
         time.sleep(_OTHERS_S)
-        folder, rank = self.recorder.writer.path.parent, self._args.process_index
-        return not any(other.ooms and other.rank < rank for other in load_run(folder).ranks)
+        ranks = load_run(self.recorder.writer.path.parent).ranks
+        return not any(other.ooms and other.rank < self._args.process_index for other in ranks)
 
     def _record_blocks(self) -> None:
         record_history()  # raises with an allocator that has no history, such as cudaMallocAsync's

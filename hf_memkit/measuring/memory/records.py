@@ -88,7 +88,7 @@ class RecordWriter:
             return
 
     def _append(self, line: bytes) -> None:
-        descriptor = self._opened()
+        descriptor = self._open_file()
         left = b"\n" + line if self._torn else line
         while left:  # once, except on a full disk, which writes a part before it fails
             written = os.write(descriptor, left)
@@ -114,7 +114,7 @@ class RecordWriter:
         except Exception:  # also StopIteration: an error in another alphabet takes six bytes a letter
             return False
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
         if self._descriptor is not None:
             # A deleted file has no links. (A forked process shares the file: both append.)
             if os.fstat(self._descriptor).st_nlink:

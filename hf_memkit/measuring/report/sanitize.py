@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is
 from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.measuring.record_types import RECORDS, StepRecord
 
-text = printable
-
 _LIMIT: Final = 1e15
 """Far above any size, count or time of a training, and floats are still exact for whole numbers."""
 
@@ -23,7 +21,7 @@ _FREE_DEPTH: Final = 6
 
 def few(values: Sequence[Any]) -> str:
     """The first eight values; `…` stands for the others."""
-    return ", ".join(text(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
+    return ", ".join(printable(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
 
 
 def number(fields: Mapping[str, Any], name: str) -> float | None:
@@ -56,7 +54,8 @@ def _whole(value: Any) -> int | None:
 @functools.cache
 def _cleaner(hint: Any) -> Callable[[Any], Any]:
     """A function that returns a value of this type, or None for a value of another type."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint is int:
         return _whole
     if hint is float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,12 +100,21 @@ def test_a_plain_callback_says_what_it_cannot_reach(
     with caplog.at_level(logging.WARNING, "hf_memkit"):
         attach(trainer).close()
         trainer.train()  # attached now
-        make_trainer([MemoryReportCallback(**QUIET)], max_steps=1).train()  # nobody to reach
-        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard", max_steps=1).train()
     assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
     assert {tag for tag in tensorboard_scalars(tmp_path / "tb") if "memory" in tag} == {
         f"train/memory/{name}" for name in FEW
     }
+
+
+def test_a_plain_callback_is_silent_where_it_misses_nothing(
+    make_trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Without a dashboard, and where it logs nothing."""
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    with caplog.at_level(logging.WARNING, "hf_memkit"):
+        make_trainer([MemoryReportCallback(**QUIET)], max_steps=1).train()
+        make_trainer([MemoryReportCallback(log="none", **QUIET)], report_to="tensorboard", max_steps=1).train()
+    assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
 
 
 def test_how_many_keys(make_trainer: Any, readers: list[Any]) -> None:
@@ -139,7 +149,7 @@ def test_a_rank_that_fell_silent_is_left_out(
 ) -> None:
     """It is heard of until the logging step after its last numbers; and the exchange ends with the training."""
     closed: list[bool] = []
-    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, age_s=60.0)}
+    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, time.monotonic() - 60)}
     others = SimpleNamespace(publish=lambda *given: None, latest=lambda: last, close=lambda: closed.append(True))
     monkeypatch.setattr("hf_memkit.measuring.callback.one_training.join_ranks", lambda: others)
     trainer = make_trainer()
