@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.cli.predict_options import PredictOptions
-    from hf_memkit.prediction.from_script import ScriptTraining
+    from hf_memkit.prediction.from_script import ScriptPrediction
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
 
@@ -38,7 +38,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         with ended_by_signals() as raise_again:
             from hf_memkit.catalog.environments import find_environment
             from hf_memkit.cli import predict_environments
-            from hf_memkit.prediction.from_script import predict_script_training
+            from hf_memkit.prediction.from_script import predict_job
             from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
 
             compare_with = options.compare_with
@@ -50,7 +50,8 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             tell(f"{name} runs on this machine up to Trainer.train(). Files that it writes before that stay")
             with _elapsed_time(name):
                 job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=ram_is_given)
-                prediction, training = predict_script_training(job)
+                training = predict_job(job)
+                prediction = training.prediction
                 there, why_not = _predict_elsewhere(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
@@ -99,11 +100,11 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
 
 def _predict_elsewhere(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
     """(the prediction with the other environment's libraries or None, why there is none)."""
-    from hf_memkit.prediction.from_script import predict_script_training
+    from hf_memkit.prediction.from_script import predict_job
 
     tell(f"predicting with the libraries of {other.python}, to compare")
     try:
-        return predict_script_training(replace(job, other=other))[0], ""
+        return predict_job(replace(job, other=other)).prediction, ""
     except InputError as error:
         return None, f"not compared with {other.python}: {error}"
 
@@ -188,7 +189,7 @@ def searched(find: Callable[[], _T | None], what: str = "the nearest setup of th
         return None
 
 
-def _advice(prediction: Prediction, training: ScriptTraining, nearest: NextSetup | None) -> list[str]:
+def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSetup | None) -> list[str]:
     """The changes that a search found, or generic ones."""
     from hf_memkit.cli.predict_answer import advice
 
@@ -211,7 +212,7 @@ def _remedies(prediction: Prediction) -> list[str]:
     return []
 
 
-def _title(training: ScriptTraining) -> str:
+def _title(training: ScriptPrediction) -> str:
     from hf_memkit.cli.predict_answer import accumulated, gpus_of
     from hf_memkit.prediction.running_scripts import name_of
 
@@ -230,7 +231,7 @@ def _title(training: ScriptTraining) -> str:
     return f"{job}; {batch} per GPU{accumulated(setup)}"
 
 
-def _request_json(training: ScriptTraining) -> dict[str, Any]:
+def _request_json(training: ScriptPrediction) -> dict[str, Any]:
     from hf_memkit.cli.predict_answer import batches_json
 
     setup, traced = training.setup, training.traced

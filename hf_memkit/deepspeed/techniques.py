@@ -15,11 +15,9 @@ from hf_memkit.setup.job import PROCESS_BYTES, process_row
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import applies
 
-_PCIE_GB_S: Final = 32.0
-"""In one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
+_PCIE_GB_S: Final = 32.0  # in one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)
 
-_DISK_GB_S: Final = 8.0
-"""In one direction, 4 lanes: the maximum of an NVMe disk of that generation."""
+_DISK_GB_S: Final = 8.0  # in one direction, 4 lanes: the maximum of an NVMe disk of that generation
 
 _WHY_CPU_ADAM: Final = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "

@@ -19,13 +19,14 @@ from hf_memkit.catalog.hardware import Gpu, Machine, this_machine
 from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.errors import MemkitError
+from hf_memkit.common.range import Range
 from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
-from hf_memkit.prediction.time.step_time import Range, StepTime, step_time
+from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
@@ -167,7 +168,7 @@ def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
         fixed = min(seconds, constant.get(phase, 0.0))
         by_phase[phase] = fixed + ratio * (seconds - fixed)
     return replace(
-        step, seconds=(low, middle, high), by_phase=by_phase, forward_s=ratio * step.forward_s,
+        step, seconds=Range(low, middle, high), by_phase=by_phase, forward_s=ratio * step.forward_s,
         backward_s=ratio * step.backward_s,
     )  # fmt: skip
 
@@ -182,9 +183,9 @@ def _with_paging(step: StepTime, judgement: Judgement, training: TracedTraining,
     room = max(0, judgement.limit_bytes - judgement.needs_bytes)
     round_trip = 2 * states / (speeds.rates.pcie_gb_per_s.value * GB)
     moved = round_trip * max(0.0, 1 - room / max(1, states))
-    low, middle, high = step.seconds
     basis = f"paged optimizer: {moved:.3g} s a step to move its states over PCIe"
-    return replace(step, seconds=(low, middle + moved, high + 2 * round_trip), rests_on=(*step.rests_on, basis))
+    moved_s = Range(0.0, moved, 2 * round_trip)
+    return replace(step, seconds=step.seconds + moved_s, rests_on=(*step.rests_on, basis))
 
 
 def _with_transfers(
@@ -212,9 +213,9 @@ def _with_transfers(
         high += accumulation * hooks.alone[2] + hooks.of_step[2]
     traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
     cost = step_cost(traffic, traced, speeds.rates, speeds.host)
-    seconds = (low + cost.exposed.low, middle + cost.exposed.middle, high + cost.exposed.high)
+    seconds = Range(low, middle, high) + cost.exposed
 
-    long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
+    long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds.middle]
     basis = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
     if any(row.name == ADAM for row in traffic.rows):
         is_given = speeds.given.cores is not None and speeds.given.ram_gb_per_s is not None
@@ -266,7 +267,7 @@ def _run_seconds(
     saves = _count(arguments.save_strategy, arguments.save_steps, length)
     rest = evaluations * evaluation_s + saves * save_s
     low, middle, high = (length.steps * s + rest for s in step.seconds)
-    return low, middle, high
+    return Range(low, middle, high)
 
 
 def _count(strategy: str | None, every: float | None, length: RunLength) -> int:

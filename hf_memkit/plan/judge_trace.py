@@ -20,8 +20,8 @@ from hf_memkit.plan.choices import ON_DISK, ROWS_COMPARED, refused
 from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
-from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import ScriptJob, ScriptTrace, training_of
+from hf_memkit.prediction.from_script import predict_traced
+from hf_memkit.prediction.running_scripts import ScriptJob, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
@@ -179,9 +179,10 @@ def judge_trace(
         InputError: memkit cannot predict the training.
     """
     training = training_of(job.script, traced.outcome())
+    training = replace(training, notes=(*notes, *training.notes))
     gpu = job.machine.gpu
     enough = gpu.capacity_bytes if gpu is not None else 0
-    prediction, _training = predicted_training(ScriptTrace(training, device, notes), job, enough_bytes=enough)
+    prediction = predict_traced(training, job, enough_bytes=enough).prediction
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     summary = training.without_trace()

@@ -36,7 +36,7 @@ from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.running_scripts import ScriptJob, name_of
-from hf_memkit.prediction.setup_as_script import SetupTraining, as_script
+from hf_memkit.prediction.setup_as_script import SetupJob, as_script
 from hf_memkit.setup.setup import Setup
 
 _ROWS: Final = 64
@@ -101,7 +101,7 @@ def _as_script(
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
     rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, request.sequences or 0)
-    training = SetupTraining(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
+    training = SetupJob(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
     variables = {**os.environ, **{name: str(value) for name, value in setup.section("environment").items()}}
     with as_script(training) as script:
         yield script, replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)

@@ -90,7 +90,7 @@ class ScriptTraces:
         for process in self._waiting.values():
             process.close()
         if self._fresh is not None:
-            self._fresh.end()
+            self._fresh.interrupt()
 
     def __exit__(self, *_: object) -> None:
         for process in self._waiting.values():

@@ -34,14 +34,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.common.errors import InputError, Unmodelled
 
-_MAX_ELEMENTS: Final = 2**20
-"""Smaller buffers keep their values, because models read positions and masks from them."""
+_MAX_ELEMENTS: Final = 2**20  # smaller buffers keep their values, because models read positions and masks from them
 
 PREPARED: Final = "memkit_prepared"
 """Attribute of a module that accelerate has prepared (`Accelerator.prepare_model`); the file has the original."""
 
-ON_HOST: Final = "memkit_was_on_host"
-"""Attribute of a Trainer: whether it was created on a machine without a GPU."""
+ON_HOST: Final = "memkit_was_on_host"  # attribute of a Trainer: whether it was created on a machine without a GPU
 
 _MACHINE_FIELDS: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
 """Attributes of TrainingArguments that depend on the machine on which they were created."""
@@ -154,9 +152,6 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         return _tensor, (kind, storage, view, tensor.dtype, trained), state or None, None, None, _set_attributes
 
 
-# ---- tensors ----
-
-
 class _Storage:
     """The storage of one or more tensors, of which one is given."""
 
@@ -198,9 +193,6 @@ def _wrapper_tensor(
 def _set_attributes(made: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(made, name, value)
-
-
-# ---- objects of libraries ----
 
 
 def _reduce_library_object(obj: Any) -> Any:

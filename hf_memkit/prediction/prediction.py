@@ -17,11 +17,9 @@ from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.confidence import Confidence
 
-PhasePeak = tuple[int, int | None]
-"""Peak allocated and peak reserved bytes of a phase; None: not modelled."""
+PhasePeak = tuple[int, int | None]  # peak allocated and peak reserved bytes of a phase; None: not modelled
 
-_SMALLEST_PART: Final = 0.001
-"""Share of the peak below which a category is not listed."""
+_SMALLEST_PART: Final = 0.001  # share of the peak below which a category is not listed
 
 
 def size_text(size_bytes: int | None) -> str:
@@ -46,48 +44,36 @@ class Prediction:
     """Bytes that one training needs on each GPU and on each machine, and how reliable they are.
 
     Attributes:
-        peak_allocated_bytes: maximum of tensors on a GPU, in blocks of the allocator.
         peak_reserved_bytes: minimum and maximum that the allocator takes from the driver: it depends on the order of
             frees, which differs between runs.
-        outside_allocator_bytes: memory of the process on the GPU outside the allocator: CUDA context, NCCL.
-        smallest_cap_bytes: minimum that the allocator needs; it frees its cache before it fails.
-        phases: peaks of each modelled phase.
-        categories: parts of the peak; all categories, adding up to `peak_allocated_bytes`.
         peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty without a trace.
-        confidence: what the numbers rest on.
-        source: what computed them, such as the versions of the traced libraries.
-        capacity_bytes: of the GPU, as PyTorch reports it; None: no GPU is known.
         host_rss_bytes, pinned_bytes, disk_bytes: RAM, page-locked RAM and disk of one machine with all its processes;
             None: not modelled.
-        verdict: None if no GPU is known.
-        why: reason of the verdict.
-        notes: bounds and assumptions, a sentence each.
         warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
-        memory_fraction: share of the GPU that torch lets the process use (`per_process_memory_fraction`).
         modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
             without a trace.
     """
 
-    peak_allocated_bytes: int
+    peak_allocated_bytes: int  # maximum of tensors on a GPU, in blocks of the allocator
     peak_reserved_bytes: tuple[int, int]
-    outside_allocator_bytes: int
-    smallest_cap_bytes: int
-    phases: Mapping[Phase, PhasePeak]
-    categories: Mapping[Category, int]
+    outside_allocator_bytes: int  # memory of the process on the GPU outside the allocator: CUDA context, NCCL
+    smallest_cap_bytes: int  # minimum that the allocator needs; it frees its cache before it fails
+    phases: Mapping[Phase, PhasePeak]  # peaks of each modelled phase
+    categories: Mapping[Category, int]  # parts of the peak; all categories, adding up to `peak_allocated_bytes`
     peak_phase: Phase
     peak_operation: str
     peak_module: str
-    confidence: Confidence
-    source: str
-    capacity_bytes: int | None = None
+    confidence: Confidence  # what the numbers rest on
+    source: str  # what computed them, such as the versions of the traced libraries
+    capacity_bytes: int | None = None  # of the GPU, as PyTorch reports it; None: no GPU is known
     host_rss_bytes: int | None = None
     pinned_bytes: int | None = None
     disk_bytes: int | None = None
-    verdict: Verdict | None = None
-    why: str = ""
-    notes: tuple[str, ...] = field(default=())
+    verdict: Verdict | None = None  # None if no GPU is known
+    why: str = ""  # reason of the verdict
+    notes: tuple[str, ...] = field(default=())  # bounds and assumptions, a sentence each
     warnings: tuple[str, ...] = field(default=())
-    memory_fraction: float = 1.0
+    memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:

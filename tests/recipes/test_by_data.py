@@ -21,7 +21,7 @@ from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolve_run
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.recipes.by_data import ByData, _with_lengths, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
@@ -218,7 +218,7 @@ def test_targets_have_a_length_of_their_own() -> None:
     asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
     assert asked["data.target_length"] == 64
     setup = _with_lengths(asked, {"input_ids": 16, "labels": 24})
-    row = rows_for(SetupTraining(setup, setup.sequence_length), setup, model)(2, 2)[0]
+    row = rows_for(SetupJob(setup, setup.sequence_length), setup, model)(2, 2)[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 
 

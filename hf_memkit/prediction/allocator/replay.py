@@ -54,12 +54,13 @@ def replay(
         device: replaces `cap_bytes` and `gpu_bytes`.
         releases: indexes of events before which all cached memory is released, as by `torch.cuda.empty_cache()`.
         streams: stream of storage n at `[n - 1]`. Default: one stream.
-        order: as for `CachingAllocator`.
+        order: how free blocks of equal size are ordered; it differs between versions of torch.
     """
     allocator = CachingAllocator(
         settings, device or DeviceMemory(cap_bytes, total_bytes=gpu_bytes), allowed_bytes=allowed_bytes, order=order
     )
-    malloc, free, sizes, events = allocator.malloc, allocator.free, trace.sizes_bytes, trace.events
+    malloc, free = allocator.malloc, allocator.free  # looked up once for all events
+    sizes, events = trace.sizes_bytes, trace.events
     blocks: dict[int, Block] = {}
     peak_requested = 0
     allocated: dict[Phase, int] = {}

@@ -21,8 +21,7 @@ _KERNEL_S: Final = 2e-6
 """From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it matters for kernels
 below 50 µs."""
 
-_ROUND_TRIP_S: Final = 10e-6
-"""Minimum of a copy between host and GPU; assumed."""
+_ROUND_TRIP_S: Final = 10e-6  # minimum of a copy between host and GPU; assumed
 
 _TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
 """Rows, columns, and share of the rate that a multiprocessor reaches with such a tile: smaller tiles load more per
@@ -40,8 +39,7 @@ finished tile, it computes nothing, so short sums lose a share of the rate (CUTL
 epilogue). Kernels for Hopper and later overlap both with the next tile's main loop (there, "Warp Specialization",
 persistent kernels)."""
 
-_LEAST_SPLIT: Final = 256
-"""Minimum length of the summed dimension in one part."""
+_LEAST_SPLIT: Final = 256  # minimum length of the summed dimension in one part
 
 _ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
     "flash": (0.6, 0.5),
@@ -58,8 +56,7 @@ _SMALL_HEADS: Final = (0.7, 0.67)
 """Share of cuDNN's rate with heads of 128 that it reaches with heads of 64. Measured on an H200 (2048 tokens, causal;
 1500 without a mask): 0.38 and 0.30 of the data sheet's rate."""
 
-_ROWS_OF_A_TILE: Final = 128
-"""cuDNN computes whole tiles: 197 rows take as long as 256. Measured on an H200 (ViT)."""
+_ROWS_OF_A_TILE: Final = 128  # cuDNN computes whole tiles: 197 rows take as long as 256. Measured on an H200 (ViT).
 
 _DROPOUT: Final[Mapping[str, tuple[float, float]]] = {"cudnn": (0.3, 0.6), "efficient": (0.4, 0.55)}
 """Share of its rate that attention reaches with dropout, which draws a number per score. Measured on an H200 (GPT-2,
@@ -94,8 +91,7 @@ Measured on an H200: 42 ms for 1.56 billion (bitsandbytes 0.50, AdamW)."""
 _FLASH_ON_HOPPER: Final = (0.35, 0.3)
 """FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
 
-_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)
-"""In fp32, without tensor cores, it is compute-bound like products; assumed."""
+_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)  # in fp32, without tensor cores, it is compute-bound like products; assumed
 
 _FALLBACK_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "tf32": ("float32",),
@@ -119,8 +115,7 @@ _L2_SPEEDUP: Final = 2.0
 """Speed of the L2 cache relative to memory, if an operation reads what the previous one wrote: an A100 reads 5120
 bytes a clock from it, more than three times as fast (white paper), but not all reads hit it."""
 
-_FLOAT64_SHARE: Final = 1 / 32
-"""Share of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumer GPUs."""
+_FLOAT64_SHARE: Final = 1 / 32  # share of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumer GPUs
 
 
 def computes_as(dtype: str, rates: GpuRates) -> str:

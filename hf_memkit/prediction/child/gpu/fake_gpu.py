@@ -195,8 +195,7 @@ def swap_tensor(parameter: nn.Parameter, new: torch.Tensor) -> None:
         parameter.__class__ = kind
 
 
-_LIBRARY_KINDS: Final[dict[type, type]] = {}
-"""A library's parameter class → its subclass for fake tensors."""
+_LIBRARY_KINDS: Final[dict[type, type]] = {}  # a library's parameter class → its subclass for fake tensors
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:

@@ -57,8 +57,7 @@ def protect_existing_files() -> None:
     shutil.rmtree = keeping(shutil.rmtree)
 
 
-_CLOCK_S: Final = 0.01
-"""Delay of a file system's clock: a tick of the kernel."""
+_CLOCK_S: Final = 0.01  # delay of a file system's clock: a tick of the kernel
 
 
 def _is_older(path: Any, began: float) -> bool:

@@ -145,8 +145,7 @@ def _deepspeed(words: list[str]) -> ReadCommand:
     return ReadCommand(script, gpus=gpus if gpus > 0 else None, nodes=max(1, nodes))
 
 
-_GPU: Final = (9, 0)
-"""Compute capability for which no front end refuses bf16."""
+_GPU: Final = (9, 0)  # compute capability for which no front end refuses bf16
 
 
 class _Started(BaseException):

@@ -340,7 +340,7 @@ ABOVE_TRAIN: Final = (
         "trl.*.predict transformers.trainer.Trainer.__init_subclass__",
         "traces the training and ends the process; earlier evaluations are recorded, and traced after its steps",
         "the script trains for real, with tensors without values",
-        "script.py, _patch_train",
+        "script.py, _ScriptRun._replace_train",
     ),
     Replacement(
         "transformers.trainer.Trainer.train",

@@ -38,8 +38,7 @@ _PLAIN: Final = frozenset(
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
 _MAX_LENGTH: Final = 64
 """Length of lists, except for operations on all parameters at once."""
-_NO_KEY: Final[tuple[Any, ...]] = ()
-"""Replaces a key if the call must go to torch."""
+_NO_KEY: Final[tuple[Any, ...]] = ()  # replaces a key if the call must go to torch
 
 
 @dataclass(slots=True, eq=False)

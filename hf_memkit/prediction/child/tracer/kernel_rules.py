@@ -64,7 +64,9 @@ def _grouped_product(
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
         return _aten._grouped_mm.default(a, b, offs, bias, out_dtype)
     rows, columns = a.shape[-2], b.shape[-1]
-    groups = (offs.shape[0],) if a.dim() == 2 == b.dim() else (b.shape[0],) if a.dim() == 3 == b.dim() else ()
+    groups: tuple[int, ...] = ()
+    if a.dim() == b.dim():
+        groups = (offs.shape[0],) if a.dim() == 2 else (b.shape[0],)
     multiple = 16 // a.element_size()
     wide = -(-columns // multiple) * multiple
     return a.new_empty((*groups, rows, wide), dtype=out_dtype or a.dtype)[..., :columns]

@@ -94,8 +94,6 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    # ---- called by hooks ----
-
     @property
     def module(self) -> str:
         """Dotted name of the running module."""
@@ -163,8 +161,6 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.events[start:end] = events
             start = end
         return self.trace
-
-    # ---- called by torch ----
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

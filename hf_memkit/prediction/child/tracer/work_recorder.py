@@ -83,8 +83,7 @@ class WorkRecorder:
         return number
 
 
-_active: list[WorkRecorder] = []
-"""The recorder of this process: each case has a separate process and one tracer."""
+_active: list[WorkRecorder] = []  # the recorder of this process: each case has a separate process and one tracer
 
 
 def activate(recorder: WorkRecorder) -> None:

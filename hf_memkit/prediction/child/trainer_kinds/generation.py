@@ -170,8 +170,7 @@ def _shortened(loop: Any) -> Any:
     return shortened
 
 
-_TURNS: Final = 2
-"""Traced turns at the end: two, so that memory kept from one turn to the next is present in the last."""
+_TURNS: Final = 2  # traced turns at the end: two, so that memory kept from one turn to the next is present in the last
 
 
 def _word(generation_config: Any) -> int:

@@ -20,20 +20,17 @@ from typing import Any, Final
 
 import numpy as np
 
-LIMIT_S: Final = 60.0
-"""Time limit for reading rows; after it the rows that were read represent all."""
+LIMIT_S: Final = 60.0  # time limit for reading rows; after it the rows that were read represent all
 
 _STREAM_S: Final = 10.0
 _STREAMED: Final = 2_000
 """Limits for a stream, which may come over the network and be endless."""
 
-_FILES: Final = ("Image", "Audio", "Video")
-"""Features of `datasets` whose values are files."""
+_FILES: Final = ("Image", "Audio", "Video")  # features of `datasets` whose values are files
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-Size = tuple[int, int]
-"""(tokens, or characters before tokenizing; elements of images and sound) of a row or a batch."""
+Size = tuple[int, int]  # (tokens, or characters before tokenizing; elements of images and sound) of a row or a batch
 
 Marks = tuple[int, int, int, int, int]
 _NO_MARKS: Final[Marks] = (0, 0, 0, 0, 0)
@@ -227,7 +224,9 @@ def _inner(feature: Any) -> Iterable[Any]:
     """Features of a list's entries, or of a struct's fields."""
     if isinstance(feature, Mapping):
         return feature.values()
-    return feature if isinstance(feature, list) else [feature.feature] if hasattr(feature, "feature") else ()
+    if isinstance(feature, list):
+        return feature
+    return [feature.feature] if hasattr(feature, "feature") else ()
 
 
 def _file_sizes(table: Any, features: Mapping[str, Any], indices: Numbers, until: float) -> RowSizes:
