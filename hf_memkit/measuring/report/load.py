@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY
 from hf_memkit.measuring.memory.records import SCHEMA
@@ -25,7 +26,7 @@ from hf_memkit.measuring.record_types import (
 )
 from hf_memkit.measuring.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.measuring.report.rank_reader import Attempt, RankReader
-from hf_memkit.measuring.report.sanitize import few, text
+from hf_memkit.measuring.report.sanitize import few
 
 _FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
 
@@ -127,16 +128,16 @@ def load_run(run_dir: str | Path) -> Run:
         folder = folder.parent
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "no such folder"
-        raise InputError(f"{text(run_dir)}: {what}; give a Trainer's output_dir")
+        raise InputError(f"{printable(run_dir)}: {what}; give a Trainer's output_dir")
     reader = RunReader(folder)
     reader.read()
     run = reader.run()
     if run is not None:
         return run
-    follow = f"memkit report {shlex.quote(text(folder))} --follow"
+    follow = f"memkit report {shlex.quote(printable(folder))} --follow"
     if reader.readers:
-        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
-    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
+        raise InputError(f"{printable(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
+    raise InputError(f"{printable(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
 
 
 def _what_to_do(folder: Path, follow: str) -> str:
@@ -144,13 +145,13 @@ def _what_to_do(folder: Path, follow: str) -> str:
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
-        return f"a folder below has records: memkit report {text(inside[0])}{more}"
+        return f"a folder below has records: memkit report {printable(inside[0])}{more}"
     status = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads((folder / "memkit-run.json").read_bytes())
-        status = text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
+        status = printable(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
     if status is not None:
-        start = f"memkit run {shlex.quote(text(folder))}"
+        start = f"memkit run {shlex.quote(printable(folder))}"
         again = f"if not, start it: {start}, or its recipe with --resume or --overwrite"
         return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {again}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
@@ -209,11 +210,11 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_s
         arguments = attempt.run.get("arguments", {})
         # The last attempt of auto_find_batch_size had another batch than the arguments say.
         batch = first.run.get("after_oom", {}).get("train_batch_size", arguments.get("per_device_train_batch_size"))
-        of = f" (batch size {text(batch, 20)})" if batch is not None else ""
+        of = f" (batch size {printable(batch, 20)})" if batch is not None else ""
         notes.append(f"earlier starts in this folder: {len(first.earlier)}; the last{of} {ending.why}")
 
     ends = [rank.end for rank in ranks if rank.end is not None]
     if lost := sum(end.get("lost_records", 0) for end in ends):
-        why = next((f" ({text(end['write_error'], 80)})" for end in ends if end.get("write_error")), "")
+        why = next((f" ({printable(end['write_error'], 80)})" for end in ends if end.get("write_error")), "")
         notes.append(f"records that could not be written during training: {lost}{why}")
     return notes

@@ -12,8 +12,6 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is
 from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.measuring.record_types import RECORDS, StepRecord
 
-text = printable
-
 _LIMIT: Final = 1e15
 """Far above any size, count or time of a training, and floats are still exact for whole numbers."""
 
@@ -23,7 +21,7 @@ _FREE_DEPTH: Final = 6
 
 def few(values: Sequence[Any]) -> str:
     """The first eight values; `…` stands for the others."""
-    return ", ".join(text(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
+    return ", ".join(printable(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
 
 
 def number(fields: Mapping[str, Any], name: str) -> float | None:

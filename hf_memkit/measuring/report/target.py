@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
-from hf_memkit.measuring.report.sanitize import checked_number, number, text
+from hf_memkit.measuring.report.sanitize import checked_number, number
 
 _VERDICTS: Final = {
     "fits": "is predicted to fit on",
@@ -79,11 +80,11 @@ def target_of(run: Run) -> Target | None:
     confidence = mapping(fields.get("confidence"))
     verdict = _verdict(fields.get("verdict"))
     return Target(
-        gpu=text(fields.get("gpu") or "the target's GPU", 60),
+        gpu=printable(fields.get("gpu") or "the target's GPU", 60),
         capacity_gib=number(fields, "capacity_gib"),
         verdict=verdict,
         gpu_verdict=_verdict(fields.get("gpu_verdict")) or verdict,
-        why=text(fields.get("why") or "", 300),
+        why=printable(fields.get("why") or "", 300),
         peak_gib=peak,
         peak_phase=phase if phase in PHASES else None,
         reserved_gib=(low, high),
@@ -93,7 +94,7 @@ def target_of(run: Run) -> Target | None:
         host_gib=sum(host) if host else None,
         ram_gib=number(fields, "ram_gib"),
         disk_gib=number(fields, "disk_gib"),
-        rests_on=text(confidence.get("rests_on") or "", 200),
+        rests_on=printable(confidence.get("rests_on") or "", 200),
         is_measured=confidence.get("measured_on") is not None,
     )
 
@@ -126,7 +127,7 @@ def figures_and_basis(target: Target) -> str:
 def next_command(run: Run, target: Target) -> str:
     """What to do after a rehearsal, with the command."""
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
-    recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
+    recipe, variant = (shlex.quote(printable(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
     if target.gpu_verdict == "does not fit":
         return f"Choose another GPU or variant: memkit recipe {recipe} --dry-run --gpu NAME"
     return f"Run it on that GPU: memkit recipe {recipe} --variant {variant}"
