@@ -33,8 +33,8 @@ from hf_memkit.prediction.prediction import size_text
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
-    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
+    from hf_memkit.prediction.script_prediction import BatchNeeds
     from hf_memkit.setup.setup import Setup
 
 

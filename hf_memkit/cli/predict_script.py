@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.cli.predict_options import PredictOptions
-    from hf_memkit.prediction.from_script import ScriptPrediction
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
+    from hf_memkit.prediction.script_prediction import ScriptPrediction
 
 
 def predict_script(options: PredictOptions, environment: Mapping[str, str] | None) -> int:

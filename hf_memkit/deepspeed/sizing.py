@@ -31,7 +31,7 @@ PINNED_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SizedKey:
     """One computed value; `key`: its dotted path in the JSON."""
 
     key: str
@@ -47,7 +47,9 @@ class Sized:
     """A sized preset."""
 
     config: dict[str, Any]  # the DeepSpeed JSON
-    choices: tuple[Choice, ...]  # every value that differs from the preset's constant or was confirmed for the machine
+    choices: tuple[
+        SizedKey, ...
+    ]  # every value that differs from the preset's constant or was confirmed for the machine
     ledger: Ledger  # memory of this config, DeepSpeed's part of the job only
     notes: tuple[str, ...]  # warnings for the user
 
@@ -99,7 +101,7 @@ class _Sizing:
         self.model, self.machine = model, machine
         self.gpus, self.processes, self.nodes = gpus, gpus * nodes, nodes
         self.accumulation, self.adapters = accumulation, adapters
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, SizedKey] = {}
         self.notes: list[str] = []
 
     def ledger(self) -> Ledger:
@@ -114,7 +116,7 @@ class _Sizing:
         for name in sections:
             section = section[name]
         section[key] = value
-        self.choices[path] = Choice(path, value, reason)
+        self.choices[path] = SizedKey(path, value, reason)
 
     def _offload(self, part: str) -> dict[str, Any]:
         section: dict[str, Any] = self.zero.get(part, {})

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hf_memkit.catalog import fit
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.prediction import Prediction
-
-if TYPE_CHECKING:
-    from hf_memkit.prediction.from_script import ScriptPrediction
+from hf_memkit.prediction.script_prediction import ScriptPrediction
 
 _MAX_TRACES: Final = 6
 _BATCH_PHASES: Final[tuple[Phase, ...]] = ("data", "generate", "log_probabilities", "forward", "backward", "optimizer")

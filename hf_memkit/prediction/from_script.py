@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -32,8 +32,9 @@ from hf_memkit.prediction.running_scripts import (
     run_and_trace,
     script_worker,
 )
+from hf_memkit.prediction.script_prediction import BatchNeeds, ScriptPrediction
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import BatchShapes, Engine, HostMemory, TracedTraining
+from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
@@ -92,37 +93,6 @@ def predict_script(
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptPrediction:
-    """The prediction of a script, and the training that it is of."""
-
-    prediction: Prediction
-    script: UserScript
-    traced: TracedTraining  # without its trace
-    setup: Setup  # the job, and other settings that decide memory
-    batches: BatchNeeds | None = None  # needs of batches other than the worst
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNeeds:
-    """Memory needs of batches other than the worst, to which the prediction applies."""
-
-    shapes: BatchShapes
-    typical: Prediction  # of the median batch
-    smaller: Mapping[str, Prediction]  # a change → of the worst batch with it; empty if the worst fits unchanged
-
-    def sentence(self, worst: Prediction) -> str:
-        """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
-        typical, maximum = (format_gib(prediction.total_bytes[1]) for prediction in (self.typical, worst))
-        shapes = self.shapes
-        if typical == maximum:
-            return f"A typical batch, {shapes.typical}, needs as much as the worst, {shapes.worst}: {maximum}"
-        return (
-            f"A typical batch, {shapes.typical}, needs {typical}; the worst, {shapes.worst}, needs {maximum}; 95 of "
-            f"100 are no larger than {shapes.high}"
-        )
 
 
 def predict_job(job: ScriptJob, worker: Worker | None = None) -> ScriptPrediction:

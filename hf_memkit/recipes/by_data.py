@@ -21,8 +21,8 @@ from hf_memkit.catalog.models import hub_reachable
 from hf_memkit.common.errors import DataError, ScriptFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import Prediction, predict
-from hf_memkit.prediction.from_script import BatchNeeds
 from hf_memkit.prediction.running_scripts import lengths_of
+from hf_memkit.prediction.script_prediction import BatchNeeds
 from hf_memkit.prediction.traced_training import BatchLengths
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.sources import is_here

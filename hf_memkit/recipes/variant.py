@@ -32,7 +32,7 @@ multiples of 64 elements (`presets/sizes.py`)."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class VariantJob:
     """Input for one setup of a recipe.
 
     Attributes:

@@ -18,7 +18,7 @@ from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.settings import refuse_wrong
 from hf_memkit.recipes.stored_predictions import stored_length, stored_prediction
 from hf_memkit.recipes.tasks import find_task
-from hf_memkit.recipes.variant import MULTIPLE, Candidate
+from hf_memkit.recipes.variant import MULTIPLE, VariantJob
 from hf_memkit.setup.build.packages import missing_package
 from hf_memkit.setup.job import gpu_shortage
 from hf_memkit.setup.request import Request, refuse_too_long
@@ -66,7 +66,7 @@ class _Result:
             predicted.
     """
 
-    candidate: Candidate
+    candidate: VariantJob
     setup: Setup
     verdict: str
     why: str
@@ -124,7 +124,7 @@ def choose(
     return replace(best.setup, why=why, rejected=not_chosen), best.prediction
 
 
-def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Candidate:
+def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> VariantJob:
     """The candidate without variant, from the recipe and the request."""
     refuse_wrong(recipe, request)
     name = request.model or recipe.model.hub_id
@@ -133,10 +133,10 @@ def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool)
     model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
     length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
     refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
-    return Candidate(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
+    return VariantJob(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
 
 
-def _try_variant(candidate: Candidate, judge: Judge, reason: str) -> _Result:
+def _try_variant(candidate: VariantJob, judge: Judge, reason: str) -> _Result:
     """The variant with the first kind of checkpointing that fits, else the first that is tight, else the last.
     `reason`: for its choice, which the setup shows."""
     kinds = candidate.recipe.variants[candidate.variant].checkpointing or [""]
@@ -167,7 +167,7 @@ def _try_variant(candidate: Candidate, judge: Judge, reason: str) -> _Result:
     return replace(best, setup=setup)
 
 
-def _try(candidate: Candidate, judge: Judge, *, must_predict: bool) -> _Result:
+def _try(candidate: VariantJob, judge: Judge, *, must_predict: bool) -> _Result:
     """One candidate with its prediction. Unless `must_predict`, none is made if the machine cannot run it, or weights
     and states alone are too large."""
     setup = candidate.setup()
@@ -192,7 +192,7 @@ def _try(candidate: Candidate, judge: Judge, *, must_predict: bool) -> _Result:
     return _Result(candidate, setup, str(prediction.verdict), why, prediction)
 
 
-def _try_lengths(candidate: Candidate, judge: Judge) -> _Result:
+def _try_lengths(candidate: VariantJob, judge: Judge) -> _Result:
     """The candidate with the longest sequence that is predicted to fit, else with the last that was tried."""
     shortest = candidate.recipe.sequence_length
     longest = candidate.model.maximum_length or shortest

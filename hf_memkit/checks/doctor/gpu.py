@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.catalog.hardware import has_kernels, torch_with_kernels
-from hf_memkit.checks.doctor import Check
+from hf_memkit.checks.doctor.check import Check
 from hf_memkit.common.units import format_gib
 from hf_memkit.setup.techniques.allocator import OLD_VARIABLES, VARIABLE, problems_of
 

@@ -13,7 +13,7 @@ import psutil
 from hf_memkit.catalog.hardware import SLOW_BF16, bf16_slowdown, this_machine
 from hf_memkit.catalog.memlock import can_lock
 from hf_memkit.catalog.models import hub_reachable, hub_switched_off
-from hf_memkit.checks.doctor import Check
+from hf_memkit.checks.doctor.check import Check
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import MIB, format_gib
 from hf_memkit.common.user_files import user_path

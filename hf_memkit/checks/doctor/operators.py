@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.checks.doctor import Check
+from hf_memkit.checks.doctor.check import Check
 from hf_memkit.deepspeed import ops
 
 _GROUP: Final = "DeepSpeed operators"

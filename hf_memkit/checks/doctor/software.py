@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from hf_memkit.catalog.library_versions import OLDEST
-from hf_memkit.checks.doctor import Check
+from hf_memkit.checks.doctor.check import Check
 from hf_memkit.common import boot
 
 _GROUP: Final = "Software"
