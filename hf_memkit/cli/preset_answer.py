@@ -86,6 +86,8 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
 def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
     """Prints the written files and how to use them; to standard error the settings that they cannot contain."""
     target = files[0]
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     if missing := [each.setting for each in shown.outside if each.essential]:
         say_to_stderr(
             f"Note: this file alone is not preset {setup.preset!r}. Your script must also set: "
@@ -96,7 +98,7 @@ def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *
     for file in files:
         say(f"Wrote {file}")
     _print_use(target, script)
-    for line in (*_aside(setup, shown), *(f"PROBLEM: {problem}" for problem in setup.problems)):
+    for line in _aside(setup, shown):
         say_to_stderr(line)
 
 
@@ -117,12 +119,12 @@ def _print_use(target: Path, script: str) -> None:
 
 def printed(setup: Setup, file: ArgumentFile) -> None:
     """Prints to standard error that the printed file lacks settings, and the setup's problems."""
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     outside = len(file.outside)
     if outside:
         things = "1 thing" if outside == 1 else f"{outside} things"
         say_to_stderr(f"Note: {things} cannot be set by arguments; see the comments at the end")
-    for problem in setup.problems:
-        say_to_stderr(f"PROBLEM: {problem}")
 
 
 def _beside(setup: Setup) -> tuple[str, ...]:
