@@ -19,7 +19,7 @@ from hf_memkit.catalog.library_versions import current_name, fields
 from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
 from hf_memkit.common.errors import InputError
-from hf_memkit.common.user_files import parsed, user_path
+from hf_memkit.common.user_files import content_problem, parsed, text_of, user_path
 
 Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
 
@@ -54,18 +54,15 @@ def read(path: str | Path) -> File:
     """Read a `.json`, `.yaml` or `.yml` file; many other files are recognised. Raises InputError if it cannot be read;
     names line and column."""
     path = user_path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}. Give a JSON or YAML file") from None
+    text = text_of(path)
     if other := other_script(path, text):
         return File(path, "other", {}, other=other)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    if not text.strip():
+        raise InputError(f"{path}: {content_problem(None)}")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
-    if not isinstance(content, Mapping):
-        description = "nothing" if content is None else f"a {type(content).__name__}"
-        raise InputError(f"{path}: line 1, column 1: expected keys and values, got {description}")
+    if problem := content_problem(content):
+        raise InputError(f"{path}: {problem}")
     other = None if content.keys() & _RECIPE else other_tool(path, content)
     return File(path, "other" if other else _kind_of_keys(content), content, duplicates, other)
 
@@ -98,6 +95,8 @@ def _simpler_message(error: json.JSONDecodeError) -> str:
     closing = after.removeprefix(",").lstrip()[:1]
     if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
         return f"a comma before {closing}. Remove it"
+    if error.msg == "Expecting value":
+        return "no valid value. Write a number, true, false, null, or a text in double quotes"
     return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 

@@ -12,6 +12,7 @@ from hf_memkit.catalog.hardware import Gpu, Machine
 from hf_memkit.catalog.library_versions import current_name
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.deepspeed.settings import ZeroSettings
+from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.setup import Setup
 
 
@@ -64,6 +65,7 @@ class Subject:
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
         settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
+        ledger: a setup's ledger; empty for files.
     """
 
     config: Mapping[str, Any] | None = None
@@ -82,6 +84,7 @@ class Subject:
     launcher: Mapping[str, Any] | None = None
     launcher_file: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +107,8 @@ class Subject:
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
         settings = {s.key: s.value for s in setup.settings if not s.key.startswith("arguments.")}
         settings.pop("deepspeed.config", None)
-        return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
+        config = setup.get("deepspeed.config")
+        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings, ledger=setup.ledger)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""

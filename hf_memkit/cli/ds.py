@@ -10,7 +10,7 @@ import typer
 from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, option, with_options
-from hf_memkit.cli.printing import print_json, say
+from hf_memkit.cli.printing import print_json, say, say_to_stderr
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def show(name: _Name, *, options: SizingOptions, as_json: Json = False) -> int:
         "Needs": ", ".join([*needs, *info.packages]),
         "Needs a GPU": info.not_on_cpu,
     }
+    for problem in setup.problems:
+        say(f"PROBLEM: {problem}")
     for label, value in rows.items():
         if value:
             say(f"{label}: {value}")
@@ -116,6 +118,8 @@ def copy(
     if as_json:
         print_json({"files": [str(file) for file in files], **_to_json(setup)})
         return 0
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     _print_sizes(setup)
     for file in files:
         say(f"Wrote {file}")
@@ -164,4 +168,4 @@ def _print_sizes(setup: Setup) -> None:
         blocks += [Lines([about_model, about_gpu]), Table(("key", "value", "why"), rows), ledger_block(setup.ledger)]
         blocks.append(Lines(["Not included: activations, the loss, and the processes themselves."]))
     blocks.append(Lines([f"Note: {note}" for note in setup.notes]))
-    show_blocks([*blocks, Lines([f"PROBLEM: {problem}" for problem in setup.problems], "warning")])
+    show_blocks(blocks)

@@ -76,21 +76,15 @@ def explain(
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     """The arguments in the user's file, with the DeepSpeed config that it names, and a line for each part that is
-    ignored. Another tool's file is no error. Raises InputError if there is no such file."""
+    ignored. Another tool's file is no error. Raises InputError if the file cannot be read."""
     from hf_memkit.catalog.argument_values import check_values, misspelt
     from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.catalog.library_versions import current_name
     from hf_memkit.checks.apply import deepspeed_of, deepspeed_of_launcher
     from hf_memkit.checks.reading import read
-    from hf_memkit.common.user_files import user_path
     from hf_memkit.setup.own_arguments import former_lines
 
-    try:
-        file = read(path)
-    except InputError as error:
-        if not user_path(path).is_file():
-            raise
-        return {}, [f"--args ignored: {error}"]
+    file = read(path)
     if file.refusal and not file.content:  # a shell script
         return {}, [f"--args ignored: {file.path}: {file.refusal}"]
     if file.kind == "recipe":

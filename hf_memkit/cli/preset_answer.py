@@ -81,6 +81,8 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
 
 def print_files(setup: Setup, file: ArgumentFile, paths: list[Path], script: str, *, new_folder: bool = False) -> None:
     """Prints the written files and how to use them; to standard error the settings that they cannot contain."""
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     if missing := [each.setting for each in file.outside if each.essential]:
         also = f"Your script must also set: {'; '.join(missing)} (below)"
         say_to_stderr(f"Note: this file alone is not preset {setup.preset!r}. {also}")
@@ -89,7 +91,7 @@ def print_files(setup: Setup, file: ArgumentFile, paths: list[Path], script: str
     for path in paths:
         say(f"Wrote {path}")
     _print_use(paths[0], script)
-    for line in (*_remarks(setup, file), *(f"PROBLEM: {problem}" for problem in setup.problems)):
+    for line in _remarks(setup, file):
         say_to_stderr(line)
 
 
@@ -110,11 +112,11 @@ def _print_use(target: Path, script: str) -> None:
 
 def print_problems(setup: Setup, file: ArgumentFile) -> None:
     """Prints to standard error how many settings the file lacks, and the setup's problems."""
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     if count := len(file.outside):
         settings = "1 setting" if count == 1 else f"{count} settings"
         say_to_stderr(f"Note: {settings} cannot be in this file; see the comments at its end")
-    for problem in setup.problems:
-        say_to_stderr(f"PROBLEM: {problem}")
 
 
 def _added_techniques(setup: Setup) -> tuple[str, ...]:

@@ -48,6 +48,31 @@ def _too_deep(place: str) -> InputError:
     return InputError(f"{place}: nested more than {_DEEPEST} levels deep. Give a config with fewer nested brackets")
 
 
+def content_problem(content: object) -> str:
+    """Why the content of a JSON or YAML file cannot be used; empty for a mapping.
+
+    >>> content_problem([1])
+    'is a list, not keys and values. Write lines such as KEY: VALUE'
+    """
+    if isinstance(content, dict):
+        return ""
+    if content is None:
+        return "is empty. Write keys and values in it, such as KEY: VALUE"
+    kind = "a list" if isinstance(content, list) else "a single value"
+    return f"is {kind}, not keys and values. Write lines such as KEY: VALUE"
+
+
+def text_of(path: Path) -> str:
+    """The text of a file in UTF-8. Raises InputError if it cannot be read; names the file and the fix."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        reason = "is not text (UTF-8)"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    raise InputError(f"{path}: {reason}. Give a JSON or YAML file")
+
+
 def user_path(path: str | Path) -> Path:
     """`path` with `~` and `~user` expanded; an unknown user is left as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.common.units import parse_size
-from hf_memkit.common.user_files import parsed
+from hf_memkit.common.user_files import content_problem, parsed, text_of
 from hf_memkit.presets import PRESETS, compose
 from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
@@ -182,16 +182,14 @@ def load_recipe(name: str) -> Recipe:
 def read_recipe(path: Path) -> Recipe:
     """The recipe in the file at `path`. Raises RecipeError with all mistakes."""
     try:
-        content = parsed(str(path), yaml.safe_load, path.read_text(encoding="utf-8"))
+        content = parsed(str(path), yaml.safe_load, text_of(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         mistake = getattr(error, "problem", None) or "cannot be parsed"
         raise RecipeError([f"{where}: not valid YAML: {mistake}"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError([f"{path}: cannot be read: {error}"]) from None
-    if not isinstance(content, dict):
-        raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
+    if problem := content_problem(content):
+        raise RecipeError([f"{path}: {problem}"])
     derived = [key for key in ("name", "path") if key in content]
     problems = [f"{path}: {key}: remove it: the file's name and place decide it" for key in derived]
     problems += [f"{path}: {problem}" for problem in _wrong_numbers(content)]

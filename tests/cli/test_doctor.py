@@ -54,6 +54,12 @@ def test_what_is_shown_to_a_person(capsys: pytest.CaptureFixture[str], tmp_path:
     assert line.split()[:2] == ["missing", "folder"] and "→ give another folder" in out
 
 
+def test_a_missing_folder_is_one_line_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    folder = str(tmp_path / "nvme")
+    lines = [line for line in host.checks(folder) if line.name in ("folder", "speed")]
+    assert [(line.name, line.status, line.fix) for line in lines] == [("folder", "missing", f"mkdir -p {folder}")]
+
+
 def test_locks_of_killed_builds_are_named_and_not_removed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,8 +104,8 @@ def test_all_mistakes_are_reported_at_once(recipe: Recipe, tmp_path: Path) -> No
     ("text", "expected"),
     [
         ("a: [1\n", r"broken\.yaml:2:1: not valid YAML"),
-        ("- 1\n", "expected a mapping of keys to values, got list"),
-        ("", "expected a mapping"),
+        ("- 1\n", "is a list, not keys and values"),
+        ("", "is empty"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
     ],
 )

@@ -78,13 +78,15 @@ def _shared() -> Check:
 
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
+    if not folder.exists():
+        return [Check(_DISK, "folder", "missing", f"{nvme_path} does not exist", f"mkdir -p {nvme_path}")]
     result = preflight(nvme_path or folder, needed_bytes=0)
     results = []
     for problem in (*result.unusable, *result.shortages, *result.missing):
         finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")  # the fix follows the last semicolon
         results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
     if not results:
-        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        free = shutil.disk_usage(folder).free
         kind = file_system(folder) or "unknown file system"
         good = f"{folder} ({kind}): O_DIRECT works, {format_gib(free)} free"
         results = [Check(_DISK, "folder", "ok", good)]
@@ -100,10 +102,7 @@ def _speed(nvme_path: str) -> Check:
     from hf_memkit.deepspeed.aio import measure
 
     try:
-        with_folder = user_path(nvme_path)
-        if not with_folder.is_dir():
-            return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
-        measured = measure(with_folder, cpu=not torch.cuda.is_available())
+        measured = measure(user_path(nvme_path), cpu=not torch.cuda.is_available())
     except MemkitError as error:
         finding, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
         return Check(_DISK, "speed", "warning", finding, fix)

@@ -137,6 +137,31 @@ def value_not_allowed(subject: Subject) -> Iterator[Finding]:
         else:
             fix = f"write one of {', '.join(allowed)}"
         yield Finding(name, value, fix=fix, argument=True)
+    for name, value in subject.own_names.items():
+        if needed := _needed_number(argument_types().get(name), value):
+            why = f"the field is {needed}; TrainingArguments keep the value, and Trainer fails or counts wrongly"
+            yield Finding(name, value, why=why, fix=f"write {needed}", argument=True)
+
+
+def _needed_number(kind: Any, value: Any) -> str:
+    """What a field of this type needs, if the value is none; empty for values that are one, or that another rule
+    reports: a number in quotes."""
+    whole = kind in (int, int | None)
+    if not whole and kind not in (float, float | None):
+        return ""
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            template = "$" in value or "{" in value  # filled in by another tool
+            wrong = not template
+        else:
+            wrong = whole and not number.is_integer()
+    elif isinstance(value, float):
+        wrong = whole and not value.is_integer()
+    else:
+        wrong = isinstance(value, list | dict)
+    return ("a whole number" if whole else "a number") if wrong else ""
 
 
 def _strategy(subject: Subject, name: str, default: str) -> str:

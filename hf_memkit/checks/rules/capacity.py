@@ -7,14 +7,20 @@ from typing import Final
 
 from hf_memkit.catalog import fit
 from hf_memkit.catalog.adapter_layers import adapter_tensors
+from hf_memkit.catalog.hardware import Gpu
+from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.checks.rule import Finding, any_job, deepspeed
+from hf_memkit.checks.rules.optimizer_options import named_optimizer
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import MIB, format_size
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.deepspeed.split import split
 from hf_memkit.deepspeed.stage_3 import SWAP_BUFFERS
 from hf_memkit.setup.ledger import Ledger, Row
+from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, of_no_use, refused_by_torch
+from hf_memkit.setup.techniques.setup_ledger import gradient_bytes, states_of
 
 _ZERO = "zero_optimization"
 
@@ -36,21 +42,79 @@ def _largest(rows: list[Row]) -> str:
     return "; ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
 
 
-@deepspeed.error(
+_PARTIAL: Final = (
+    "lora", "peft", "adapter", "quant", "4bit", "8bit", "load_in", "freez", "frozen", "trainable", "unsloth", "fsdp",
+    "deepspeed", "parallel", "device_map", "model_init_kwargs",
+)  # fmt: skip
+"""Words in arguments of jobs that may train or keep only a part of the weights on the GPU."""
+
+
+def _trains_everything(subject: Subject) -> bool:
+    """Whether nothing in the arguments shows that a GPU has less than all weights, in 16 bits or more, to train."""
+    given = subject.arguments
+    if given is None or subject.pinned or subject.launcher is not None or subject.without_gpu:
+        return False
+    only_evaluates = subject.on("do_eval") or subject.on("do_predict")
+    if not subject.argument("do_train", not only_evaluates):
+        return False
+    texts = [f"{name} {value}".lower() for name, value in given.items() if value and name != "optim"]
+    return not any(word in text for text in texts for word in _PARTIAL)
+
+
+def _least_bytes(subject: Subject, model: ModelFacts) -> int:
+    """The least that weights, gradients and states of a training with these arguments take on the GPU.
+
+    The script may load the weights in 16 bits, except with fp16, which needs fp32 weights. States that may leave the
+    GPU, or whose formula is unknown, count as zero.
+    """
+    optim = named_optimizer(subject) or "adamw_torch_fused"
+    dtype = "float32" if subject.on("fp16") or subject.argument("dtype") == "float32" else "bfloat16"
+    setup = Setup("").put("model.dtype", dtype, "least").put("arguments.optim", optim, "least")
+    row = find_optimizer(optim)
+    adamw = find_optimizer("adamw_torch")
+    known = row.states is not adamw.states or (row.algorithm == adamw.algorithm and not row.packages)
+    known = known and not row.unpaged and not row.low_rank
+    states = states_of(setup, model).total if known else 0
+    return model.parameters * (4 if dtype == "float32" else 2) + gradient_bytes(setup, model)[0] + states
+
+
+@any_job.error(
     why="weights, gradients, states and buffers alone need more than the GPU has",
     fix="use a higher stage or offload more; `memkit ds list` shows what each preset saves",
-    source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
+    source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed; "
+    "hf_memkit/setup/techniques/setup_ledger.py",
 )
 def card_too_small(subject: Subject) -> Iterator[Finding]:
-    ledger = _ledger(subject)
     gpu = subject.gpu
-    if ledger is None or gpu is None:
+    if gpu is None or subject.model is None:
+        return
+    if subject.config is None:
+        yield from _without_deepspeed(subject, subject.model, gpu)
+        return
+    ledger = _ledger(subject)
+    if ledger is None:
         return
     needed = ledger.total_bytes("device")
     if fit.too_small(gpu, needed):
         rows = [row for row in ledger.rows if row.place == "device"]
         why = f"DeepSpeed alone needs {format_size(needed)}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
         yield Finding(f"{_ZERO}.stage", why=f"{why} (largest: {_largest(rows)})")
+
+
+def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterator[Finding]:
+    """The finding about a job without DeepSpeed: from a setup's ledger, or from the arguments of a file."""
+    if subject.ledger.rows:
+        needed = subject.ledger.total_bytes("device")
+    elif _trains_everything(subject):
+        needed = _least_bytes(subject, model)
+    else:
+        return
+    if fit.too_small(gpu, needed):
+        why = f"weights, gradients and optimizer states need at least {format_size(needed)}; {gpu.name} has "
+        why += f"{format_size(gpu.usable_bytes)} available"
+        fix = "train adapters, use an optimizer with smaller states, or offload; `memkit plan` finds what fits"
+        optim = named_optimizer(subject) or "adamw_torch_fused"
+        yield Finding("optim", optim, why=why, fix=fix, argument=True)
 
 
 @deepspeed.error(
