@@ -74,7 +74,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Match:
     """Where a rule applies. `why`, `fix` and `severity` override the rule's own.
 
     `argument` is true for a key of Trainer's arguments, `launcher` for one of accelerate's YAML; else it is of the
@@ -110,7 +110,7 @@ class Rule:
     why: str
     fix: str
     source: str
-    find: Callable[[Subject], Iterable[Finding]]
+    find: Callable[[Subject], Iterable[Match]]
     module: str
     techniques: tuple[str, ...] = ()
 
@@ -129,7 +129,7 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """Every rule by its ID, in the order of application."""
 
-_Find = Callable[[Subject], Iterable[Finding]]
+_Find = Callable[[Subject], Iterable[Match]]
 
 
 def _rule(
@@ -140,7 +140,7 @@ def _rule(
         if id in RULES:
             raise ValueError(f"there are two rules {id!r}")
 
-        def guarded(subject: Subject) -> Iterable[Finding]:
+        def guarded(subject: Subject) -> Iterable[Match]:
             return () if subject.config is None and needs_config else find(subject)
 
         RULES[id] = Rule(id, severity, why, fix, source, guarded, find.__module__.rpartition(".")[2], techniques)

@@ -14,7 +14,7 @@ from hf_memkit.catalog.argument_values import is_unknown, misspelt
 from hf_memkit.catalog.former_arguments import ever_fields, former_arguments, trl_in_use
 from hf_memkit.catalog.library_versions import accelerate_keys, argument_types
 from hf_memkit.catalog.optimizers import install_command
-from hf_memkit.checks.rule import Finding, any_job, deepspeed
+from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
@@ -32,21 +32,21 @@ _OF_TRAINER: Final[Mapping[str, str]] = {
     fix="write the field's name",
     source=_PARSER,
 )
-def misspelt_argument(subject: Subject) -> Iterator[Finding]:
+def misspelt_argument(subject: Subject) -> Iterator[Match]:
     """A hint if the field is TRL's and the file may not be: scripts have their own arguments."""
     names = {str(name): value for name, value in subject.own_names.items()}
     for name, value in names.items():
         if near := misspelt(name):
             sure = near[0] in ever_fields("transformers") or trl_in_use(names.keys())
             fix = f"write {' or '.join(map(repr, near))}"
-            yield Finding(name, value, fix=fix, argument=True, severity=None if sure else "hint")
+            yield Match(name, value, fix=fix, argument=True, severity=None if sure else "hint")
 
 
-def _former(subject: Subject, library: str) -> Iterator[Finding]:
+def _former(subject: Subject, library: str) -> Iterator[Match]:
     given: Mapping[str, Any] = {} if subject.pinned else subject.arguments or {}
     for name, former in former_arguments(given).items():
         if former.library == library:
-            yield Finding(name, given[name], why=former.why, fix=former.fix, argument=True)
+            yield Match(name, given[name], why=former.why, fix=former.fix, argument=True)
 
 
 @any_job.error(
@@ -55,7 +55,7 @@ def _former(subject: Subject, library: str) -> Iterator[Finding]:
     source=f"{_PARSER}; fields by version: scripts/argument_fields.py, from the published wheels",
     techniques=("compile", "length-grouped"),
 )
-def argument_of_transformers_4(subject: Subject) -> Iterator[Finding]:
+def argument_of_transformers_4(subject: Subject) -> Iterator[Match]:
     yield from _former(subject, "transformers")
 
 
@@ -65,7 +65,7 @@ def argument_of_transformers_4(subject: Subject) -> Iterator[Finding]:
     source="trl 1.16.0: scripts/utils.py 353-357; fields by version: scripts/argument_fields.py, from the published "
     "wheels",
 )
-def argument_of_older_trl(subject: Subject) -> Iterator[Finding]:
+def argument_of_older_trl(subject: Subject) -> Iterator[Match]:
     yield from _former(subject, "TRL")
 
 
@@ -75,7 +75,7 @@ def argument_of_older_trl(subject: Subject) -> Iterator[Finding]:
     fix="delete it, unless your script reads it",
     source=_PARSER,
 )
-def unknown_argument(subject: Subject) -> Iterator[Finding]:
+def unknown_argument(subject: Subject) -> Iterator[Match]:
     """One problem a file: scripts have their own arguments."""
     former = former_arguments(subject.own_names)
     others = [str(name) for name in subject.own_names if name not in former]
@@ -84,14 +84,14 @@ def unknown_argument(subject: Subject) -> Iterator[Finding]:
         # `trl sft --config FILE` hands these on to `accelerate launch` (trl 1.16.0: cli/commands/training.py 52-64).
         strange = [name for name in strange if name not in accelerate_keys()]
     for name in [name for name in strange if name in _OF_TRAINER]:
-        yield Finding(name, fix=_OF_TRAINER[name], argument=True)
+        yield Match(name, fix=_OF_TRAINER[name], argument=True)
         strange.remove(name)
     if len(strange) > 1:
         why = f"neither TrainingArguments nor TRL's configs have these fields: {', '.join(strange)}"
         fix = "delete those that no dataclass of your script has: HfArgumentParser and TrlParser fail on them"
-        yield Finding(strange[0], why=why, fix=fix, argument=True)
+        yield Match(strange[0], why=why, fix=fix, argument=True)
     elif strange:
-        yield Finding(strange[0], argument=True)
+        yield Match(strange[0], argument=True)
 
 
 _FILE: Final = "transformers 5.23.0: training_args.py"
@@ -121,7 +121,7 @@ def _allowed(name: str) -> list[str]:
     fix="write an allowed value",
     source=f"{_FILE} 1558-1563; the enumerations in training_args.py and trainer_utils.py",
 )
-def value_not_allowed(subject: Subject) -> Iterator[Finding]:
+def value_not_allowed(subject: Subject) -> Iterator[Match]:
     for name, value in subject.own_names.items():
         allowed = _allowed(name)
         if not allowed or value is None or value in allowed:
@@ -136,11 +136,11 @@ def value_not_allowed(subject: Subject) -> Iterator[Finding]:
             fix = f'write "{near[0]}"; allowed are {", ".join(allowed)}'
         else:
             fix = f"write one of {', '.join(allowed)}"
-        yield Finding(name, value, fix=fix, argument=True)
+        yield Match(name, value, fix=fix, argument=True)
     for name, value in subject.own_names.items():
         if needed := _needed_number(argument_types().get(name), value):
             why = f"the field is {needed}; TrainingArguments keep the value, and Trainer fails or counts wrongly"
-            yield Finding(name, value, why=why, fix=f"write {needed}", argument=True)
+            yield Match(name, value, why=why, fix=f"write {needed}", argument=True)
 
 
 def _needed_number(kind: Any, value: Any) -> str:
@@ -185,7 +185,7 @@ def _steps(subject: Subject, name: str) -> Any:
     fix="set eval_strategy to the value of save_strategy",
     source=f"{_FILE} 1748-1754",
 )
-def best_model_strategies(subject: Subject) -> Iterator[Finding]:
+def best_model_strategies(subject: Subject) -> Iterator[Match]:
     evaluates = _strategy(subject, "eval_strategy", "no")
     saves = _strategy(subject, "save_strategy", "steps")
     if subject.on("load_best_model_at_end") and evaluates and saves and saves not in ("best", evaluates):
@@ -194,7 +194,7 @@ def best_model_strategies(subject: Subject) -> Iterator[Finding]:
         both = f"eval_strategy is {evaluates}{of_evaluations}, and save_strategy is {saves}{of_checkpoints}"
         wanted = saves if saves != "no" else "steps, and save_strategy too"
         why = f"TrainingArguments refuse it: {both}"
-        yield Finding("load_best_model_at_end", True, why=why, fix=f"set eval_strategy: {wanted}", argument=True)
+        yield Match("load_best_model_at_end", True, why=why, fix=f"set eval_strategy: {wanted}", argument=True)
 
 
 @any_job.error(
@@ -202,7 +202,7 @@ def best_model_strategies(subject: Subject) -> Iterator[Finding]:
     fix="set save_steps to eval_steps, or to a multiple of it",
     source=f"{_FILE} 1755-1774",
 )
-def best_model_steps(subject: Subject) -> Iterator[Finding]:
+def best_model_steps(subject: Subject) -> Iterator[Match]:
     both = {_strategy(subject, "eval_strategy", "no"), _strategy(subject, "save_strategy", "steps")}
     saves = _steps(subject, "save_steps")
     evaluates = _steps(subject, "eval_steps")
@@ -212,7 +212,7 @@ def best_model_steps(subject: Subject) -> Iterator[Finding]:
     mixed = (saves < 1) != (evaluates < 1)
     if mixed or round(saves * 1_000_000) % round(evaluates * 1_000_000):
         why = f"TrainingArguments refuse it: save_steps {saves} is no multiple of eval_steps {evaluates}"
-        yield Finding("save_steps", saves, why=why, argument=True)
+        yield Match("save_steps", saves, why=why, argument=True)
 
 
 @any_job.error(
@@ -220,7 +220,7 @@ def best_model_steps(subject: Subject) -> Iterator[Finding]:
     fix="write a whole number of steps, or a share of the run below 1",
     source=f"{_FILE} 1725-1746, 1574-1583, 1800",
 )
-def steps_refused(subject: Subject) -> Iterator[Finding]:
+def steps_refused(subject: Subject) -> Iterator[Match]:
     for kind, default in (("logging", "steps"), ("eval", "no"), ("save", "steps")):
         name = f"{kind}_steps"
         value = _steps(subject, name)
@@ -228,18 +228,16 @@ def steps_refused(subject: Subject) -> Iterator[Finding]:
             continue
         if value == 0 and kind == "logging":
             why = 'logging_strategy "steps" needs a number above 0'
-            yield Finding(name, value, why=why, fix='write a number above 0, or logging_strategy: "no"', argument=True)
+            yield Match(name, value, why=why, fix='write a number above 0, or logging_strategy: "no"', argument=True)
         elif value > 1 and value != int(value):
-            yield Finding(name, value, argument=True)
+            yield Match(name, value, argument=True)
 
     warmup = subject.argument("warmup_steps")
     if isinstance(warmup, int | float) and warmup < 0:
-        yield Finding("warmup_steps", warmup, fix="write 0 or more", argument=True)
+        yield Match("warmup_steps", warmup, fix="write 0 or more", argument=True)
     cache = subject.argument("torch_empty_cache_steps")
     if cache is not None and not (isinstance(cache, int) and cache > 0):
-        yield Finding(
-            "torch_empty_cache_steps", cache, fix="write a whole number above 0, or delete it", argument=True
-        )
+        yield Match("torch_empty_cache_steps", cache, fix="write a whole number above 0, or delete it", argument=True)
 
 
 @any_job.error(
@@ -247,10 +245,10 @@ def steps_refused(subject: Subject) -> Iterator[Finding]:
     fix="set eval_strategy: steps or epoch",
     source=f"{_FILE} 1790-1798",
 )
-def schedule_needs_evaluation(subject: Subject) -> Iterator[Finding]:
+def schedule_needs_evaluation(subject: Subject) -> Iterator[Match]:
     kind = str(subject.argument("lr_scheduler_type", ""))
     if kind in ("reduce_lr_on_plateau", "greedy") and _strategy(subject, "eval_strategy", "no") == "no":
-        yield Finding("lr_scheduler_type", kind, argument=True)
+        yield Match("lr_scheduler_type", kind, argument=True)
 
 
 @any_job.error(
@@ -258,7 +256,7 @@ def schedule_needs_evaluation(subject: Subject) -> Iterator[Finding]:
     fix="install the package",
     source="transformers 5.23.0: trainer_optimizer.py, each optimizer's own check",
 )
-def optimizer_not_installed(subject: Subject) -> Iterator[Finding]:
+def optimizer_not_installed(subject: Subject) -> Iterator[Match]:
     missing = [name for name in optimizer_row(subject).packages if importlib.util.find_spec(name) is None]
     if missing and subject.here and not subject.has("optimizer"):  # a section of the DeepSpeed config, which runs
         optim = named_optimizer(subject)
@@ -266,7 +264,7 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Finding]:
             f"{optim} needs {missing[0]}, which is not installed here: Trainer fails, but only after loading the model"
         )
         fix = f"run: {install_command(missing[0])}"
-        yield Finding("optim", optim, why=why, fix=fix, argument=True)
+        yield Match("optim", optim, why=why, fix=fix, argument=True)
 
 
 @any_job.error(
@@ -274,12 +272,12 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Finding]:
     fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` writes one",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
 )
-def config_not_found(subject: Subject) -> Iterator[Finding]:
+def config_not_found(subject: Subject) -> Iterator[Match]:
     value = subject.argument("deepspeed")
     if isinstance(value, str) and value and not value.lstrip().startswith("{"):
         relative_to_file = Path(subject.arguments_file).parent / value
         if not Path(value).exists() and not relative_to_file.exists():
-            yield Finding("deepspeed", value, argument=True)
+            yield Match("deepspeed", value, argument=True)
 
 
 @deepspeed.error(
@@ -287,9 +285,9 @@ def config_not_found(subject: Subject) -> Iterator[Finding]:
     fix="set it to false, or use stage 2",
     source="transformers 5.23.0: trainer.py 898-906",
 )
-def batch_search_at_stage_3(subject: Subject) -> Iterator[Finding]:
+def batch_search_at_stage_3(subject: Subject) -> Iterator[Match]:
     if subject.on("auto_find_batch_size") and subject.zero.stage == 3:
-        yield Finding("auto_find_batch_size", True, argument=True)
+        yield Match("auto_find_batch_size", True, argument=True)
 
 
 @deepspeed.error(
@@ -297,9 +295,9 @@ def batch_search_at_stage_3(subject: Subject) -> Iterator[Finding]:
     fix="delete one of the two",
     source="transformers 5.23.0: trainer.py 472-476",
 )
-def fsdp_and_deepspeed(subject: Subject) -> Iterator[Finding]:
+def fsdp_and_deepspeed(subject: Subject) -> Iterator[Match]:
     if subject.argument("fsdp"):
-        yield Finding("fsdp", argument=True)
+        yield Match("fsdp", argument=True)
 
 
 @any_job.warning(
@@ -307,10 +305,10 @@ def fsdp_and_deepspeed(subject: Subject) -> Iterator[Finding]:
     fix="delete the key, and start with torchrun or the DeepSpeed launcher",
     source="transformers 5.23.0: training_args.py 1508, read by no one",
 )
-def local_rank_ignored(subject: Subject) -> Iterator[Finding]:
+def local_rank_ignored(subject: Subject) -> Iterator[Match]:
     value = subject.argument("local_rank", -1)
     if value != -1:
-        yield Finding("local_rank", value, argument=True)
+        yield Match("local_rank", value, argument=True)
 
 
 @any_job.error(
@@ -319,13 +317,13 @@ def local_rank_ignored(subject: Subject) -> Iterator[Finding]:
     fix="write a number; YAML reads 1e-4 as text and 1.0e-4 as a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
 )
-def text_for_number(subject: Subject) -> Iterator[Finding]:
+def text_for_number(subject: Subject) -> Iterator[Match]:
     for name, value in _texts(subject, float, int):
         try:
             float(value)
         except ValueError:
             continue
-        yield Finding(name, value, argument=True)
+        yield Match(name, value, argument=True)
 
 
 @any_job.error(
@@ -333,9 +331,9 @@ def text_for_number(subject: Subject) -> Iterator[Finding]:
     fix="write true or false without quotes",
     source="transformers 5.23.0: hf_argparser.py parse_dict, which converts nothing; training_args.py",
 )
-def text_for_truth(subject: Subject) -> Iterator[Finding]:
+def text_for_truth(subject: Subject) -> Iterator[Match]:
     for name, value in _texts(subject, bool, bool | None):
-        yield Finding(name, value, argument=True)
+        yield Match(name, value, argument=True)
 
 
 def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:

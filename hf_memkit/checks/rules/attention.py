@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Finding, Rules, any_job
+from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
 from hf_memkit.setup.techniques.activation_functions import COMPOSED, activation_of
@@ -29,10 +29,10 @@ _SHARE_OF_GPU: Final = 8
     fix=f"set {setting_of('bf16-autocast')} (or {setting_of('fp16-autocast')}), or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1617-1625; flash-attn: flash_api.cpp, mha_fwd",
 )
-def flash_needs_16_bits(subject: Subject) -> Iterator[Finding]:
+def flash_needs_16_bits(subject: Subject) -> Iterator[Match]:
     flash = str(subject.setting(_KEY)).startswith("flash_attention")
     if flash and not subject.mixed and subject.setting("model.dtype", "float32") == "float32":
-        yield Finding(_KEY)
+        yield Match(_KEY)
 
 
 @_flash.error(
@@ -41,10 +41,10 @@ def flash_needs_16_bits(subject: Subject) -> Iterator[Finding]:
     fix="run: pip install flash-attn; or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1520-1577, 1788-1830",
 )
-def flash_not_installed(subject: Subject) -> Iterator[Finding]:
+def flash_not_installed(subject: Subject) -> Iterator[Match]:
     asked = subject.setting(_KEY) == "flash_attention_2"
     if asked and subject.here and importlib.util.find_spec("flash_attn") is None:
-        yield Finding(_KEY, "flash_attention_2")
+        yield Match(_KEY, "flash_attention_2")
 
 
 @_flash.error(
@@ -52,9 +52,9 @@ def flash_not_installed(subject: Subject) -> Iterator[Finding]:
     fix="use the technique sdpa-attention, which has a flash kernel for the CPU",
     source="transformers 5.23.0: modeling_utils.py 1551-1571",
 )
-def flash_on_cpu(subject: Subject) -> Iterator[Finding]:
+def flash_on_cpu(subject: Subject) -> Iterator[Match]:
     if str(subject.setting(_KEY)).startswith("flash_attention") and subject.without_gpu:
-        yield Finding(_KEY)
+        yield Match(_KEY)
 
 
 @any_job.error(
@@ -63,10 +63,10 @@ def flash_on_cpu(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: modeling_utils.py, _flex_attn_can_dispatch",
     techniques=("sdpa-attention",),
 )
-def flex_not_supported(subject: Subject) -> Iterator[Finding]:
+def flex_not_supported(subject: Subject) -> Iterator[Match]:
     if subject.setting(_KEY) == "flex_attention" and subject.model_type in WITHOUT_FLEX:
         why = f"the model type {subject.model_type} does not support flex attention: transformers cannot load it"
-        yield Finding(_KEY, "flex_attention", why=why)
+        yield Match(_KEY, "flex_attention", why=why)
 
 
 @any_job.warning(
@@ -76,12 +76,12 @@ def flex_not_supported(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: configuration_utils.py 582-592, 663-668",
     techniques=("sdpa-attention", "eager-attention"),
 )
-def attentions_force_eager(subject: Subject) -> Iterator[Finding]:
+def attentions_force_eager(subject: Subject) -> Iterator[Match]:
     config = subject.setting("model.config") or {}
     asked = subject.setting(_KEY)
     if config.get("output_attentions") is True and asked != "eager":
         why = f"{asked} returns no attention weights: transformers rejects output_attentions with it" if asked else ""
-        yield Finding("model.config.output_attentions", True, why=why, severity="error" if asked else None)
+        yield Match("model.config.output_attentions", True, why=why, severity="error" if asked else None)
 
 
 @any_job.warning(
@@ -90,7 +90,7 @@ def attentions_force_eager(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
     techniques=("eager-attention",),
 )
-def eager_keeps_scores(subject: Subject) -> Iterator[Finding]:
+def eager_keeps_scores(subject: Subject) -> Iterator[Match]:
     model, gpu = subject.model, subject.gpu
     rows = subject.argument("per_device_train_batch_size", 8)
     length = subject.setting("data.sequence_length")
@@ -104,7 +104,7 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Finding]:
     if kept * _SHARE_OF_GPU > gpu.usable_bytes:
         scores = f"{rows} × {heads} × {length}² scores in each of {model.layers} layers"
         why = f"eager attention keeps at least {scores} for backward: {format_size(kept)} in 16 bits"
-        yield Finding(_KEY, "eager", why=why)
+        yield Match(_KEY, "eager", why=why)
 
 
 @any_job.warning(
@@ -113,13 +113,13 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: activations.py 324-350",
     techniques=("fused-gelu",),
 )
-def nothing_to_fuse(subject: Subject) -> Iterator[Finding]:
+def nothing_to_fuse(subject: Subject) -> Iterator[Match]:
     if subject.model is None or not subject.has_setting(_FUSED):
         return
     name = activation_of(dict(subject.model.config))
     if name is not None and name not in COMPOSED:
         why = f"the model's activation function, {name}, is already one operation: fused-gelu has nothing to fuse"
-        yield Finding(_FUSED, why=why)
+        yield Match(_FUSED, why=why)
 
 
 @any_job.warning(
@@ -128,7 +128,7 @@ def nothing_to_fuse(subject: Subject) -> Iterator[Finding]:
     source="torch 2.13.0: _functorch/partitioners.py, min_cut_rematerialization_partition",
     techniques=("fused-gelu",),
 )
-def fused_by_the_compiler(subject: Subject) -> Iterator[Finding]:
+def fused_by_the_compiler(subject: Subject) -> Iterator[Match]:
     without = subject.argument("torch_compile_backend") in ("eager", "aot_eager", "cudagraphs")
     if subject.has_setting(_FUSED) and subject.compiles and not without:
-        yield Finding(_FUSED)
+        yield Match(_FUSED)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Finding, Rules, deepspeed
+from hf_memkit.checks.rule import Match, Rules, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import ABSENT, Subject
 
@@ -37,9 +37,9 @@ def _count(subject: Subject, key: str, argument: str) -> int | None:
     fix='add "train_micro_batch_size_per_gpu": "auto"',
     source="deepspeed 0.19.8: runtime/config.py 648",
 )
-def batch_missing(subject: Subject) -> Iterator[Finding]:
+def batch_missing(subject: Subject) -> Iterator[Match]:
     if not subject.has("train_micro_batch_size_per_gpu") and not subject.has("train_batch_size"):
-        yield Finding("train_micro_batch_size_per_gpu")
+        yield Match("train_micro_batch_size_per_gpu")
 
 
 @deepspeed.error(
@@ -47,10 +47,10 @@ def batch_missing(subject: Subject) -> Iterator[Finding]:
     fix='add "gradient_accumulation_steps": "auto"',
     source="accelerate 1.15.0: utils/dataclasses.py 1274",
 )
-def accumulation_missing(subject: Subject) -> Iterator[Finding]:
+def accumulation_missing(subject: Subject) -> Iterator[Match]:
     asked = subject.argument("gradient_accumulation_steps", 1)
     if not subject.has("gradient_accumulation_steps") and (subject.arguments is None or asked != 1):
-        yield Finding("gradient_accumulation_steps", severity="hint" if subject.arguments is None else None)
+        yield Match("gradient_accumulation_steps", severity="hint" if subject.arguments is None else None)
 
 
 @deepspeed.error(
@@ -58,7 +58,7 @@ def accumulation_missing(subject: Subject) -> Iterator[Finding]:
     fix='write "auto"',
     source="deepspeed 0.19.8: runtime/config.py 602; transformers 5.23.0: integrations/deepspeed.py 140-155",
 )
-def batch_product(subject: Subject) -> Iterator[Finding]:
+def batch_product(subject: Subject) -> Iterator[Match]:
     whole = subject.at("train_batch_size")
     processes = subject.processes
     if not isinstance(whole, int) or isinstance(whole, bool) or subject.on("auto_find_batch_size"):
@@ -71,7 +71,7 @@ def batch_product(subject: Subject) -> Iterator[Finding]:
     matches = whole == product if processes else whole % product == 0  # divisible, if the processes are unknown
     if not matches:
         times = f"{micro} × {accumulation} × {processes or 'processes'}"
-        yield Finding("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed fails otherwise")
+        yield Match("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed fails otherwise")
 
 
 @_batch.error(
@@ -80,10 +80,10 @@ def batch_product(subject: Subject) -> Iterator[Finding]:
     fix="set gradient_accumulation_steps to 1, or give Trainer a compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: trainer.py 521-523, 2103-2111; models/bart/modeling_bart.py, BartForCausalLM",
 )
-def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Finding]:
+def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Match]:
     unscaled = subject.model_type in LOSS_NOT_SCALED and not subject.argument("use_liger_kernel")
     if unscaled and subject.accumulation > 1:
-        yield Finding("gradient_accumulation_steps", argument=True)
+        yield Match("gradient_accumulation_steps", argument=True)
 
 
 @_batch.warning(
@@ -93,11 +93,11 @@ def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Finding]:
     "compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: models/gemma3n/modeling_gemma3n.py, accepts_loss_kwargs; trainer.py 2110",
 )
-def accumulation_averages_means(subject: Subject) -> Iterator[Finding]:
+def accumulation_averages_means(subject: Subject) -> Iterator[Match]:
     # A recipe packs its text into blocks of one length; TRL does so with `packing`.
     packed = subject.on("packing") or subject.has_setting("data.source")
     if subject.accumulation > 1 and subject.model_type in MEAN_OF_MEANS and not packed:
-        yield Finding("gradient_accumulation_steps", argument=True)
+        yield Match("gradient_accumulation_steps", argument=True)
 
 
 @_batch.warning(
@@ -106,9 +106,9 @@ def accumulation_averages_means(subject: Subject) -> Iterator[Finding]:
     fix="set gradient_accumulation_steps to 1, freeze the layers (eval mode), or use GroupNorm",
     source="torch 2.13.0: nn/modules/batchnorm.py 150-190",
 )
-def batch_norm_with_accumulation(subject: Subject) -> Iterator[Finding]:
+def batch_norm_with_accumulation(subject: Subject) -> Iterator[Match]:
     if subject.model is not None and subject.model.batch_norms and subject.accumulation > 1:
-        yield Finding("gradient_accumulation_steps", argument=True)
+        yield Match("gradient_accumulation_steps", argument=True)
 
 
 @_batch.warning(
@@ -117,9 +117,9 @@ def batch_norm_with_accumulation(subject: Subject) -> Iterator[Finding]:
     fix="set auto_find_batch_size to false, and per_device_train_batch_size to what fits",
     source="transformers 5.23.0: trainer.py 2687-2709; accelerate 1.15.0: utils/memory.py, find_executable_batch_size",
 )
-def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Finding]:
+def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Match]:
     if subject.on("auto_find_batch_size") and not (subject.config and subject.zero.stage == 3):
-        yield Finding("auto_find_batch_size", True, argument=True)
+        yield Match("auto_find_batch_size", True, argument=True)
 
 
 @_batch.warning(
@@ -127,9 +127,9 @@ def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Finding]:
     fix="delete split_batches, or multiply per_device_train_batch_size by the number of processes",
     source="transformers 5.23.0: training_args.py 1637; accelerate 1.15.0: data_loader.py, BatchSamplerShard",
 )
-def batch_split_among_processes(subject: Subject) -> Iterator[Finding]:
+def batch_split_among_processes(subject: Subject) -> Iterator[Match]:
     if _accelerator_config(subject).get("split_batches") is True and subject.processes != 1:
-        yield Finding("accelerator_config", argument=True)
+        yield Match("accelerator_config", argument=True)
 
 
 @_batch.error(
@@ -137,11 +137,11 @@ def batch_split_among_processes(subject: Subject) -> Iterator[Finding]:
     fix="delete num_steps, and set gradient_accumulation_steps",
     source="transformers 5.23.0: trainer.py 811-824",
 )
-def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Finding]:
+def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Match]:
     section = _accelerator_config(subject).get("gradient_accumulation_kwargs")
     steps = section.get("num_steps") if isinstance(section, Mapping) else None
     if steps is not None and (steps != 1 or subject.accumulation > 1):
-        yield Finding("accelerator_config", argument=True)
+        yield Match("accelerator_config", argument=True)
 
 
 def _accelerator_config(subject: Subject) -> Mapping[str, Any]:

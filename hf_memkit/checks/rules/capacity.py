@@ -10,7 +10,7 @@ from hf_memkit.catalog.adapter_layers import adapter_tensors
 from hf_memkit.catalog.hardware import Gpu
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.catalog.optimizers import find_optimizer
-from hf_memkit.checks.rule import Finding, any_job, deepspeed
+from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import MIB, format_size
@@ -84,7 +84,7 @@ def _least_bytes(subject: Subject, model: ModelFacts) -> int:
     source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed; "
     "hf_memkit/setup/techniques/setup_ledger.py",
 )
-def card_too_small(subject: Subject) -> Iterator[Finding]:
+def card_too_small(subject: Subject) -> Iterator[Match]:
     gpu = subject.gpu
     if gpu is None or subject.model is None:
         return
@@ -98,10 +98,10 @@ def card_too_small(subject: Subject) -> Iterator[Finding]:
     if fit.too_small(gpu, needed):
         rows = [row for row in ledger.rows if row.place == "device"]
         why = f"DeepSpeed alone needs {format_size(needed)}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
-        yield Finding(f"{_ZERO}.stage", why=f"{why} (largest: {_largest(rows)})")
+        yield Match(f"{_ZERO}.stage", why=f"{why} (largest: {_largest(rows)})")
 
 
-def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterator[Finding]:
+def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterator[Match]:
     """The finding about a job without DeepSpeed: from a setup's ledger, or from the arguments of a file."""
     if subject.ledger.rows:
         needed = subject.ledger.total_bytes("device")
@@ -114,7 +114,7 @@ def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterato
         why += f"{format_size(gpu.usable_bytes)} available"
         fix = "train adapters, use an optimizer with smaller states, or offload; `memkit plan` finds what fits"
         optim = named_optimizer(subject) or "adamw_torch_fused"
-        yield Finding("optim", optim, why=why, fix=fix, argument=True)
+        yield Match("optim", optim, why=why, fix=fix, argument=True)
 
 
 @deepspeed.error(
@@ -122,7 +122,7 @@ def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterato
     fix="offload to NVMe, or offload less; without pin_memory DeepSpeed does not round blocks up to powers of two",
     source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
-def ram_too_small(subject: Subject) -> Iterator[Finding]:
+def ram_too_small(subject: Subject) -> Iterator[Match]:
     ledger = _ledger(subject)
     if ledger is None or subject.machine is None:
         return
@@ -134,7 +134,7 @@ def ram_too_small(subject: Subject) -> Iterator[Finding]:
         fix = ""
         if subject.zero.swaps_optimizer:
             fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes both"
-        yield Finding(f"{_ZERO}.{part}.device", why=f"{why} (largest: {_largest(rows)})", fix=fix)
+        yield Match(f"{_ZERO}.{part}.device", why=f"{why} (largest: {_largest(rows)})", fix=fix)
 
 
 @deepspeed.error(
@@ -142,7 +142,7 @@ def ram_too_small(subject: Subject) -> Iterator[Finding]:
     fix="run: ulimit -l unlimited (Docker: --ulimit memlock=-1), or lower buffer_count and the buffers",
     source="deepspeed 0.19.8: ops/csrc/pin_memory/page_alloc.cpp 24",
 )
-def memlock_too_small(subject: Subject) -> Iterator[Finding]:
+def memlock_too_small(subject: Subject) -> Iterator[Match]:
     ledger = _ledger(subject)
     limit = subject.machine.memlock_bytes if subject.machine else None
     if ledger is None or limit is None:
@@ -151,7 +151,7 @@ def memlock_too_small(subject: Subject) -> Iterator[Finding]:
     if locked > limit:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
         why = f"DeepSpeed locks swap buffers of {format_size(locked)} with mlock; the limit on this machine is"
-        yield Finding(f"{_ZERO}.{part}.buffer_count", why=f"{why} {limit / MIB:.0f} MiB")
+        yield Match(f"{_ZERO}.{part}.buffer_count", why=f"{why} {limit / MIB:.0f} MiB")
 
 
 @deepspeed.error(
@@ -159,7 +159,7 @@ def memlock_too_small(subject: Subject) -> Iterator[Finding]:
     fix="free space, or write another folder",
     source="hf_memkit/deepspeed/engine_ledger.py, whose rows name their lines of DeepSpeed",
 )
-def disk_too_small(subject: Subject) -> Iterator[Finding]:
+def disk_too_small(subject: Subject) -> Iterator[Match]:
     ledger = _ledger(subject)
     if ledger is None or subject.machine is None:
         return
@@ -168,7 +168,7 @@ def disk_too_small(subject: Subject) -> Iterator[Finding]:
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
         why = f"the swap files need {format_size(needed)}; {format_size(free)} are free"
-        yield Finding(f"{_ZERO}.{part}.nvme_path", why=why)
+        yield Match(f"{_ZERO}.{part}.nvme_path", why=why)
 
 
 BUCKET_SHARE: Final = 0.1
@@ -195,12 +195,12 @@ def _bucket_bytes(subject: Subject) -> int:
     fix='write a number, such as "reduce_bucket_size": 50000000',
     source="deepspeed 0.19.8: runtime/zero/config.py 113, stage_1_and_2.py 966, stage3.py 782",
 )
-def bucket_default(subject: Subject) -> Iterator[Finding]:
+def bucket_default(subject: Subject) -> Iterator[Match]:
     taken = _bucket_bytes(subject)
     if not subject.has(_BUCKET) and taken:
         why = f"the default of 5e8 elements takes {format_size(taken)} of GPU memory, for any size of the model"
         large = subject.gpu is not None and taken > BUCKET_SHARE * subject.gpu.usable_bytes
-        yield Finding(_BUCKET, why=why, severity="warning" if large else None)
+        yield Match(_BUCKET, why=why, severity="warning" if large else None)
 
 
 @deepspeed.warning(
@@ -208,14 +208,14 @@ def bucket_default(subject: Subject) -> Iterator[Finding]:
     fix="write a smaller number; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 964-970, runtime/zero/stage3.py 781",
 )
-def bucket_against_card(subject: Subject) -> Iterator[Finding]:
+def bucket_against_card(subject: Subject) -> Iterator[Match]:
     gpu = subject.gpu
     taken = _bucket_bytes(subject)
     set_here = subject.has(_BUCKET) and subject.at(_BUCKET) != "auto"
     if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
         twice = ", doubled by overlap_comm" if subject.zero.buckets > 1 else ""
         why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
-        yield Finding(_BUCKET, why=why)
+        yield Match(_BUCKET, why=why)
 
 
 @deepspeed.warning(
@@ -224,11 +224,11 @@ def bucket_against_card(subject: Subject) -> Iterator[Finding]:
     fix='write a number, such as "sub_group_size": 100000000',
     source="deepspeed 0.19.8: runtime/zero/config.py 182, runtime/swap_tensor/optimizer_utils.py 178",
 )
-def sub_group_default(subject: Subject) -> Iterator[Finding]:
+def sub_group_default(subject: Subject) -> Iterator[Match]:
     if not subject.zero.swaps_optimizer or subject.zero.sub_group_elements < _SUB_GROUP_DEFAULT:
         return
     if not subject.has(_SUB_GROUP) or subject.model is None:  # with a model its real buffers are weighed against RAM
-        yield Finding(_SUB_GROUP)
+        yield Match(_SUB_GROUP)
 
 
 @deepspeed.error(
@@ -237,7 +237,7 @@ def sub_group_default(subject: Subject) -> Iterator[Finding]:
     fix="write at least the share of the largest parameter; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 357",
 )
-def buffer_too_small(subject: Subject) -> Iterator[Finding]:
+def buffer_too_small(subject: Subject) -> Iterator[Match]:
     if subject.model is None or not subject.zero.swaps_parameters:
         return
     largest = max(max(shares) for shares in split(subject.model, subject.processes or 1).shares)
@@ -245,7 +245,7 @@ def buffer_too_small(subject: Subject) -> Iterator[Finding]:
     if size < largest:
         why = f"the largest parameter's share has {largest:,} elements: DeepSpeed fails with"
         why += ' "More elements … than buffer size"'
-        yield Finding(_BUFFER, why=why, fix=f"write at least {largest}")
+        yield Match(_BUFFER, why=why, fix=f"write at least {largest}")
 
 
 @deepspeed.warning(
@@ -254,13 +254,13 @@ def buffer_too_small(subject: Subject) -> Iterator[Finding]:
     fix='write "max_in_cpu": 0',
     source="deepspeed 0.19.8: runtime/zero/offload_config.py 39, runtime/zero/stage3.py 899",
 )
-def parameters_stay_in_ram(subject: Subject) -> Iterator[Finding]:
+def parameters_stay_in_ram(subject: Subject) -> Iterator[Match]:
     if not subject.zero.swaps_parameters or subject.model is None or subject.has(_IN_RAM):
         return
     share = -(-subject.model.parameters // (subject.processes or 1))
     if share <= subject.zero.parameters.max_in_cpu:
         why = f"the default keeps 1e9 elements in RAM, and a process has only {share:,}: the files are never used"
-        yield Finding(_IN_RAM, why=why)
+        yield Match(_IN_RAM, why=why)
 
 
 _KEY = f"environment.{VARIABLE}"
@@ -273,11 +273,11 @@ _KEY = f"environment.{VARIABLE}"
     "garbage_collect_cached_blocks); torch 2.13.0: include/c10/core/AllocatorConfig.h",
     techniques=("expandable-segments", "max-split-size", "garbage-collection-threshold"),
 )
-def allocator_options(subject: Subject) -> Iterator[Finding]:
+def allocator_options(subject: Subject) -> Iterator[Match]:
     value = subject.setting(_KEY)
     if value is None:
         return
     for name, why, fix in refused_by_torch(str(value)):
-        yield Finding(_KEY, value, why=f"{name}: {why}", fix=fix)
+        yield Match(_KEY, value, why=f"{name}: {why}", fix=fix)
     for name, why, fix in of_no_use(str(value)):
-        yield Finding(_KEY, value, why=f"{name}: {why}", fix=fix, severity="warning")
+        yield Match(_KEY, value, why=f"{name}: {why}", fix=fix, severity="warning")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Finding, Rules, any_job
+from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.setup.techniques.registry import setting_of
@@ -44,11 +44,11 @@ def _part(subject: Subject) -> str:
     fix="delete the old name",
     source="transformers 5.23.0: training_args.py 1533-1543",
 )
-def checkpointing_two_names(subject: Subject) -> Iterator[Finding]:
+def checkpointing_two_names(subject: Subject) -> Iterator[Match]:
     for old, value in subject.superseded_arguments.items():
         new = old.replace("gradient_", "activation_")
         if value != subject.argument(new):
-            yield Finding(old, value, argument=True)
+            yield Match(old, value, argument=True)
 
 
 @_every_layer.warning(
@@ -56,11 +56,11 @@ def checkpointing_two_names(subject: Subject) -> Iterator[Finding]:
     fix=f"set {setting_of('activation-checkpointing')}, or delete the options",
     source="transformers 5.23.0: trainer.py 1503",
 )
-def checkpointing_options_without_switch(subject: Subject) -> Iterator[Finding]:
+def checkpointing_options_without_switch(subject: Subject) -> Iterator[Match]:
     # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
     on = subject.on(_SWITCH) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
     if _options(subject) and not on and not _part(subject):
-        yield Finding(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @_every_layer.hint(
@@ -69,10 +69,10 @@ def checkpointing_options_without_switch(subject: Subject) -> Iterator[Finding]:
     fix="add use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 486-496; transformers 5.23.0: modeling_utils.py 3148",
 )
-def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Finding]:
+def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Match]:
     passed = set(_options(subject)) - _TRAINER
     if subject.on(_SWITCH) and passed and _options(subject).get("use_reentrant") is None:
-        yield Finding(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @_every_layer.warning(
@@ -83,9 +83,9 @@ def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Finding]:
     source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3181-3189, "
     "enable_input_require_grads",
 )
-def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Finding]:
+def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Match]:
     if _is_reentrant(subject) and not is_for_text(subject) and not _searched_by_ddp(subject):
-        yield Finding(_OPTIONS, argument=True, severity=None if is_for_other_media(subject) else "hint")
+        yield Match(_OPTIONS, argument=True, severity=None if is_for_other_media(subject) else "hint")
 
 
 def _is_reentrant(subject: Subject) -> bool:
@@ -105,9 +105,9 @@ def _searched_by_ddp(subject: Subject) -> bool:
     source="torch 2.13.0: csrc/distributed/c10d/reducer.cpp, mark_variable_ready; nn/parallel/distributed.py, "
     "find_unused_parameters",
 )
-def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Finding]:
+def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Match]:
     if _is_reentrant(subject) and _searched_by_ddp(subject):
-        yield Finding(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @_every_layer.error(
@@ -115,12 +115,12 @@ def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Finding]:
     fix="delete preserve_rng_state",
     source="torch 2.13.0: utils/checkpoint.py 1631-1670",
 )
-def checkpointing_masks_differ(subject: Subject) -> Iterator[Finding]:
+def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
     off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
     config = subject.model.config if off and subject.model is not None else {}
     rates = {name: value for name, value in config.items() if name.endswith(("pdrop", "dropout", "layerdrop"))}
     if any(value and not name.startswith("summary") for name, value in rates.items()):
-        yield Finding(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @_every_layer.error(
@@ -128,10 +128,10 @@ def checkpointing_masks_differ(subject: Subject) -> Iterator[Finding]:
     fix="set activation_checkpointing to false in one of the two places",
     source="transformers 5.23.0: trainer.py 879-884",
 )
-def checkpointing_and_fsdp(subject: Subject) -> Iterator[Finding]:
+def checkpointing_and_fsdp(subject: Subject) -> Iterator[Match]:
     fsdp = subject.argument("fsdp_config")
     if subject.on(_SWITCH) and subject.argument("fsdp") and isinstance(fsdp, Mapping) and fsdp.get(_SWITCH) is True:
-        yield Finding(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
 
 
 @any_job.warning(
@@ -141,17 +141,17 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: modeling_utils.py 3237",
     techniques=("every-nth-layer-checkpointing",),
 )
-def every_nth_of_few(subject: Subject) -> Iterator[Finding]:
+def every_nth_of_few(subject: Subject) -> Iterator[Match]:
     every = _options(subject).get("every_n_layers")
     layers = subject.model.layers if subject.model is not None else 0
     if not subject.on(_SWITCH) or not isinstance(every, int):
         return
     if every < 1:
-        yield Finding(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
+        yield Match(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
     elif layers > 3 and every > layers // 2:
         why = f"every_n_layers={every} checkpoints {-(-layers // every)} of {layers} layers"
         why += "; a larger number means fewer checkpointed layers and more memory"
-        yield Finding(_OPTIONS, why=why, argument=True)
+        yield Match(_OPTIONS, why=why, argument=True)
 
 
 @_selective.warning(
@@ -159,9 +159,9 @@ def every_nth_of_few(subject: Subject) -> Iterator[Finding]:
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
 )
-def checkpointing_part_overruled(subject: Subject) -> Iterator[Finding]:
+def checkpointing_part_overruled(subject: Subject) -> Iterator[Match]:
     if _part(subject) and subject.on(_SWITCH):
-        yield Finding(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
 
 
 @_selective.error(
@@ -169,9 +169,9 @@ def checkpointing_part_overruled(subject: Subject) -> Iterator[Finding]:
     fix="delete it; for the common context_fn use the technique selective-checkpointing",
     source="transformers 5.23.0: training_args.py to_json_string; trainer.py save_model, training_args.bin",
 )
-def checkpointing_function(subject: Subject) -> Iterator[Finding]:
+def checkpointing_function(subject: Subject) -> Iterator[Match]:
     if any(callable(value) for value in _options(subject).values()):
-        yield Finding(_OPTIONS, str(subject.argument(_OPTIONS)), argument=True)
+        yield Match(_OPTIONS, str(subject.argument(_OPTIONS)), argument=True)
 
 
 @any_job.error(
@@ -180,9 +180,9 @@ def checkpointing_function(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: modeling_utils.py 3151-3158; torch 2.13.0: autograd/graph.py 403-414",
     techniques=("offloaded-checkpointing",),
 )
-def offload_without_accelerator(subject: Subject) -> Iterator[Finding]:
+def offload_without_accelerator(subject: Subject) -> Iterator[Match]:
     if subject.on(_SWITCH) and _options(subject).get("offload") and subject.without_gpu:
-        yield Finding(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @any_job.warning(
@@ -191,9 +191,9 @@ def offload_without_accelerator(subject: Subject) -> Iterator[Finding]:
     source="torch 2.13.0: utils/checkpoint.py 500-516; transformers 5.23.0: modeling_layers.py 120",
     techniques=("activation-checkpointing", "every-nth-layer-checkpointing"),
 )
-def checkpointing_unknown_option(subject: Subject) -> Iterator[Finding]:
+def checkpointing_unknown_option(subject: Subject) -> Iterator[Match]:
     for name in _options(subject).keys() - _TRAINER - _TORCH if subject.on(_SWITCH) else ():
-        yield Finding(f"{_OPTIONS}.{name}", _options(subject)[name], argument=True)
+        yield Match(f"{_OPTIONS}.{name}", _options(subject)[name], argument=True)
 
 
 @_every_layer.warning(
@@ -201,9 +201,9 @@ def checkpointing_unknown_option(subject: Subject) -> Iterator[Finding]:
     fix="delete use_cache; Trainer sets it to false in training",
     source="transformers 5.23.0: modeling_layers.py 93-118",
 )
-def cache_with_checkpointing(subject: Subject) -> Iterator[Finding]:
+def cache_with_checkpointing(subject: Subject) -> Iterator[Match]:
     if subject.on("use_cache") and (subject.on(_SWITCH) or _part(subject)):
-        yield Finding("use_cache", True, argument=True)
+        yield Match("use_cache", True, argument=True)
 
 
 @_every_layer.error(
@@ -212,12 +212,12 @@ def cache_with_checkpointing(subject: Subject) -> Iterator[Finding]:
     fix="leave checkpointing out, and use a smaller micro-batch",
     source="transformers 5.23.0: modeling_utils.py 3145, supports_gradient_checkpointing of the class",
 )
-def checkpointing_unsupported_model(subject: Subject) -> Iterator[Finding]:
+def checkpointing_unsupported_model(subject: Subject) -> Iterator[Match]:
     unsupported = subject.model_type in UNSUPPORTED
     if unsupported and subject.on(_SWITCH):
-        yield Finding(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
     elif unsupported and (part := _part(subject)):
-        yield Finding(f"model_parts.{part}")
+        yield Match(f"model_parts.{part}")
 
 
 @_selective.error(
@@ -225,7 +225,7 @@ def checkpointing_unsupported_model(subject: Subject) -> Iterator[Finding]:
     fix="use activation-checkpointing, which torch.compile supports, or leave torch_compile out",
     source="torch 2.13.0: _dynamo/variables/higher_order_ops.py (context_fn); utils/checkpoint.py, CheckpointError",
 )
-def checkpointing_parts_compiled(subject: Subject) -> Iterator[Finding]:
+def checkpointing_parts_compiled(subject: Subject) -> Iterator[Match]:
     part = _part(subject)
     if subject.compiles and part == "checkpoint_selective":
-        yield Finding(f"model_parts.{part}")
+        yield Match(f"model_parts.{part}")

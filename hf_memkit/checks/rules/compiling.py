@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Finding, Rules, any_job, deepspeed
+from hf_memkit.checks.rule import Match, Rules, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 
@@ -18,9 +18,9 @@ _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
     source="transformers 5.23.0: training_args.py 1621-1622",
 )
-def compile_turned_on_unseen(subject: Subject) -> Iterator[Finding]:
+def compile_turned_on_unseen(subject: Subject) -> Iterator[Match]:
     if subject.argument("torch_compile", ABSENT) is False and subject.compiles:
-        yield Finding("torch_compile", False, argument=True)
+        yield Match("torch_compile", False, argument=True)
 
 
 @_compiling.warning(
@@ -28,10 +28,10 @@ def compile_turned_on_unseen(subject: Subject) -> Iterator[Finding]:
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
 )
-def compile_backend_no(subject: Subject) -> Iterator[Finding]:
+def compile_backend_no(subject: Subject) -> Iterator[Match]:
     backend = subject.argument("torch_compile_backend")
     if backend is False or str(backend).lower() == "no":  # YAML reads a bare no as false
-        yield Finding("torch_compile_backend", backend, argument=True)
+        yield Match("torch_compile_backend", backend, argument=True)
 
 
 @_compiling.error(
@@ -39,11 +39,11 @@ def compile_backend_no(subject: Subject) -> Iterator[Finding]:
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
 )
-def compile_backend(subject: Subject) -> Iterator[Finding]:
+def compile_backend(subject: Subject) -> Iterator[Match]:
     value = subject.argument("torch_compile_backend")
     name = str(value).lower()
     if value is not None and value is not False and name not in ("no", *BACKENDS, *_OTHER_DEVICES):
-        yield Finding("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
+        yield Match("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
 
 
 @_compiling.error(
@@ -51,10 +51,10 @@ def compile_backend(subject: Subject) -> Iterator[Finding]:
     fix=f"write one of {', '.join(MODES)}",
     source="torch 2.13.0: _inductor/__init__.py, list_mode_options",
 )
-def compile_mode(subject: Subject) -> Iterator[Finding]:
+def compile_mode(subject: Subject) -> Iterator[Match]:
     mode = subject.argument("torch_compile_mode")
     if mode is not None and mode not in MODES:
-        yield Finding("torch_compile_mode", mode, argument=True)
+        yield Match("torch_compile_mode", mode, argument=True)
 
 
 @_compiling.warning(
@@ -62,11 +62,11 @@ def compile_mode(subject: Subject) -> Iterator[Finding]:
     fix="delete torch_compile_mode, or write torch_compile_backend: inductor",
     source="torch 2.13.0: _dynamo/backends/common.py 53, debugging.py, cudagraphs.py 262",
 )
-def compile_mode_ignored(subject: Subject) -> Iterator[Finding]:
+def compile_mode_ignored(subject: Subject) -> Iterator[Match]:
     backend = str(subject.argument("torch_compile_backend", "inductor")).lower()
     mode = subject.argument("torch_compile_mode")
     if mode not in (None, "default") and backend in BACKENDS and backend != "inductor":
-        yield Finding("torch_compile_mode", mode, argument=True)
+        yield Match("torch_compile_mode", mode, argument=True)
 
 
 @any_job.warning(
@@ -75,14 +75,14 @@ def compile_mode_ignored(subject: Subject) -> Iterator[Finding]:
     source="torch 2.13.0: _inductor/cudagraph_trees.py; _inductor/config.py, cudagraph_dynamic_shape_warn_limit",
     techniques=("compile", "padding-free"),
 )
-def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Finding]:
+def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Match]:
     mode = subject.argument("torch_compile_mode")
     graphs = mode in GRAPH_MODES or subject.argument("torch_compile_backend") == "cudagraphs"
     packed = subject.setting("trainer_parts.packed_batches")
     one_row = packed is not None and packed.get("length") is None
     if graphs and (one_row or subject.argument("train_sampling_strategy") == "group_by_length"):
         key = "torch_compile_mode" if mode in GRAPH_MODES else "torch_compile_backend"
-        yield Finding(key, argument=True)
+        yield Match(key, argument=True)
 
 
 @deepspeed.warning(
@@ -92,6 +92,6 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Finding]:
     source="deepspeed 0.19.8: runtime/zero/parameter_offload.py, hooks of setup_zero_stage3_hooks",
     techniques=("compile",),
 )
-def compile_at_stage_3(subject: Subject) -> Iterator[Finding]:
+def compile_at_stage_3(subject: Subject) -> Iterator[Match]:
     if subject.compiles and subject.zero.stage == 3:
-        yield Finding("torch_compile", argument=True)
+        yield Match("torch_compile", argument=True)

@@ -20,7 +20,7 @@ from hf_memkit.checks.deepspeed_keys import (
     section_at,
     section_name,
 )
-from hf_memkit.checks.rule import Finding, Severity, any_job, deepspeed
+from hf_memkit.checks.rule import Match, Severity, any_job, deepspeed
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.common.errors import did_you_mean
 
@@ -77,10 +77,10 @@ def _misplaced(subject: Subject, path: str) -> str:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 67-141",
 )
-def removed_key(subject: Subject) -> Iterator[Finding]:
+def removed_key(subject: Subject) -> Iterator[Match]:
     for path, note in REMOVED.items():
         if subject.has(path):
-            yield Finding(path, fix=f"delete the key ({note})")
+            yield Match(path, fix=f"delete the key ({note})")
 
 
 @deepspeed.error(
@@ -88,12 +88,12 @@ def removed_key(subject: Subject) -> Iterator[Finding]:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config_utils.py 110",
 )
-def rejected_key(subject: Subject) -> Iterator[Finding]:
+def rejected_key(subject: Subject) -> Iterator[Match]:
     for path, known in _unknown(subject, strict=True):
         section, _, name = path.rpartition(".")
         why = "its class does not accept this parameter: TypeError when the engine starts"
         why = why if section.endswith(".params") else ""
-        yield Finding(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
+        yield Match(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
 
 
 @deepspeed.warning(
@@ -101,9 +101,9 @@ def rejected_key(subject: Subject) -> Iterator[Finding]:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 485-590, which reads the keys that it knows",
 )
-def unknown_key(subject: Subject) -> Iterator[Finding]:
+def unknown_key(subject: Subject) -> Iterator[Match]:
     for path, known in _unknown(subject, strict=False):
-        yield Finding(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
+        yield Match(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
 
 
 @deepspeed.warning(
@@ -111,10 +111,10 @@ def unknown_key(subject: Subject) -> Iterator[Finding]:
     fix="rename it to the name that DeepSpeed reads",
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 23-36, runtime/activation_checkpointing/config.py 76",
 )
-def renamed_key(subject: Subject) -> Iterator[Finding]:
+def renamed_key(subject: Subject) -> Iterator[Match]:
     for path, name in RENAMED.items():
         if subject.has(path):
-            yield Finding(path, fix=f"rename it to {name!r}")
+            yield Match(path, fix=f"rename it to {name!r}")
 
 
 @deepspeed.warning(
@@ -122,7 +122,7 @@ def renamed_key(subject: Subject) -> Iterator[Finding]:
     fix="move it there",
     source="deepspeed 0.19.8: runtime/config_utils.py 110; runtime/config.py 485-590",
 )
-def misplaced_key(subject: Subject) -> Iterator[Finding]:
+def misplaced_key(subject: Subject) -> Iterator[Match]:
     for path, _ in walk(subject.config or {}):
         own = section_at(subject, section_name(path))
         place = _misplaced(subject, path) if own is not None and own.keys is not None else ""
@@ -134,7 +134,7 @@ def misplaced_key(subject: Subject) -> Iterator[Finding]:
         fix = f"move it to {place}"
         if section_name(path) in ("bf16", "bfloat16") and target == "fp16":
             fix = "delete it: bf16 needs no loss scaling"
-        yield Finding(path, why=f"{effect}: it belongs to {target}", fix=fix, severity=severity)
+        yield Match(path, why=f"{effect}: it belongs to {target}", fix=fix, severity=severity)
 
 
 @deepspeed.warning(
@@ -142,10 +142,10 @@ def misplaced_key(subject: Subject) -> Iterator[Finding]:
     fix="write the new name",
     source="deepspeed 0.19.8: runtime/zero/config.py 188-220, 287; accelerate 1.15.0: accelerator.py 2373",
 )
-def deprecated_key(subject: Subject) -> Iterator[Finding]:
+def deprecated_key(subject: Subject) -> Iterator[Match]:
     for path, (severity, why, new) in _DEPRECATED.items():
         if subject.has(path):
-            yield Finding(path, why=why, fix=f"write {new} instead", severity=severity)
+            yield Match(path, why=why, fix=f"write {new} instead", severity=severity)
 
 
 @any_job.warning(
@@ -155,13 +155,13 @@ def deprecated_key(subject: Subject) -> Iterator[Finding]:
     source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
     "5.23.0: hf_argparser.py 426 (yaml.safe_load)",
 )
-def duplicate_key(subject: Subject) -> Iterator[Finding]:
+def duplicate_key(subject: Subject) -> Iterator[Match]:
     for path in subject.duplicates:
-        yield Finding(path)
+        yield Match(path)
     given = dict(walk(subject.arguments or {}))
     for path in subject.duplicate_arguments:
         why = "the key appears twice; the last one silently takes precedence"
-        yield Finding(path, given.get(path), why=why, argument=True)
+        yield Match(path, given.get(path), why=why, argument=True)
 
 
 FILLED = frozenset({
@@ -213,7 +213,7 @@ def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
     fix="write a value",
     source="transformers 5.23.0: integrations/deepspeed.py 136-262; accelerate 1.15.0: utils/dataclasses.py 1363-1372",
 )
-def auto_not_filled(subject: Subject) -> Iterator[Finding]:
+def auto_not_filled(subject: Subject) -> Iterator[Match]:
     for path, value in walk(subject.config or {}):
         if value != "auto" or path in FILLED or path in _OWN_AUTO or path == _OVERWRITTEN:
             continue
@@ -221,7 +221,7 @@ def auto_not_filled(subject: Subject) -> Iterator[Finding]:
             continue  # no-weights-saved says what follows from it
         taken = _ACCELERATE_FILLS.get(path)
         why = f"Trainer does not fill in this key; accelerate uses {taken} for every job" if taken else ""
-        yield Finding(path, value, why=why, severity="warning" if taken else None)
+        yield Match(path, value, why=why, severity="warning" if taken else None)
 
 
 _FORMS: Final = ((str, "text"), (Mapping, "a section"), (object, "a list"))
@@ -241,12 +241,12 @@ def _named(value: Any) -> str:
     fix="write a value of the right type",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380; transformers 5.23.0: integrations/deepspeed.py 131 (==)",
 )
-def wrong_type(subject: Subject) -> Iterator[Finding]:
+def wrong_type(subject: Subject) -> Iterator[Match]:
     for path, value, key in _known(subject):
         if wanted := key.type_error(value):
             plain = isinstance(value, str) and key.kind not in ("section", "list")
             fix = f"write {wanted}{' without quotes' if plain else ''}"
-            yield Finding(path, value, why=f"expected {wanted}, got {_named(value)}", fix=fix)
+            yield Match(path, value, why=f"expected {wanted}, got {_named(value)}", fix=fix)
 
 
 @deepspeed.error(
@@ -254,10 +254,10 @@ def wrong_type(subject: Subject) -> Iterator[Finding]:
     fix="write a value in range",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380, zero/offload_config.py, runtime/config.py 590-606",
 )
-def out_of_range(subject: Subject) -> Iterator[Finding]:
+def out_of_range(subject: Subject) -> Iterator[Match]:
     for path, value, key in _known(subject):
         if key.type_error(value) is None and (bound := key.range_error(value)):
-            yield Finding(path, value, why=f"the value must be {bound}", fix=f"write a value that is {bound}")
+            yield Match(path, value, why=f"the value must be {bound}", fix=f"write a value that is {bound}")
 
 
 @deepspeed.error(
@@ -265,11 +265,11 @@ def out_of_range(subject: Subject) -> Iterator[Finding]:
     fix="write the name of an optimizer of DeepSpeed or of torch.optim",
     source="deepspeed 0.19.8: runtime/engine.py 1985, 2017",
 )
-def unknown_optimizer(subject: Subject) -> Iterator[Finding]:
+def unknown_optimizer(subject: Subject) -> Iterator[Match]:
     kind = subject.at("optimizer.type")
     if isinstance(kind, str) and kind not in CASE_MATTERS and kind.lower() not in OPTIMIZERS:
         fix = f"write the name of an optimizer of DeepSpeed or of torch.optim{did_you_mean(kind, OPTIMIZERS)}"
-        yield Finding("optimizer.type", kind, fix=fix)
+        yield Match("optimizer.type", kind, fix=fix)
 
 
 @deepspeed.error(
@@ -277,8 +277,8 @@ def unknown_optimizer(subject: Subject) -> Iterator[Finding]:
     fix="write the name of a scheduler of DeepSpeed or of torch",
     source="deepspeed 0.19.8: runtime/engine.py 1926, runtime/lr_schedules.py 24",
 )
-def unknown_scheduler(subject: Subject) -> Iterator[Finding]:
+def unknown_scheduler(subject: Subject) -> Iterator[Match]:
     kind = subject.at("scheduler.type")
     if isinstance(kind, str) and kind not in SCHEDULERS and kind not in TORCH_SCHEDULERS:
         known = ", ".join(SCHEDULERS)
-        yield Finding("scheduler.type", kind, fix=f"write one of {known}{did_you_mean(kind, SCHEDULERS)}")
+        yield Match("scheduler.type", kind, fix=f"write one of {known}{did_you_mean(kind, SCHEDULERS)}")

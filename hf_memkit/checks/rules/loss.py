@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from hf_memkit.catalog.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
-from hf_memkit.checks.rule import Finding, Rules, any_job
+from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
 from hf_memkit.setup.techniques.registry import setting_of
@@ -26,11 +26,11 @@ def _liger(subject: Subject) -> bool:
     fix="use the technique chunked-loss, which supports any causal language model",
     source=f"{_PATCHING} 4012-4014",
 )
-def liger_model_unknown(subject: Subject) -> Iterator[Finding]:
+def liger_model_unknown(subject: Subject) -> Iterator[Match]:
     kind = subject.model_type
     if _liger(subject) and kind is not None and kind not in LIGER_OPTIONS:
         why = f"Liger has no kernels for the model type {kind}: it changes nothing, and logs that only at level INFO"
-        yield Finding("use_liger_kernel", True, why=why, argument=True)
+        yield Match("use_liger_kernel", True, why=why, argument=True)
 
 
 @_of_liger.warning(
@@ -38,7 +38,7 @@ def liger_model_unknown(subject: Subject) -> Iterator[Finding]:
     fix="write a key that it knows",
     source=f"{_PATCHING} 4016-4020",
 )
-def liger_key_unknown(subject: Subject) -> Iterator[Finding]:
+def liger_key_unknown(subject: Subject) -> Iterator[Match]:
     config = subject.argument("liger_kernel_config")
     if not _liger(subject) or not isinstance(config, Mapping):
         return
@@ -49,7 +49,7 @@ def liger_key_unknown(subject: Subject) -> Iterator[Finding]:
     for key in [key for key in config if key not in known]:
         why = f"Liger has no key {key!r} for {what}, and silently drops it"
         fix = f"write one of {', '.join(sorted(known))}{did_you_mean(key, sorted(known))}"
-        yield Finding(f"liger_kernel_config.{key}", config[key], why=why, fix=fix, argument=True)
+        yield Match(f"liger_kernel_config.{key}", config[key], why=why, fix=fix, argument=True)
 
 
 @_of_liger.warning(
@@ -57,10 +57,10 @@ def liger_key_unknown(subject: Subject) -> Iterator[Finding]:
     fix=f"add {setting_of('liger')}, or delete the key",
     source="transformers 5.23.0: trainer.py 1494-1495",
 )
-def liger_config_unused(subject: Subject) -> Iterator[Finding]:
+def liger_config_unused(subject: Subject) -> Iterator[Match]:
     config = subject.argument("liger_kernel_config")
     if config and not _liger(subject):
-        yield Finding("liger_kernel_config", config, argument=True)
+        yield Match("liger_kernel_config", config, argument=True)
 
 
 @_of_liger.error(
@@ -69,12 +69,12 @@ def liger_config_unused(subject: Subject) -> Iterator[Finding]:
     fix="delete cross_entropy: the fused loss does more",
     source=f"{_PATCHING} 283-285",
 )
-def liger_two_losses(subject: Subject) -> Iterator[Finding]:
+def liger_two_losses(subject: Subject) -> Iterator[Match]:
     config = subject.argument("liger_kernel_config")
     if not _liger(subject) or not isinstance(config, Mapping) or config.get("cross_entropy") is not True:
         return
     if config.get("fused_linear_cross_entropy", subject.model_type not in LIGER_WITH_LOGITS) is True:
-        yield Finding("liger_kernel_config.cross_entropy", True, argument=True)
+        yield Match("liger_kernel_config.cross_entropy", True, argument=True)
 
 
 @_of_liger.warning(
@@ -82,10 +82,10 @@ def liger_two_losses(subject: Subject) -> Iterator[Finding]:
     fix="use the technique chunked-loss instead: it repeats the scaling in each chunk",
     source=f"{_PATCHING} 184-240 (Granite), apply_liger_kernel_to_pixtral",
 )
-def liger_keeps_logits(subject: Subject) -> Iterator[Finding]:
+def liger_keeps_logits(subject: Subject) -> Iterator[Match]:
     if _liger(subject) and subject.model_type in LIGER_WITH_LOGITS:
         why = f"for the model type {subject.model_type} Liger leaves its fused loss off: all logits are still computed"
-        yield Finding("use_liger_kernel", True, why=why, argument=True)
+        yield Match("use_liger_kernel", True, why=why, argument=True)
 
 
 @_of_liger.error(
@@ -93,9 +93,9 @@ def liger_keeps_logits(subject: Subject) -> Iterator[Finding]:
     fix="use the technique chunked-loss, which runs anywhere, or delete the key",
     source="liger-kernel 0.8.5: ops/cross_entropy.py imports triton",
 )
-def liger_without_gpu(subject: Subject) -> Iterator[Finding]:
+def liger_without_gpu(subject: Subject) -> Iterator[Match]:
     if _liger(subject) and subject.without_gpu:
-        yield Finding("use_liger_kernel", True, argument=True)
+        yield Match("use_liger_kernel", True, argument=True)
 
 
 @any_job.warning(
@@ -105,10 +105,10 @@ def liger_without_gpu(subject: Subject) -> Iterator[Finding]:
     source=f"{_PATCHING} 302-306; transformers 5.23.0: trainer.py 1494",
     techniques=("liger", "chunked-loss"),
 )
-def liger_and_chunked_loss(subject: Subject) -> Iterator[Finding]:
+def liger_and_chunked_loss(subject: Subject) -> Iterator[Match]:
     known = subject.model_type in (None, *LIGER_OPTIONS)
     if _liger(subject) and known and subject.has_setting(_CHUNKED):
-        yield Finding(_CHUNKED)
+        yield Match(_CHUNKED)
 
 
 @any_job.warning(
@@ -118,10 +118,10 @@ def liger_and_chunked_loss(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: trainer.py 2155-2156",
     techniques=("liger", "chunked-loss"),
 )
-def label_smoothing_makes_logits(subject: Subject) -> Iterator[Finding]:
+def label_smoothing_makes_logits(subject: Subject) -> Iterator[Match]:
     factor = subject.argument("label_smoothing_factor")
     if isinstance(factor, int | float) and factor > 0 and (_liger(subject) or subject.has_setting(_CHUNKED)):
-        yield Finding("label_smoothing_factor", factor, argument=True)
+        yield Match("label_smoothing_factor", factor, argument=True)
 
 
 @_of_chunks.warning(
@@ -129,7 +129,7 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Finding]:
     fix="set chunk_tokens below the tokens of a micro-batch, or omit chunked-loss",
     source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
 )
-def one_chunk_only(subject: Subject) -> Iterator[Finding]:
+def one_chunk_only(subject: Subject) -> Iterator[Match]:
     options = subject.setting(_CHUNKED) or {}
     rows = subject.argument("per_device_train_batch_size", 8)
     length = subject.setting("data.sequence_length")
@@ -138,7 +138,7 @@ def one_chunk_only(subject: Subject) -> Iterator[Finding]:
         return
     if rows * length <= chunk:
         why = f"a micro-batch of {rows} × {length} tokens is one chunk of {chunk}: all its logits are computed at once"
-        yield Finding(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
+        yield Match(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
 
 
 @_of_chunks.warning(
@@ -147,9 +147,9 @@ def one_chunk_only(subject: Subject) -> Iterator[Finding]:
     fix="leave chunked-loss out: SFTTrainer does not hold the logits of a whole batch either",
     source="trl 1.16.0: trainer/sft_trainer.py 1163-1168, trainer/utils.py 1548-1698 (add_fused_lm_head)",
 )
-def sft_has_its_own_loss(subject: Subject) -> Iterator[Finding]:
+def sft_has_its_own_loss(subject: Subject) -> Iterator[Match]:
     if subject.setting("trainer.class") == "trl:SFTTrainer" and subject.has_setting(_CHUNKED):
-        yield Finding(_CHUNKED)
+        yield Match(_CHUNKED)
 
 
 @_of_chunks.error(
@@ -158,8 +158,8 @@ def sft_has_its_own_loss(subject: Subject) -> Iterator[Finding]:
     fix="leave chunked-loss out",
     source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
 )
-def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Finding]:
+def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Match]:
     other = subject.model.model_class if subject.model is not None else None
     if other is not None and subject.has_setting(_CHUNKED):
         why = f"chunked-loss computes the loss of a causal language model, and {other} has another one"
-        yield Finding(_CHUNKED, why=why)
+        yield Match(_CHUNKED, why=why)

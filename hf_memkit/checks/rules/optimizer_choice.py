@@ -8,7 +8,7 @@ from typing import Final
 
 from hf_memkit.catalog.optimizers import techniques_of
 from hf_memkit.checks.deepspeed_keys import REMOVED_OPTIMIZERS
-from hf_memkit.checks.rule import Finding, Rules, any_job, deepspeed
+from hf_memkit.checks.rule import Match, Rules, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
@@ -38,9 +38,9 @@ def _is_layerwise(subject: Subject) -> bool:
     source=f"{_FILE} 120-121",
     techniques=_LOW_RANK,
 )
-def low_rank_without_targets(subject: Subject) -> Iterator[Finding]:
+def low_rank_without_targets(subject: Subject) -> Iterator[Match]:
     if optimizer_row(subject).low_rank and subject.argument("optim_target_modules") is None:
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @any_job.error(
@@ -49,7 +49,7 @@ def low_rank_without_targets(subject: Subject) -> Iterator[Finding]:
     source=f"{_FILE} 136-156",
     techniques=_LOW_RANK,
 )
-def low_rank_on_conv1d(subject: Subject) -> Iterator[Finding]:
+def low_rank_on_conv1d(subject: Subject) -> Iterator[Match]:
     targets = subject.argument("optim_target_modules")
     if not optimizer_row(subject).low_rank or subject.model_type not in _CONV1D:
         return
@@ -59,10 +59,10 @@ def low_rank_on_conv1d(subject: Subject) -> Iterator[Finding]:
             "Trainer finds only lm_head, whose weight is the word embedding's and is listed under that name: nothing "
             "is projected, and AdamW with full states silently trains everything"
         )
-        yield Finding("optim_target_modules", why=why, argument=True, severity="warning")
+        yield Match("optim_target_modules", why=why, argument=True, severity="warning")
     else:
         why = "Trainer projects only nn.Linear, finds none among this model's Conv1D layers, and fails"
-        yield Finding("optim_target_modules", why=why, argument=True)
+        yield Match("optim_target_modules", why=why, argument=True)
 
 
 @any_job.error(
@@ -72,9 +72,9 @@ def low_rank_on_conv1d(subject: Subject) -> Iterator[Finding]:
     source="galore_torch 1.0: adamw8bit.py 10; bitsandbytes 0.50.2: optim/optimizer.py 409-427",
     techniques=("galore",),
 )
-def galore_8bit_arguments(subject: Subject) -> Iterator[Finding]:
+def galore_8bit_arguments(subject: Subject) -> Iterator[Match]:
     if named_optimizer(subject).startswith("galore_adamw_8bit"):
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @any_job.error(
@@ -84,9 +84,9 @@ def galore_8bit_arguments(subject: Subject) -> Iterator[Finding]:
     source=f"{_FILE} 378-381",
     techniques=("galore-layerwise",),
 )
-def galore_adafactor_layerwise(subject: Subject) -> Iterator[Finding]:
+def galore_adafactor_layerwise(subject: Subject) -> Iterator[Match]:
     if named_optimizer(subject) == "galore_adafactor_layerwise":
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @any_job.error(
@@ -96,9 +96,9 @@ def galore_adafactor_layerwise(subject: Subject) -> Iterator[Finding]:
     source=f"{_FILE} 165-166",
     techniques=_LAYERWISE,
 )
-def layerwise_accumulation(subject: Subject) -> Iterator[Finding]:
+def layerwise_accumulation(subject: Subject) -> Iterator[Match]:
     if _is_layerwise(subject) and subject.accumulation > 1:
-        yield Finding("gradient_accumulation_steps", argument=True)
+        yield Match("gradient_accumulation_steps", argument=True)
 
 
 @any_job.error(
@@ -107,9 +107,9 @@ def layerwise_accumulation(subject: Subject) -> Iterator[Finding]:
     source=f"{_FILE} 115-116",
     techniques=_LAYERWISE,
 )
-def layerwise_several_cards(subject: Subject) -> Iterator[Finding]:
+def layerwise_several_cards(subject: Subject) -> Iterator[Match]:
     if _is_layerwise(subject) and subject.several:
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @any_job.warning(
@@ -118,11 +118,11 @@ def layerwise_several_cards(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: trainer.py 1930; trainer_optimizer.py 174-181; lomo-optim 0.1.1: lomo.py 96-137",
     techniques=(*_LOMO, *_LAYERWISE),
 )
-def clipping_without_gradients(subject: Subject) -> Iterator[Finding]:
+def clipping_without_gradients(subject: Subject) -> Iterator[Match]:
     value = subject.argument("max_grad_norm", 1.0)
     in_backward = optimizer_row(subject).gradients_at_once is not None
     if in_backward and isinstance(value, int | float) and value > 0:
-        yield Finding("max_grad_norm", value, argument=True)
+        yield Match("max_grad_norm", value, argument=True)
 
 
 @_for_lomo.warning(
@@ -130,9 +130,9 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Finding]:
     fix="set gradient_accumulation_steps: 1",
     source="accelerate 1.15.0: accelerator.py 2858, 4361; lomo-optim 0.1.1: lomo.py 96-137",
 )
-def lomo_accumulation(subject: Subject) -> Iterator[Finding]:
+def lomo_accumulation(subject: Subject) -> Iterator[Match]:
     if _is_lomo(subject) and subject.accumulation > 1:
-        yield Finding("gradient_accumulation_steps", argument=True)
+        yield Match("gradient_accumulation_steps", argument=True)
 
 
 @_for_lomo.error(
@@ -140,9 +140,9 @@ def lomo_accumulation(subject: Subject) -> Iterator[Finding]:
     fix="use one GPU, or another optimizer",
     source="lomo-optim 0.1.1: lomo.py 96-137 (no all_reduce outside ZeRO-3)",
 )
-def lomo_several_cards(subject: Subject) -> Iterator[Finding]:
+def lomo_several_cards(subject: Subject) -> Iterator[Match]:
     if _is_lomo(subject) and subject.several and subject.config is None:
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @deepspeed.error(
@@ -151,9 +151,9 @@ def lomo_several_cards(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2852, utils/deepspeed.py 264",
     techniques=_LOMO,
 )
-def lomo_with_deepspeed(subject: Subject) -> Iterator[Finding]:
+def lomo_with_deepspeed(subject: Subject) -> Iterator[Match]:
     if _is_lomo(subject):
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @_for_lomo.error(
@@ -161,9 +161,9 @@ def lomo_with_deepspeed(subject: Subject) -> Iterator[Finding]:
     fix=f"set {setting_of('bf16-autocast')}, or train in fp32",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2856-2857",
 )
-def lomo_with_fp16(subject: Subject) -> Iterator[Finding]:
+def lomo_with_fp16(subject: Subject) -> Iterator[Match]:
     if _is_lomo(subject) and subject.on("fp16") and subject.config is None:
-        yield Finding("fp16", True, argument=True)
+        yield Match("fp16", True, argument=True)
 
 
 @any_job.error(
@@ -172,9 +172,9 @@ def lomo_with_fp16(subject: Subject) -> Iterator[Finding]:
     source="lomo-optim 0.1.1: adalomo.py 92-101",
     techniques=techniques_of(lambda row: not row.on_cpu),
 )
-def adalomo_without_cuda(subject: Subject) -> Iterator[Finding]:
+def adalomo_without_cuda(subject: Subject) -> Iterator[Match]:
     if not optimizer_row(subject).on_cpu and subject.without_gpu:
-        yield Finding("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 def _saves_states(subject: Subject) -> bool:
@@ -190,9 +190,9 @@ def _saves_states(subject: Subject) -> bool:
     "1.0.3: apollo.py",
     techniques=("galore", "apollo"),
 )
-def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Finding]:
+def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Match]:
     if optimizer_row(subject).low_rank and not _is_layerwise(subject) and _saves_states(subject):
-        yield Finding("save_only_model", subject.argument("save_only_model", False), argument=True)
+        yield Match("save_only_model", subject.argument("save_only_model", False), argument=True)
 
 
 @any_job.warning(
@@ -201,9 +201,9 @@ def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: trainer_pt_utils.py 1569-1589; lomo-optim 0.1.1: adalomo.py 81-83",
     techniques=("adalomo", *_LAYERWISE),
 )
-def states_not_saved(subject: Subject) -> Iterator[Finding]:
+def states_not_saved(subject: Subject) -> Iterator[Match]:
     if (named_optimizer(subject) == "adalomo" or _is_layerwise(subject)) and _saves_states(subject):
-        yield Finding("save_only_model", subject.argument("save_only_model", False), argument=True)
+        yield Match("save_only_model", subject.argument("save_only_model", False), argument=True)
 
 
 _LAST_WITH_1_BIT = (0, 19, 6)
@@ -223,13 +223,13 @@ def _optim(subject: Subject) -> str:
     "config",
     source="accelerate 1.15.0: accelerator.py 2373-2383, utils/deepspeed.py 27-104",
 )
-def optimizer_replaced(subject: Subject) -> Iterator[Finding]:
+def optimizer_replaced(subject: Subject) -> Iterator[Match]:
     optim = _optim(subject)
     if not _offloads(subject) or subject.has("optimizer"):
         return
     steps = stepping_optimizer(subject.filled, optim)
     if steps.optimizer is not None and not steps.same_algorithm:
-        yield Finding("optim", optim, why=steps.why, argument=True)
+        yield Match("optim", optim, why=steps.why, argument=True)
 
 
 @deepspeed.warning(
@@ -237,13 +237,13 @@ def optimizer_replaced(subject: Subject) -> Iterator[Finding]:
     fix='delete the section "optimizer" of the DeepSpeed config, or the argument optim',
     source="transformers 5.23.0: integrations/deepspeed.py 576",
 )
-def optimizer_twice(subject: Subject) -> Iterator[Finding]:
+def optimizer_twice(subject: Subject) -> Iterator[Match]:
     kind = subject.at("optimizer.type")
     if not isinstance(kind, str) or subject.argument("optim") is None:
         return
     if not stepping_optimizer(subject.filled, _optim(subject)).same_algorithm:
         why = f"{kind} of the DeepSpeed config takes precedence; optim has no effect"
-        yield Finding("optim", why=why, argument=True)
+        yield Match("optim", why=why, argument=True)
 
 
 @deepspeed.error(
@@ -251,11 +251,11 @@ def optimizer_twice(subject: Subject) -> Iterator[Finding]:
     fix='run: pip install "deepspeed<=0.19.6"',
     source="deepspeed 0.19.8: runtime/config.py 57-60, against 0.19.6: runtime/fp16/onebit/",
 )
-def removed_optimizer(subject: Subject) -> Iterator[Finding]:
+def removed_optimizer(subject: Subject) -> Iterator[Match]:
     kind = subject.at("optimizer.type")
     if kind in REMOVED_OPTIMIZERS and subject.deepspeed_release > _LAST_WITH_1_BIT:
         why = f"DeepSpeed removed its 1-bit optimizers in 0.19.7; this is {subject.deepspeed}"
-        yield Finding("optimizer.type", kind, why=why)
+        yield Match("optimizer.type", kind, why=why)
 
 
 @deepspeed.error(
@@ -263,10 +263,10 @@ def removed_optimizer(subject: Subject) -> Iterator[Finding]:
     fix='delete it, and set "gradient_clipping": "auto"',
     source="deepspeed 0.19.8: runtime/engine.py 2480",
 )
-def clipping_in_optimizer(subject: Subject) -> Iterator[Finding]:
+def clipping_in_optimizer(subject: Subject) -> Iterator[Match]:
     kind = str(subject.at("optimizer.type"))
     if subject.has("optimizer.params.max_grad_norm") and kind not in REMOVED_OPTIMIZERS:
-        yield Finding("optimizer.params.max_grad_norm")
+        yield Match("optimizer.params.max_grad_norm")
 
 
 @deepspeed.warning(
@@ -274,7 +274,7 @@ def clipping_in_optimizer(subject: Subject) -> Iterator[Finding]:
     fix='delete it, or offload the optimizer; on the GPU "bf16_optimizer_states" has the same effect',
     source="deepspeed 0.19.8: runtime/engine.py 2379-2397",
 )
-def states_key_without_offload(subject: Subject) -> Iterator[Finding]:
+def states_key_without_offload(subject: Subject) -> Iterator[Match]:
     path = "optimizer.params.fp32_optimizer_states"
     if subject.has(path) and not _offloads(subject):
-        yield Finding(path)
+        yield Match(path)

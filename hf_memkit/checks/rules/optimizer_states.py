@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.catalog.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
-from hf_memkit.checks.rule import Finding, any_job
+from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import (
     UNSEEN,
     keeps_small_updates,
@@ -32,11 +32,11 @@ def _class(subject: Subject) -> str:
     return str(subject.setting("optimizer.class") or "")
 
 
-def _chosen(subject: Subject, why: str = "", default: str = "") -> Finding:
+def _chosen(subject: Subject, why: str = "", default: str = "") -> Match:
     """The optimizer, where it is chosen: as a class, or by `optim`."""
     if name := _class(subject):
-        return Finding("optimizer.class", name, why=why)
-    return Finding("optim", named_optimizer(subject) or default, why=why, argument=True)
+        return Match("optimizer.class", name, why=why)
+    return Match("optim", named_optimizer(subject) or default, why=why, argument=True)
 
 
 def _trains_16_bit_weights(subject: Subject) -> bool:
@@ -52,7 +52,7 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
 )
-def stochastic_rounding_missing(subject: Subject) -> Iterator[Finding]:
+def stochastic_rounding_missing(subject: Subject) -> Iterator[Match]:
     if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
         yield _chosen(subject, default="adamw_torch_fused")
 
@@ -64,14 +64,14 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Finding]:
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
 )
-def stochastic_rounding_ignored(subject: Subject) -> Iterator[Finding]:
+def stochastic_rounding_ignored(subject: Subject) -> Iterator[Match]:
     wide = subject.setting("model.dtype", "float32" if subject.mixed and not subject.settings else "") == "float32"
     if not wide or not rounds_stochastically(subject):
         return
     if _class(subject):
-        yield Finding("optimizer.bf16_stochastic_round", True)
+        yield Match("optimizer.bf16_stochastic_round", True)
     else:
-        yield Finding("optim_args", argument=True)
+        yield Match("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -81,7 +81,7 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Finding]:
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
     techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
-def second_moment_in_bf16(subject: Subject) -> Iterator[Finding]:
+def second_moment_in_bf16(subject: Subject) -> Iterator[Match]:
     if _trains_16_bit_weights(subject) and (_torchao_chosen(subject) or _class(subject).startswith("torchao.")):
         yield _chosen(subject)
 
@@ -93,7 +93,7 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Finding]:
     source="torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
-def embedding_not_quantised(subject: Subject) -> Iterator[Finding]:
+def embedding_not_quantised(subject: Subject) -> Iterator[Match]:
     model = subject.model
     low = _torchao_chosen(subject) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
@@ -112,7 +112,7 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Finding]:
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Finding]:
+def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Match]:
     rank = subject.setting("adapter.r")
     row = optimizer_row(subject)
     quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
@@ -122,7 +122,7 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Finding]:
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
         why = f"{largest}; states of fewer than {SMALLEST_QUANTISED} stay in 32 bits"
-        yield Finding("optim", why=why, argument=True)
+        yield Match("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -132,14 +132,14 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: trainer.py 1329-1344",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Finding]:
+def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Match]:
     model = subject.model
     if model is None or not _bitsandbytes_8bit(optimizer_row(subject)) or subject.has_setting("adapter"):
         return
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
         why = f"{words} of {model.parameters} parameters are the word embedding, whose states Trainer keeps in 32 bits"
-        yield Finding("optim", why=why, argument=True)
+        yield Match("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -148,10 +148,10 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Finding]:
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
-def paged_without_cuda(subject: Subject) -> Iterator[Finding]:
+def paged_without_cuda(subject: Subject) -> Iterator[Match]:
     unpaged = optimizer_row(subject).unpaged
     if unpaged and subject.without_gpu:
-        yield Finding("optim", fix=f"set optim: {unpaged}", argument=True)
+        yield Match("optim", fix=f"set optim: {unpaged}", argument=True)
 
 
 @any_job.error(
@@ -160,10 +160,10 @@ def paged_without_cuda(subject: Subject) -> Iterator[Finding]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468",
     techniques=("lamb", "lars"),
 )
-def zero_parameters_frozen(subject: Subject) -> Iterator[Finding]:
+def zero_parameters_frozen(subject: Subject) -> Iterator[Match]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB", "LARS", "LAMB32bit", "LARS32bit"):
-        yield Finding("optimizer.class", _class(subject))
+        yield Match("optimizer.class", _class(subject))
 
 
 @any_job.error(
@@ -172,7 +172,7 @@ def zero_parameters_frozen(subject: Subject) -> Iterator[Finding]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 507-543, backends/cuda/ops.py 1025-1056, 1170-1174",
     techniques=("lamb", "lars"),
 )
-def trust_ratio_missing(subject: Subject) -> Iterator[Finding]:
+def trust_ratio_missing(subject: Subject) -> Iterator[Match]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB8bit", "LARS8bit"):
-        yield Finding("optimizer.class", _class(subject))
+        yield Match("optimizer.class", _class(subject))

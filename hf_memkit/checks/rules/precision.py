@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from hf_memkit.checks.rule import Finding, any_job, deepspeed
+from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import UNSEEN, keeps_small_updates
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
@@ -19,12 +19,12 @@ _DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "b
            "float32": "fp32", "float": "fp32"}  # fmt: skip
 
 
-def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "") -> Finding:
+def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "") -> Match:
     """Where fp16 or bf16 is switched on: in the arguments if the config leaves it to them, else in the config."""
     if subject.at(f"{name}.enabled") != "auto":
-        return Finding(f"{name}.enabled", why=why)
+        return Match(f"{name}.enabled", why=why)
     given = name if subject.on(name) else f"{name}_full_eval"
-    return Finding(given, True, why=why, fix=fix_of_argument, argument=True)
+    return Match(given, True, why=why, fix=fix_of_argument, argument=True)
 
 
 @deepspeed.error(
@@ -32,7 +32,7 @@ def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "
     fix='set "enabled" to "auto" in both sections, or to false in one',
     source="deepspeed 0.19.8: runtime/config.py 511",
 )
-def fp16_and_bf16(subject: Subject) -> Iterator[Finding]:
+def fp16_and_bf16(subject: Subject) -> Iterator[Match]:
     both_auto = all(subject.at(f"{name}.enabled") == "auto" and subject.on(name) for name in ("fp16", "bf16"))
     if subject.enabled("fp16") and subject.enabled("bf16") and not both_auto:  # by two-precisions, of the arguments
         yield _switched_on(subject, "fp16", "set fp16: false")
@@ -43,7 +43,7 @@ def fp16_and_bf16(subject: Subject) -> Iterator[Finding]:
     fix="use bf16 or fp32 here",
     source="deepspeed 0.19.8: runtime/engine.py 2003",
 )
-def fp16_without_gpu(subject: Subject) -> Iterator[Finding]:
+def fp16_without_gpu(subject: Subject) -> Iterator[Match]:
     if subject.enabled("fp16") and subject.without_gpu:
         yield _switched_on(subject, "fp16", f"set fp16: false here, and {_BF16} or neither")
 
@@ -53,7 +53,7 @@ def fp16_without_gpu(subject: Subject) -> Iterator[Finding]:
     fix='use fp16, with "bf16": {"enabled": "auto"}',
     source="torch 2.13.0: cuda/__init__.py, is_bf16_supported(including_emulation=True)",
 )
-def bf16_emulated(subject: Subject) -> Iterator[Finding]:
+def bf16_emulated(subject: Subject) -> Iterator[Match]:
     if subject.enabled("bf16") and subject.gpu is not None and not subject.gpu.bf16:
         why = f"{subject.gpu.name} emulates bf16, slower than fp32"
         yield _switched_on(subject, "bf16", f"set {_FP16} instead", why)
@@ -64,19 +64,19 @@ def bf16_emulated(subject: Subject) -> Iterator[Finding]:
     fix="delete the key, unless the accumulation is so long that bf16 rounds too much",
     source="deepspeed 0.19.8: runtime/engine.py 2305-2310, runtime/zero/stage3.py 791",
 )
-def fp32_accumulation(subject: Subject) -> Iterator[Finding]:
+def fp32_accumulation(subject: Subject) -> Iterator[Match]:
     path = "data_types.grad_accum_dtype"
     sixteen = subject.zero.element_bytes == 2
     if _DTYPES.get(str(subject.at(path)).lower()) != "fp32" or not sixteen:
         return
     if subject.zero.stage == 0:
         why = "without ZeRO DeepSpeed rejects it with 16-bit weights"
-        yield Finding(path, why=why, severity="error")
+        yield Match(path, why=why, severity="error")
     elif subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and subject.enabled("bf16") is not False:
         why = "at stage 1 with bf16 DeepSpeed uses its BF16_Optimizer: 4 bytes for every parameter on every GPU"
-        yield Finding(path, why=f"{why}, not split", severity="warning")
+        yield Match(path, why=f"{why}, not split", severity="warning")
     else:
-        yield Finding(path)
+        yield Match(path)
 
 
 @deepspeed.error(
@@ -84,10 +84,10 @@ def fp32_accumulation(subject: Subject) -> Iterator[Finding]:
     fix='add "bf16_master_weights_and_grads": true',
     source="deepspeed 0.19.8: runtime/config.py 711-714",
 )
-def lean_states_without_master(subject: Subject) -> Iterator[Finding]:
+def lean_states_without_master(subject: Subject) -> Iterator[Match]:
     master = subject.at("bf16.bf16_master_weights_and_grads")
     if subject.at("bf16.bf16_optimizer_states") is True and master is not True:
-        yield Finding("bf16.bf16_optimizer_states", True)
+        yield Match("bf16.bf16_optimizer_states", True)
 
 
 @deepspeed.error(
@@ -95,15 +95,15 @@ def lean_states_without_master(subject: Subject) -> Iterator[Finding]:
     fix='add "bf16_optimizer_states": true, or offload the optimizer',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 507-521, runtime/zero/stage_1_and_2.py 331",
 )
-def lean_master_without_offload(subject: Subject) -> Iterator[Finding]:
+def lean_master_without_offload(subject: Subject) -> Iterator[Match]:
     if subject.zero.optimizer.device != "none" or subject.zero.stage == 0:
         return
     bf16, fp16 = "bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"
     if subject.at(bf16) is True and subject.at("bf16.bf16_optimizer_states") is not True:
-        yield Finding(bf16, True)
+        yield Match(bf16, True)
     if subject.at(fp16) is True:
         why = "fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed fails"
-        yield Finding(fp16, True, why=why, fix="offload the optimizer, or delete the key")
+        yield Match(fp16, True, why=why, fix="offload the optimizer, or delete the key")
 
 
 @deepspeed.error(
@@ -113,10 +113,10 @@ def lean_master_without_offload(subject: Subject) -> Iterator[Finding]:
     '"weight_decay": "auto"}}',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 515-518; accelerate 1.15.0: utils/deepspeed.py 104",
 )
-def lean_offload_without_optimizer(subject: Subject) -> Iterator[Finding]:
+def lean_offload_without_optimizer(subject: Subject) -> Iterator[Match]:
     path = "bf16.bf16_optimizer_states"
     if subject.at(path) is True and subject.zero.optimizer.device != "none" and not subject.has("optimizer"):
-        yield Finding(path, True)
+        yield Match(path, True)
 
 
 @deepspeed.error(
@@ -124,10 +124,10 @@ def lean_offload_without_optimizer(subject: Subject) -> Iterator[Finding]:
     fix='set "stage" to 1, 2 or 3',
     source="deepspeed 0.19.8: runtime/config.py 701-714",
 )
-def lean_states_without_zero(subject: Subject) -> Iterator[Finding]:
+def lean_states_without_zero(subject: Subject) -> Iterator[Match]:
     for path in ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
         if subject.at(path) is True and subject.zero.stage == 0:
-            yield Finding(path, True)
+            yield Match(path, True)
 
 
 @deepspeed.error(
@@ -135,9 +135,9 @@ def lean_states_without_zero(subject: Subject) -> Iterator[Finding]:
     fix='set "enabled": true in the same section',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 525, which does not ask",
 )
-def lean_states_without_bf16(subject: Subject) -> Iterator[Finding]:
+def lean_states_without_bf16(subject: Subject) -> Iterator[Match]:
     if subject.at("bf16.bf16_master_weights_and_grads") is True and subject.enabled("bf16") is False:
-        yield Finding("bf16.bf16_master_weights_and_grads", True)
+        yield Match("bf16.bf16_master_weights_and_grads", True)
 
 
 @deepspeed.error(
@@ -145,12 +145,12 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Finding]:
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/engine.py 1812-1829",
 )
-def parameter_type(subject: Subject) -> Iterator[Finding]:
+def parameter_type(subject: Subject) -> Iterator[Match]:
     path = "data_types.param_dtype"
     asked = _DTYPES.get(str(subject.at(path)).lower())
     real = subject.computes_in
     if asked is not None and real is not None and asked != real:
-        yield Finding(path, why=f"the model is in {real}; DeepSpeed fails with an assertion")
+        yield Match(path, why=f"the model is in {real}; DeepSpeed fails with an assertion")
 
 
 @deepspeed.warning(
@@ -158,10 +158,10 @@ def parameter_type(subject: Subject) -> Iterator[Finding]:
     fix=f"delete it, and set {setting_of('activation-checkpointing')} in TrainingArguments",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1118, read only by configure()",
 )
-def activation_section_unread(subject: Subject) -> Iterator[Finding]:
+def activation_section_unread(subject: Subject) -> Iterator[Match]:
     section = subject.at("activation_checkpointing")
     if isinstance(section, Mapping) and any(value not in (False, None) for value in section.values()):
-        yield Finding("activation_checkpointing", section)
+        yield Match("activation_checkpointing", section)
 
 
 @deepspeed.warning(
@@ -170,12 +170,12 @@ def activation_section_unread(subject: Subject) -> Iterator[Finding]:
     fix="add both, or delete the key",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1228-1231",
 )
-def contiguous_activations(subject: Subject) -> Iterator[Finding]:
+def contiguous_activations(subject: Subject) -> Iterator[Match]:
     path = "activation_checkpointing.contiguous_memory_optimization"
     partition = subject.at("activation_checkpointing.partition_activations")
     number = subject.at("activation_checkpointing.number_checkpoints")
     if subject.at(path) is True and not (partition is True and isinstance(number, int)):
-        yield Finding(path, True)
+        yield Match(path, True)
 
 
 def _weights(subject: Subject) -> tuple[str, str]:
@@ -198,7 +198,7 @@ def _weights(subject: Subject) -> tuple[str, str]:
     source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
     techniques=("pure-bf16", "load-in-training-dtype"),
 )
-def bf16_weights_lose_updates(subject: Subject) -> Iterator[Finding]:
+def bf16_weights_lose_updates(subject: Subject) -> Iterator[Match]:
     key, dtype = _weights(subject)
     # A setup's weights have their own rule: stochastic-rounding-missing.
     if key == "model.dtype" or dtype != "bf16":
@@ -210,9 +210,9 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Finding]:
             "a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the "
             "weight. FSDP keeps an fp32 copy of the weights only with mixed precision"
         )
-        yield Finding(key, why=why, fix=f"set {_BF16}", argument=True)
+        yield Match(key, why=why, fix=f"set {_BF16}", argument=True)
     else:  # accelerate's own config may turn on DeepSpeed or FSDP, as in most recipes that load bf16 weights
-        yield Finding(key, severity="hint", argument=True)
+        yield Match(key, severity="hint", argument=True)
 
 
 @any_job.error(
@@ -222,10 +222,10 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Finding]:
     source="torch 2.13.0: amp/grad_scaler.py 252-259, optim/adamw.py",
     techniques=("fp16-autocast", "half-weights-deepspeed", "half-weights-frozen", "load-in-training-dtype"),
 )
-def fp16_weights_trained(subject: Subject) -> Iterator[Finding]:
+def fp16_weights_trained(subject: Subject) -> Iterator[Match]:
     key, dtype = _weights(subject)
     if dtype == "fp16" and trains_loaded_weights(subject):
-        yield Finding(key, "float16", argument=key != "model.dtype")
+        yield Match(key, "float16", argument=key != "model.dtype")
 
 
 @any_job.error(
@@ -234,10 +234,10 @@ def fp16_weights_trained(subject: Subject) -> Iterator[Finding]:
     source="pytorch 2.13.0: aten/src/ATen/native/cuda/AmpKernels.cu; torch 2.13.0: amp/grad_scaler.py 252-284",
     techniques=("fp16-autocast", "pure-bf16", "load-in-training-dtype"),
 )
-def bf16_weights_fp16_scaler(subject: Subject) -> Iterator[Finding]:
+def bf16_weights_fp16_scaler(subject: Subject) -> Iterator[Match]:
     _, dtype = _weights(subject)
     if dtype == "bf16" and subject.on("fp16") and trains_loaded_weights(subject):
-        yield Finding("fp16", True, argument=True)
+        yield Match("fp16", True, argument=True)
 
 
 @any_job.error(
@@ -247,10 +247,10 @@ def bf16_weights_fp16_scaler(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: training_args.py 1784-1788",
     techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )
-def two_precisions(subject: Subject) -> Iterator[Finding]:
+def two_precisions(subject: Subject) -> Iterator[Match]:
     for end in ("", "_full_eval"):
         if subject.on(f"fp16{end}") and subject.on(f"bf16{end}"):
-            yield Finding(f"fp16{end}", True, argument=True)
+            yield Match(f"fp16{end}", True, argument=True)
 
 
 @any_job.warning(
@@ -259,14 +259,14 @@ def two_precisions(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: utils/import_utils.py 650; torch 2.13.0: cuda/__init__.py 191-211",
     techniques=("bf16-autocast", "pure-bf16"),
 )
-def bf16_argument_emulated(subject: Subject) -> Iterator[Finding]:
+def bf16_argument_emulated(subject: Subject) -> Iterator[Match]:
     gpu = subject.gpu
     # A setup reports it among its problems, and a DeepSpeed config has its own rule.
     own = subject.settings or subject.config is not None
     for name in ("bf16", "bf16_full_eval"):
         if gpu is not None and not gpu.bf16 and not own and subject.on(name):
             why = f"{gpu.name} emulates bf16: Trainer accepts it, but it is slower than fp32"
-            yield Finding(name, True, argument=True, why=why)
+            yield Match(name, True, argument=True, why=why)
 
 
 @any_job.warning(
@@ -275,9 +275,9 @@ def bf16_argument_emulated(subject: Subject) -> Iterator[Finding]:
     source="accelerate 1.15.0: accelerator.py 565-570",
     techniques=("fp16-autocast",),
 )
-def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Finding]:
+def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Match]:
     if subject.on("fp16") and subject.without_gpu and subject.config is None:
-        yield Finding("fp16", True, argument=True)
+        yield Match("fp16", True, argument=True)
 
 
 @any_job.error(
@@ -286,7 +286,7 @@ def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Finding]:
     source="transformers 5.23.0: training_args.py 1677-1682",
     techniques=("tf32",),
 )
-def tf32_not_there(subject: Subject) -> Iterator[Finding]:
+def tf32_not_there(subject: Subject) -> Iterator[Match]:
     old = subject.gpu is not None and not subject.gpu.bf16
     if subject.on("tf32") and (subject.without_gpu or old) and not subject.settings:
-        yield Finding("tf32", True, argument=True)
+        yield Match("tf32", True, argument=True)

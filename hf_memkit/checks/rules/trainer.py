@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks.deepspeed_keys import key_at
-from hf_memkit.checks.rule import Finding, any_job, deepspeed
+from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.registry import assignment
 
@@ -75,7 +75,7 @@ def _with_places(subject: Subject, names: tuple[str, ...]) -> str:
     fix='write "auto": Trainer fills in its own value',
     source=_COMPARED,
 )
-def trainer_mismatch(subject: Subject) -> Iterator[Finding]:
+def trainer_mismatch(subject: Subject) -> Iterator[Match]:
     if subject.arguments is None:
         return
     for key, names in _SAME.items():
@@ -91,7 +91,7 @@ def trainer_mismatch(subject: Subject) -> Iterator[Finding]:
             continue  # wrong-type reports it
         both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_with_places(subject, names)}"
         why = f"{both} disagree; Trainer fails, but only after loading the model"
-        yield Finding(key, value, why=why, fix=_fix(key, names, value))
+        yield Match(key, value, why=why, fix=_fix(key, names, value))
 
 
 def _fix(key: str, names: tuple[str, ...], value: Any) -> str:
@@ -135,7 +135,7 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int | None]]:
     fix='write "auto": Trainer fills in its own value',
     source="transformers 5.23.0: integrations/deepspeed.py 243-261",
 )
-def schedule_mismatch(subject: Subject) -> Iterator[Finding]:
+def schedule_mismatch(subject: Subject) -> Iterator[Match]:
     for key, name, expected in _schedule(subject) if subject.arguments is not None else ():
         value = subject.at(key)
         known = key_at(subject, key)
@@ -143,13 +143,13 @@ def schedule_mismatch(subject: Subject) -> Iterator[Finding]:
             continue
         if expected is not None or (isinstance(value, int) and value < 1):
             why = f"{key}={value} and {name}={subject.argument(name, 0)} disagree; Trainer fails"
-            yield Finding(key, value, why=why)
+            yield Match(key, value, why=why)
         else:
             why = (
                 f"Trainer computes the steps from {name} and the size of the data, and fails unless they are exactly "
                 f"{value}, but only after loading the model"
             )
-            yield Finding(key, value, why=why, severity="warning")
+            yield Match(key, value, why=why, severity="warning")
 
 
 @deepspeed.hint(
@@ -157,7 +157,7 @@ def schedule_mismatch(subject: Subject) -> Iterator[Finding]:
     fix='write "auto", or check with the arguments (--args FILE)',
     source=_COMPARED,
 )
-def hard_coded(subject: Subject) -> Iterator[Finding]:
+def hard_coded(subject: Subject) -> Iterator[Match]:
     if subject.arguments is not None:
         return
     of_schedule = {_TOTAL: (), _WARMUP: ("warmup_steps",)}
@@ -171,7 +171,7 @@ def hard_coded(subject: Subject) -> Iterator[Finding]:
         number = "number of steps" if key == _TOTAL else "product of batch sizes"
         equal = f"it has {equal}" if equal else f"its {number} equals {value}"
         why = f"Trainer fails unless {equal}; memkit cannot check that without the arguments"
-        yield Finding(key, value, why=why)
+        yield Match(key, value, why=why)
 
 
 @deepspeed.warning(
@@ -180,10 +180,10 @@ def hard_coded(subject: Subject) -> Iterator[Finding]:
     fix='add "gradient_clipping": "auto"',
     source="transformers 5.23.0: integrations/deepspeed.py 116-124; deepspeed 0.19.8: runtime/constants.py 203",
 )
-def clipping_missing(subject: Subject) -> Iterator[Finding]:
+def clipping_missing(subject: Subject) -> Iterator[Match]:
     asked = subject.argument("max_grad_norm", _DEEPSPEED_CLIPS)
     if not subject.has("gradient_clipping") and (subject.arguments is None or asked != _DEEPSPEED_CLIPS):
-        yield Finding("gradient_clipping", severity="hint" if subject.arguments is None else None)
+        yield Match("gradient_clipping", severity="hint" if subject.arguments is None else None)
 
 
 @deepspeed.error(
@@ -192,11 +192,11 @@ def clipping_missing(subject: Subject) -> Iterator[Finding]:
     fix='add "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}',
     source="transformers 5.23.0: integrations/deepspeed.py 107-132, 158; deepspeed 0.19.8: ops/adam/fused_adam.py",
 )
-def learning_rate_missing(subject: Subject) -> Iterator[Finding]:
+def learning_rate_missing(subject: Subject) -> Iterator[Match]:
     # These schedulers set the optimizer's rate themselves.
     own_rate = subject.has("scheduler.params.warmup_max_lr") or subject.at("scheduler.type") in _OWN_RATE
     if isinstance(subject.at("optimizer.type"), str) and not subject.has("optimizer.params.lr") and not own_rate:
-        yield Finding("optimizer.params.lr")
+        yield Match("optimizer.params.lr")
 
 
 _OWN_RATE: Final = ("LRRangeTest", "OneCycle")
@@ -209,7 +209,7 @@ _OPTIMIZER_DEFAULTS: Final = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay"
     fix='add the key with "auto"',
     source="transformers 5.23.0: integrations/deepspeed.py 107-132, 159-165; deepspeed 0.19.8: ops/adam/fused_adam.py",
 )
-def optimizer_params_missing(subject: Subject) -> Iterator[Finding]:
+def optimizer_params_missing(subject: Subject) -> Iterator[Match]:
     kind = subject.at("optimizer.type")
     if subject.arguments is None or not isinstance(kind, str) or kind.lower() not in ("adam", "adamw"):
         return
@@ -220,7 +220,7 @@ def optimizer_params_missing(subject: Subject) -> Iterator[Finding]:
         if not subject.has(key) and any(argument in subject.arguments for argument in names) and asked != default:
             given = _with_places(subject, names)
             why = f"{given} has no effect: Trainer fills in only keys that exist, and DeepSpeed's default is {default}"
-            yield Finding(key, why=why, fix=f'add "{name}": "auto" to the optimizer\'s params')
+            yield Match(key, why=why, fix=f'add "{name}": "auto" to the optimizer\'s params')
 
 
 _NEEDED: Final = {
@@ -236,12 +236,12 @@ _NEEDED: Final = {
     fix="add it to the scheduler's params",
     source="deepspeed 0.19.8: runtime/lr_schedules.py",
 )
-def scheduler_params_missing(subject: Subject) -> Iterator[Finding]:
+def scheduler_params_missing(subject: Subject) -> Iterator[Match]:
     kind = subject.at("scheduler.type")
     for name in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
         if not subject.has(f"scheduler.params.{name}"):
             fix = f'add "{name}": "auto" to the scheduler\'s params' if name == "total_num_steps" else ""
-            yield Finding(f"scheduler.params.{name}", fix=fix)
+            yield Match(f"scheduler.params.{name}", fix=fix)
 
 
 _SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",), "WarmupCosineLR": ("cosine",)}
@@ -252,11 +252,11 @@ _SCHEDULES = {"WarmupLR": ("constant_with_warmup",), "WarmupDecayLR": ("linear",
     fix='delete the section "scheduler" to use Trainer\'s scheduler',
     source="transformers 5.23.0: integrations/deepspeed.py 591-593",
 )
-def scheduler_twice(subject: Subject) -> Iterator[Finding]:
+def scheduler_twice(subject: Subject) -> Iterator[Match]:
     kind = subject.at("scheduler.type")
     asked = subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
-        yield Finding("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
+        yield Match("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
 
 
 @any_job.error(
@@ -264,7 +264,7 @@ def scheduler_twice(subject: Subject) -> Iterator[Finding]:
     fix="write it as JSON, or start with `accelerate launch --config_file` if it is accelerate's",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
 )
-def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Finding]:
+def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Match]:
     value = subject.argument("deepspeed")
     if not isinstance(value, str) or Path(value).suffix.lower() not in (".yaml", ".yml"):
         return
@@ -274,7 +274,7 @@ def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Finding]:
         except OSError:
             continue
         except ValueError:
-            yield Finding("deepspeed", value, argument=True)
+            yield Match("deepspeed", value, argument=True)
         return
 
 
@@ -283,8 +283,8 @@ def deepspeed_config_in_yaml(subject: Subject) -> Iterator[Finding]:
     fix='add "zero_optimization": {"stage": 0}, or the stage you want',
     source="accelerate 1.15.0: utils/dataclasses.py 1276",
 )
-def zero_section_missing(subject: Subject) -> Iterator[Finding]:
+def zero_section_missing(subject: Subject) -> Iterator[Match]:
     if not subject.has("zero_optimization"):
-        yield Finding("zero_optimization")
+        yield Match("zero_optimization")
     elif isinstance(subject.at("zero_optimization"), bool):
-        yield Finding("zero_optimization", why="old form, which accelerate cannot read")
+        yield Match("zero_optimization", why="old form, which accelerate cannot read")
