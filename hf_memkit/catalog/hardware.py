@@ -178,6 +178,8 @@ def _proposal(name: str, by_key: Mapping[str, str]) -> str:
     if several:
         return f'for several GPUs of one machine write --gpu "{several["gpu"].strip()}" --gpus {several["count"]}'
     key = _key(name)
+    if not name.strip():
+        return "give a name or a size, such as T4 or 16GB"
     if not key:  # the shell has cut "RTX 4090" in two
         return 'a name with a space needs quotes: --gpu "RTX 4090"'
     near = [named for known, named in by_key.items() if known.startswith(key)]
@@ -364,7 +366,7 @@ def bf16_slowdown() -> float:
     return best[torch.bfloat16] / best[torch.float32]
 
 
-_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gmt](i?b)?\s*", re.IGNORECASE)
 
 
 def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:

@@ -226,7 +226,7 @@ def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     code, out, words = interrupted(started(folder, "--gpu", "T4"), after=": fits", pause_s=3)
     assert code == 0 and out.startswith("FASTEST SO FAR THAT FITS T4: 8 × 1:") and "Traceback" not in words, words
     assert words.count(": fits") == 1 and "search not finished" in " ".join(out.split())
-    assert "Ctrl-C: printing the best so far" in words
+    assert "Ctrl-C: stopping" in words
 
 
 @pytest.mark.exhaustive
