@@ -14,6 +14,7 @@ the script imports). Its section `data` names the rows and their tokenizer:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -90,8 +91,9 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     except InputError:
         for path in written:
             path.unlink(missing_ok=True)
-        if is_new and folder.is_dir():
-            folder.rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         raise
     return [folder / name for name in files]
 
