@@ -174,7 +174,7 @@ class Prediction:
         if verdict == "does not fit":
             needs = least if least > room else self.least_bytes
         # One decimal: a prediction is no more exact. More only where two sizes would look the same.
-        digits = next((count for count in (1, 2) if _in_gib(needs, count) != _in_gib(room, count)), 3)
+        digits = next((count for count in (1, 2, 3) if _in_gib(needs, count) != _in_gib(room, count)), 1)
         short = partial(_in_gib, digits=digits)
         has = f"{gpu} has {short(room)}"
         if room < (self.capacity_bytes or 0):

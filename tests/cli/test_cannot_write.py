@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import io
 import json
@@ -51,13 +50,12 @@ def test_a_new_file_on_a_full_disk_is_removed(tmp_path: Path, monkeypatch: pytes
     """Would notice: an empty file that blocks the next try, and an old file that is lost."""
 
     def full(path: Path, mode: str, **_: Any) -> io.StringIO:
-        builtins.open(path, "a").close()
+        path.touch()
         return _Full()
 
-    monkeypatch.setattr(Path, "open", full)
     new, old = tmp_path / "new.yaml", tmp_path / "old.yaml"
-    with builtins.open(old, "w") as file:
-        file.write("old")
+    old.write_text("old")
+    monkeypatch.setattr(Path, "open", full)
     for path in (new, old):
         with pytest.raises(InputError, match="No space left"):
             write_text(path, "text", overwrite=True)
