@@ -191,6 +191,8 @@ def _proposal(name: str, by_key: Mapping[str, str]) -> str:
         return f'for several GPUs of one machine write --gpu "{several["gpu"].strip()}" --gpus {several["count"]}'
 
     key = _key(name)
+    if not name.strip():
+        return "give a name or a size, such as T4 or 16GB"
     if not key:  # the shell has cut "RTX 4090" in two
         return 'a name with a space needs quotes: --gpu "RTX 4090"'
     longer = [known for known in by_key if known.startswith(key)]
@@ -387,7 +389,7 @@ def bf16_slowdown() -> float:
         torch.set_num_threads(threads)
 
 
-_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gmt](i?b)?\s*", re.IGNORECASE)
 
 
 def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:

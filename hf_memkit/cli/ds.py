@@ -11,6 +11,7 @@ from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, option, with_options
 from hf_memkit.cli.printing import print_json, say, say_to_stderr
+from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ app = typer.Typer(
 
 
 _Name = Annotated[str, typer.Argument(help="A preset's name.")]
-_DESTINATION = typer.Argument(metavar="[DEST]", help="File or folder. Default: NAME.json.")
+_DESTINATION = typer.Argument(metavar="[DEST]", help="File or folder, or - to print. Default: NAME.json.")
 
 
 @app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
@@ -102,6 +103,12 @@ def copy(
     from hf_memkit.recipes.resolve import resolve
 
     setup = resolve(Request(deepspeed=name, **vars(options)))[0]
+    if destination == "-":
+        if accelerate or as_json:
+            raise InputError("-: prints the DeepSpeed JSON alone. Give a file, or omit --accelerate and --json")
+        refuse_other_deepspeed(name)
+        print_json(setup["deepspeed.config"])
+        return 0
     target = user_path(destination or f"{name}.json")
     if target.is_dir() or (destination or "").endswith("/"):
         target = target / f"{name}.json"

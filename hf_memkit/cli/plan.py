@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from hf_memkit.cli.options import show_what_can_be_shown, tell, with_options
+from hf_memkit.cli.options import INTERRUPTED, tell, with_options
 from hf_memkit.cli.plan_options import PlanOptions, read_host, read_prices
 from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
@@ -82,7 +82,6 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
         check_plan_file(options.write)
     if options.html is not None:
         check_file(options.html)
-    show_what_can_be_shown()
 
     setups = options.setups(machines, gpus) if launched is None else []
     script, environment = (launched.script, launched.environment) if launched is not None else (None, None)
@@ -92,7 +91,7 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     )  # fmt: skip
     plans = _planned(script, setups, machines, request, trust_remote_code=options.trust_remote_code)
     if plans is None:
-        return 130  # a shell's code after Ctrl-C: 1 means that nothing fits
+        return INTERRUPTED
     if launched is not None:
         starts = launched if launched.is_launcher else None
         plans = tuple(
@@ -105,12 +104,18 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
 
     files = []
     best = plans[0].proposed
-    if options.write is not None and best is not None:
-        files.append(str(write_plan(plans[0], options.write)))
-    if options.html is not None:
-        answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
-        files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
+    not_written = None
+    try:
+        if options.write is not None and best is not None:
+            files.append(str(write_plan(plans[0], options.write)))
+        if options.html is not None:
+            answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
+            files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
+    except InputError as error:  # the answer of a long search is printed first
+        not_written = error
     _show(plans, prices, script, files, options, ran)
+    if not_written is not None:
+        raise not_written
     if options.write is not None and best is None:
         tell(f"--write {options.write}: not written; the plan proposes no setup")
     elif options.write is not None and best is not None and plans[0].with_code:
@@ -136,7 +141,7 @@ def _planned(
         tell(f"{name_of(script)} runs on this machine up to Trainer.train(); files that it writes before stay")
     tell("searching for setups; Ctrl-C prints the best so far")
     try:
-        with ended_by_signals("Ctrl-C: printing the best so far") as ended:
+        with ended_by_signals("Ctrl-C: stopping; the best so far, if any, is printed") as ended:
             request = replace(request, on_judged=_Progress(machines))
             plans = plan_gpus(script, machines, request) if script is not None else ()
             for setup in setups:

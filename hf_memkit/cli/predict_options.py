@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from hf_memkit.cli.options import Nodes, more, option
+from hf_memkit.cli.options import MOST_GPUS, Nodes, more, option
 from hf_memkit.cli.training_options import TrainingOptions, no_script
 from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _TECHNIQUE = no_script(
     "With --model: use this technique instead of the preset's for the same purpose. Repeatable.", metavar="NAME"
 )
-_GPUS = option("GPUs on each machine. Default: the command's or recipe's, or 1.", min=1)
+_GPUS = option("GPUs on each machine. Default: the command's or recipe's, or 1.", min=1, max=MOST_GPUS)
 _COMPARE_WITH = more("With SCRIPT: Python of another environment. Compares the memory of both.", metavar="PATH")
 
 

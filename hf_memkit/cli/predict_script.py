@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hf_memkit.cli.options import tell
+from hf_memkit.cli.options import INTERRUPTED, tell
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, ScriptFailed
 
@@ -59,7 +59,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         raise
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
-        return 130  # a shell's code after Ctrl-C: 1 means that it does not fit
+        return INTERRUPTED
     if why_not:
         prediction = prediction.with_notes(why_not)
     fails = prediction.verdict == "does not fit"

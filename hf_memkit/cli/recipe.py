@@ -40,6 +40,8 @@ def recipe(*, options: RecipeOptions) -> int:
             raise InputError(f"{', '.join(given)}: needs a recipe. Write memkit recipe NAME {given[0]} …")
         return list_recipes(options)
     if options.copy is not None:
+        if others := [flag for flag in flags_given(options) if flag not in ("--name", "--copy")]:
+            raise InputError(f"--copy copies the recipe's file; omit {', '.join(others)}")
         return copy_recipe(options.name, Path(expand(options.copy) or options.copy))
     return run_recipe(options)
 

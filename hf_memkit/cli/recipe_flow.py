@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
     run = _resume if options.resume else _start
-    return as_one_of_its_ranks(lambda ranks: run(options, ranks))
+    return as_one_of_its_ranks(lambda ranks: run(options, ranks), trains=not options.shown_only)
 
 
 _KEPT_BY_A_RUN: Final = (
@@ -76,6 +76,8 @@ def _start(options: RecipeOptions, ranks: Ranks) -> int:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if options.dry_run and options.export is not None:
         raise InputError("--dry-run, --export: mutually exclusive. Omit one of them.")
+    if options.export is not None and Path(options.export).is_file():
+        raise InputError(f"--export {options.export}: a file. Give a folder")
     launched = options.place(ranks) if ranks.launched else None
     if not ranks.is_first and not options.shown_only:
         return _train(RecipeRun.from_json(ranks.share("job")), ranks, options)

@@ -164,7 +164,7 @@ def _fitting_answer(
     return Answer(
         title="Recipes that fit",
         verdict=f"{gpu.name} ({format_size(gpu.capacity_bytes)}, {dtype}), {format_size(machine.ram_bytes)} of RAM",
-        reason="what uses most of the GPU comes first.",
+        reason="what uses most of the GPU comes first." if fit else "no recipe fits.",
         blocks=(Table(columns, [_fitting_row(options) for options in fit], whole=True), Lines(notes)),
     )
 

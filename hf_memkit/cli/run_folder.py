@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import flags_given, runs
+from hf_memkit.cli.options import INTERRUPTED, MOST_GPUS, flags_given, runs
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class FolderOptions:
     """Options for a run of a recipe's folder."""
 
-    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1)] = None
-    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1)] = None
+    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1, max=MOST_GPUS)] = None
+    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1, max=MOST_GPUS)] = None
     node_rank: Annotated[int | None, runs("Number of this machine, from 0.", min=0)] = None
     master_addr: Annotated[str | None, runs("Address of machine 0.")] = None
     master_port: Annotated[int | None, runs("Free port of machine 0. Default: 29500.", min=1, max=65535)] = None
@@ -88,17 +88,18 @@ class FolderOptions:
         return place
 
 
-def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
-    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line."""
+def as_one_of_its_ranks(job: Callable[[Ranks], int], *, trains: bool = True) -> int:
+    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line. `trains`:
+    whether there is something to resume."""
     ranks = ranks_from_environment()
     try:
         with errors_to_launcher():
             return job(ranks)
     except KeyboardInterrupt:  # typer would exit silently
         if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one prints it
-            intact = "records and the last checkpoint are intact: continue with --resume"
-            print(f"\nmemkit: interrupted; {intact}", file=sys.stderr)
-        return 1
+            intact = "; records and the last checkpoint are intact: continue with --resume" if trains else ""
+            print(f"\nmemkit: interrupted{intact}", file=sys.stderr)
+        return INTERRUPTED if FOLDER_VARIABLE not in os.environ else 1
 
 
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:

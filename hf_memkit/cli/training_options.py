@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import Json, MachineOptions, Short, flags_given, more, option, tell
+from hf_memkit.cli.options import MOST_GPUS, Json, MachineOptions, Short, flags_given, more, option, tell
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import names
+from hf_memkit.common.user_files import is_there
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import Launched, is_command, read_command
 
@@ -26,7 +27,7 @@ no_script = functools.partial(option, rich_help_panel="Instead of a script: a mo
 
 _SCRIPT = typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training.")
 _ARGUMENTS = typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
-_GPUS = option("GPUs of one machine that train together. Default: the command's, or 1.", min=1)
+_GPUS = option("GPUs of one machine that train together. Default: the command's, or 1.", min=1, max=MOST_GPUS)
 _ARGS = no_script("With --model: your own arguments (YAML or JSON). They take precedence.", metavar="FILE")
 _SET = no_script(
     "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
@@ -132,7 +133,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
 
 def _user_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str) -> UserScript:
     """The script or module; refuses a path without a file."""
-    if not is_module and not Path(target).exists():
+    if not is_module and not is_there(target):
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
         is_path = target.endswith(".py") or target.startswith((".", "/")) or target.count("/") > 1

@@ -29,7 +29,9 @@ def parse_size(text: str, subject: str = "") -> int:
     if match and not match[2] and float(match[1]) > 0:
         raise InputError(f"{place}{text!r} has no unit; did you mean {match[1]}GB?")
     factor = _FACTOR.get(match[2].lower()) if match else None
-    if match is None or factor is None or float(match[1]) <= 0:
+    if match and factor is not None and float(match[1]) <= 0:
+        raise InputError(f"{place}{text!r} must be above 0; give a size such as 16GB")
+    if match is None or factor is None:
         raise InputError(f"{place}{text!r} is not a size; write a number and a unit, such as 16GB or 15.1GiB")
     return int(float(match[1]) * factor)
 

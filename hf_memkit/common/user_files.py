@@ -3,6 +3,7 @@ links."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -78,6 +79,14 @@ def user_path(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
+def is_there(path: str | Path) -> bool:
+    """Whether the file or folder exists. Raises InputError if a folder on its path may not be entered."""
+    try:
+        return Path(path).exists()
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}). Give a file that you may read") from None
+
+
 def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another name, or --overwrite") -> None:
     """Check that `write_text` may write `path`. Raises InputError if `path` exists and `overwrite` is false (the
     message ends with `instead`), or it is a broken link."""
@@ -89,11 +98,15 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
 
 def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: bool = True) -> None:
     """Write a file and, with `make_folder`, its folder. Never writes through a broken link. Raises InputError if the
-    file cannot be written, or exists and `overwrite` is false."""
+    file cannot be written, or exists and `overwrite` is false; a new file that could not be completed is removed."""
+    is_new = not os.path.lexists(path)
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if overwrite and path.exists() else "x", encoding="utf-8") as file:  # x follows no link
             file.write(text)
     except OSError as error:
+        if is_new and not isinstance(error, FileExistsError):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written ({error.strerror}). Choose another path") from None

@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_files import is_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class UserScript:
         package. Raises InputError if there is no such file, it is a notebook, or a folder without `__main__.py`."""
         if not is_module:
             path = Path(target)
-            if not path.exists():
+            if not is_there(path):
                 raise InputError(f"{target}: no such file; write the path of your training script")
             if path.suffix == ".ipynb":
                 calls = "hf_memkit.predict_trainer(trainer, gpu=…), or hf_memkit.attach(trainer) for a report"

@@ -95,7 +95,7 @@ class ScriptTraces:
     def __exit__(self, *_: object) -> None:
         for process in self._waiting.values():
             process.close()  # it ends when its socket closes
-        if self._script_thread is not None:
+        if self._script_thread is not None and self._waiting:  # otherwise the script still runs: its worker is closed
             self._script_thread.join(_END_S)
         if self._fresh is not None:
             self._fresh.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import Any, Final, Self
 
@@ -155,13 +156,19 @@ class Prediction:
         """The reason for the verdict of the GPU alone."""
         least = self.smallest_cap_bytes + self.outside_allocator_bytes
         level, room = self.confidence.level, self.room_bytes
-        has = f"{gpu} has {_short(room)}"
-        if room < (self.capacity_bytes or 0):
-            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {_short(room)} of {gpu}"
+        needs = self.total_bytes[1]
         if verdict == "does not fit":
-            slack = f" ({_short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
-            return f"needs at least {_short(least)}{slack}; {has}{': too close' if slack else ''}"
-        why = f"needs up to {_short(self.total_bytes[1])}; {has}"
+            needs = least if least > room else self.least_bytes
+        # One decimal: a prediction is no more exact. More only where two sizes would look the same.
+        digits = next((count for count in (1, 2, 3) if _in_gib(needs, count) != _in_gib(room, count)), 1)
+        short = partial(_in_gib, digits=digits)
+        has = f"{gpu} has {short(room)}"
+        if room < (self.capacity_bytes or 0):
+            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {short(room)} of {gpu}"
+        if verdict == "does not fit":
+            slack = f" ({short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
+            return f"needs at least {short(least)}{slack}; {has}{': too close' if slack else ''}"
+        why = f"needs up to {short(self.total_bytes[1])}; {has}"
         if verdict == "fits":
             return why
         slow = "the allocator may free its cache and try again, which is slow"
@@ -277,9 +284,8 @@ class Prediction:
         )
 
 
-def _short(size_bytes: int) -> str:
-    """One decimal: a prediction is no more exact."""
-    return f"{size_bytes / GIB:.1f} GiB"
+def _in_gib(size_bytes: int, digits: int) -> str:
+    return f"{size_bytes / GIB:.{digits}f} GiB"
 
 
 def _gib(size_bytes: int | None) -> float | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -43,13 +44,13 @@ def judge_of(request: Request) -> Judge:
     not downloaded for a prediction."""
     if request.data is None:
         return predict
-    return ByData() if is_here(request.data) else _predict_upper_bound
+    return ByData() if is_here(request.data) else partial(_predict_unread, request.data)
 
 
-def _predict_upper_bound(setup: Setup) -> Prediction:
-    rows = f"predicted with rows of {setup.sequence_length} tokens"
-    note = f"data of the hub are not downloaded for a prediction: {rows}"
-    return predict(setup).with_notes(*([note] if padded_columns(setup) else []))
+def _predict_unread(data: str, setup: Setup) -> Prediction:
+    """The prediction of a setup whose data set `data` is not on this machine, with a warning that it was not read."""
+    assumed = f"; rows of {setup.sequence_length} tokens are assumed" if task_of(setup).takes_length else ""
+    return predict(setup).with_warnings(f"--data {data}: not on this machine, so it was not read{assumed}")
 
 
 def padded_columns(setup: Setup) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.common.units import parse_size
-from hf_memkit.common.user_files import content_problem, parsed, text_of
+from hf_memkit.common.user_files import content_problem, is_there, parsed, text_of
 from hf_memkit.presets import PRESETS, compose
 from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
@@ -173,9 +173,11 @@ def load_recipe(name: str) -> Recipe:
     """
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if not path.is_file():
+        if not is_there(path) or not path.is_file():
             raise InputError(f"{name}: no such file. To list the recipes, type: memkit recipe")
         return read_recipe(path)
+    if name not in resources.names("recipes") and is_there(name):
+        raise InputError(f"{name}: not a recipe: a recipe is a .yaml file. To list them, type: memkit recipe")
     return read_recipe(resources.find("recipes", name))
 
 

@@ -237,4 +237,4 @@ def test_a_data_set_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch
     setup = resolve(load_recipe("bert-large-on-8gb"), machine, Request(variant="8bit"), use_hub=False)
     judge = judge_of(Request(data="stanfordnlp/imdb"))
     assert not isinstance(judge, ByData)
-    assert any("rows of 512 tokens" in note for note in judge(setup).notes)
+    assert any("stanfordnlp/imdb" in line and "512 tokens" in line for line in judge(setup).warnings)

@@ -67,7 +67,7 @@ def document(
 
 
 def check_file(path: str | Path) -> None:
-    """Refuses an existing file that is not a page of memkit, and a folder that does not exist."""
+    """Refuses an existing file that is not a page of memkit, and a folder that no file can be written to."""
     path, name = Path(path), printable(path)
     with _write_errors(path):
         if path.is_symlink() and not path.exists():
@@ -81,6 +81,7 @@ def check_file(path: str | Path) -> None:
         if not path.absolute().parent.is_dir():
             folder = printable(path.absolute().parent)
             raise InputError(f"{name}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
 
 
 def write_document(path: str | Path, content: str) -> Path:

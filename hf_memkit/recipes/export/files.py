@@ -14,6 +14,7 @@ the script imports). Its section `data` names the rows and their tokenizer:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -81,8 +82,19 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
         raise InputError(f"{folder}: already has {', '.join(taken)}; give another folder")
-    for name, text in files.items():
-        write_text(folder / name, text)
+    written: list[Path] = []
+    is_new = not folder.exists()
+    try:
+        for name, text in files.items():
+            write_text(folder / name, text)
+            written.append(folder / name)
+    except InputError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     return [folder / name for name in files]
 
 
