@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit.catalog.library_versions import argument_types, current_name, to_installed_arguments
-from hf_memkit.checks import RULES, Problem, Subject, check
+from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.deepspeed import ops
 from hf_memkit.presets.users_values import remove_replaced
@@ -25,6 +25,8 @@ _OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
 
 _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
+_SIZE_RULES: Final = ("card-too-small", "ram-too-small", "memlock-too-small", "disk-too-small")
+
 
 def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
     """Mistakes in a setup by the rules, and those about the machine's size. `own`: fields of TrainingArguments, under
@@ -32,7 +34,7 @@ def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[lis
     subject = Subject.of_setup(setup)
     subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
     problems = check(subject)
-    size_problems = [problem for problem in problems if RULES[problem.rule].module == "capacity"]
+    size_problems = [problem for problem in problems if problem.rule in _SIZE_RULES]
     return [problem for problem in problems if problem not in size_problems], size_problems
 
 
