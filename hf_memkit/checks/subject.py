@@ -65,7 +65,8 @@ class Subject:
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
         settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
-        ledger: a setup's ledger; empty for files.
+        ledger: a recipe variant's ledger, to compare with the GPU; empty for files, and for setups that list their
+            shortages themselves.
     """
 
     config: Mapping[str, Any] | None = None
@@ -107,8 +108,7 @@ class Subject:
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
         settings = {s.key: s.value for s in setup.settings if not s.key.startswith("arguments.")}
         settings.pop("deepspeed.config", None)
-        config = setup.get("deepspeed.config")
-        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings, ledger=setup.ledger)
+        return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""

@@ -181,7 +181,7 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
             problems.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
         subject = Subject.of_setup(setup)
-        subject = subject if machine else replace(subject, machine=None)
+        subject = replace(subject, ledger=setup.ledger) if machine else replace(subject, machine=None)
         problems += [
             replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
             for problem in apply_rules(subject)

@@ -105,7 +105,7 @@ def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterato
     """The finding about a job without DeepSpeed: from a setup's ledger, or from the arguments of a file."""
     if subject.ledger.rows:
         needed = subject.ledger.total_bytes("device")
-    elif _trains_everything(subject):
+    elif subject.arguments_file and _trains_everything(subject):
         needed = _least_bytes(subject, model)
     else:
         return
