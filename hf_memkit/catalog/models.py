@@ -60,7 +60,8 @@ def _absent_message(name: str, near: str = "") -> str:
     """Message for a model that is neither here nor in the cache; `near`: another name to propose instead of a fix."""
     names = [setting.partition("=")[0] for setting in hub_switched_off().split(" and ") if setting]
     fix = near or f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
-    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{fix}"
+    sizes = f". Its sizes alone are known: memkit predict --model {name}" if built_in(name) is not None else ""
+    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{fix}{sizes}"
 
 
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
