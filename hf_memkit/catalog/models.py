@@ -63,7 +63,8 @@ def _absent_message(name: str, near: str = "") -> str:
     fix = "; give a folder with a config.json"
     if switched_off := hub_switched_off():
         fix += f", or unset {re.sub('=[^ ]*', '', switched_off)}"
-    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{near or fix}"
+    sizes = f". Its sizes alone are known: memkit predict --model {name}" if built_in(name) is not None else ""
+    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{near or fix}{sizes}"
 
 
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,3 +128,19 @@ def test_data_of_the_hub_that_a_dry_run_does_not_read_is_named(
     for command in (["recipe", "gpt2-on-16gb", "--dry-run", "--short"], ["predict", "--recipe", "gpt2-on-16gb"]):
         assert main([*command, *options]) in (0, 1)
         assert "--data nope" in capsys.readouterr().out, command
+
+
+def test_the_answer_of_a_plan_is_printed_before_its_page_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise InputError("page.html: cannot be written")
+
+    found = SimpleNamespace(verdict="fits", with_code=(), proposed=None)
+    monkeypatch.setattr("hf_memkit.cli.plan._planned", lambda *_, **__: (found,))
+    monkeypatch.setattr("hf_memkit.cli.plan._show", lambda *_: print("the answer"))
+    monkeypatch.setattr("hf_memkit.plan.answer.plan_answer", lambda *_, **__: None)
+    monkeypatch.setattr("hf_memkit.common.answer.page.write_page", full)
+    assert main(["plan", "--model", "gpt2", "--gpu", "T4", "--html", str(tmp_path / "page.html")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "the answer\n" and "page.html: cannot be written" in shown.err

@@ -95,6 +95,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PREDICT} --args broken.json": ("broken.json: line 1",),
     f"{PREDICT} --args ds.json": ("ds.json: a DeepSpeed config; give ",),
     "predict --args notes.yaml": ("notes.yaml names none (model_name_or_path)",),
+    "predict --recipe gpt2-on-16gb --model gpt2-xl --gpu T4": ("config.json", "memkit predict --model gpt2-xl"),
     "predict --recipe gpt2-on-16gb --preset lora": ("not with --recipe",),
     f"{PREDICT} --batch-size 0": ("--batch-size",),
     f"{PREDICT} --batch-size 4 --set per_device_train_batch_size=8": ("--batch-size 4",),

@@ -10,7 +10,7 @@ from hf_memkit.catalog.adapter_layers import adapter_tensors
 from hf_memkit.catalog.hardware import Gpu
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.catalog.optimizers import find_optimizer
-from hf_memkit.checks.rule import Match, any_job, deepspeed
+from hf_memkit.checks.rule import Match, Severity, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import MIB, format_size
@@ -102,11 +102,14 @@ def card_too_small(subject: Subject) -> Iterator[Match]:
 
 
 def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterator[Match]:
-    """The finding about a job without DeepSpeed: from a setup's ledger, or from the arguments of a file."""
+    """The mistake of a job without DeepSpeed: from a setup's ledger, or from the arguments of a file. The script of a
+    file may train an adapter that only its code names."""
+    severity: Severity = "error"
     if subject.ledger.rows:
         needed = subject.ledger.total_bytes("device")
     elif subject.arguments_file and _trains_everything(subject):
         needed = _least_bytes(subject, model)
+        severity = "warning"
     else:
         return
     if fit.too_small(gpu, needed):
@@ -114,7 +117,7 @@ def _without_deepspeed(subject: Subject, model: ModelFacts, gpu: Gpu) -> Iterato
         why += f"{format_size(gpu.usable_bytes)} available"
         fix = "train adapters, use an optimizer with smaller states, or offload; `memkit plan` finds what fits"
         optim = named_optimizer(subject) or "adamw_torch_fused"
-        yield Match("optim", optim, why=why, fix=fix, argument=True)
+        yield Match("optim", optim, why=why, fix=fix, argument=True, severity=severity)
 
 
 @deepspeed.error(
