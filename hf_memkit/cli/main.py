@@ -133,7 +133,7 @@ def _usage_message(error: Any, words: list[str]) -> str:
     if outside := _OUTSIDE.fullmatch(message):
         flag, side, bound = outside.groups()
         given = words[words.index(flag) + 1] if flag in words[:-1] else ""
-        message = f"{flag} {given}".rstrip() + f": give {bound} or {'more' if side == 'greater' else 'less'}"
+        message = f"{flag} {given}".rstrip() + f": give {bound} or {'more' if side == 'greater' else 'fewer'}"
     verb = error.ctx.command_path if error.ctx is not None else _verb(words)
     # An error of the base class is about a surplus word.
     option = getattr(error, "option_name", "" if type(error) is _UsageError else None)

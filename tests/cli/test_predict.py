@@ -104,7 +104,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
         (BERT, ("--args", "mine.json"), "deepspeed: what it splits"),
         (GPT2, ("--set", "fsdp=full_shard"), "FSDP is not modelled"),
         (GPT2, ("--batch-size", "1000000000000"), "give a smaller batch"),
-        (GPT2, ("--gpus", "1000000000"), "give fewer"),
+        (GPT2, ("--gpus", "1000000000"), "give 100000 or fewer"),
     ],
 )
 def test_what_cannot_be_predicted_gets_one_line_and_writes_nothing(
