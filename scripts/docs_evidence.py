@@ -39,7 +39,8 @@ def percent(share: float | None, digits: int = 0) -> str | None:
 
 def source(name: str) -> str:
     """The evidence file, and the command that made it."""
-    return f"`benchmarks/results/{name}.json`, made by `{read(name)['command']}`."
+    command = read(name).get("command", f"python -m benchmarks.{name}")
+    return f"`benchmarks/results/{name}.json`, made by `{command}`."
 
 
 @block("README.md", "published")
