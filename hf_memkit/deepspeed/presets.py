@@ -18,8 +18,7 @@ from hf_memkit.common.errors import MissingPackageError
 
 
 def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
-    """The DeepSpeed preset `name`, with `nvme_path` as its folder for swap files. Raises InputError if there is no
-    such preset."""
+    """The DeepSpeed preset `name`, with `nvme_path` as its folder for swap files. Raises InputError if unknown."""
     config: dict[str, Any] = json.loads(resources.find("ds_configs", name).read_text(encoding="utf-8"))
     for section in config.get("zero_optimization", {}).values():
         if nvme_path is not None and isinstance(section, dict) and section.get("device") == "nvme":

@@ -120,8 +120,7 @@ def _replace_handle(holder: Any, name: str, guards: list[_Guard]) -> None:
 
 
 def _make_room(path: str, size: int) -> bool:
-    """Reserve the file's blocks unless it has that size. Returns whether they were reserved. Raises OSError if there
-    is no room."""
+    """Reserve the file's blocks unless it has that size. Returns whether it did. Raises OSError without room."""
     try:
         if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
             return False

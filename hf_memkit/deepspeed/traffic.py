@@ -23,8 +23,7 @@ from hf_memkit.deepspeed.split import split, sub_groups
 from hf_memkit.deepspeed.stage_3 import is_swapped
 
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
-"""Path of a transfer: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the machine's
-RAM; its disk."""
+"""Path of a transfer: NVLink or PCIe between GPUs; PCIe with page-locked or other RAM; the machine's RAM; its disk."""
 
 _STAGES_1_2: Final = "stage_1_and_2.py"
 _STAGE_3: Final = "stage3.py"
@@ -292,8 +291,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
 
 
 def _fetch_weights(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
-    """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from each GPU to the
-    others."""
+    """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from there to the others."""
     settings = job.settings
     ahead = min(
         size, job.accumulation * settings.element_bytes * max(settings.prefetch_elements, job.model.largest_parameter)

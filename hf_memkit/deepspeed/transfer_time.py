@@ -69,8 +69,7 @@ _PAGEABLE: Final = Range(0.5, 0.25, 0.16)
 _RAM: Final = Range(1.0, 0.8, 0.4)  # benchmarks/cpu_adam.py, against the host's own copies; worst: assumed
 _DISK: Final = Range(1.0, 0.85, 0.6)  # assumed: files of some MB, and writes beside reads
 _HIDES: Final = Range(1.0, 0.9, 0.5)
-"""Share of the concurrent computation that hides a transfer. Assumed: layers differ, and none waits for the next
-bucket."""
+"""Share of concurrent computation that hides a transfer. Assumed: layers differ, none waits for the next bucket."""
 
 _PASSES: Final = Range(1, 3, 5)
 """Passes of a collective's tensor through the GPU's memory, which no overlap hides: into a bucket, divided, read and
@@ -79,9 +78,8 @@ FSDP's published runs need the maximum or more (`benchmarks/published_two_gpus.p
 
 _ENGINE_S: Final = {2: Range(20e-6, 50e-6, 150e-6), 3: Range(100e-6, 250e-6, 800e-6)}
 """Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
-and that gather and release weights in forward and backward (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
-`create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed; it makes small models
-slow."""
+and that gather and release weights in both passes (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
+`create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed; slows small models."""
 
 _ENGINE_STEP_S: Final = Range(2e-3, 5e-3, 20e-3)
 """Host time of the engine's step: overflow checks, norms and copies of each group; assumed."""

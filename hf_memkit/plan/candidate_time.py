@@ -31,9 +31,8 @@ from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
 _ADAM_BYTES: Final = 30
-"""Bytes of GPU memory traffic per parameter in a fused Adam step over master weights: gradient (4 read), master weight
-and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8: ops/adam/fused_adam.py,
-with fp32 gradients."""
+"""Bytes of GPU memory traffic per parameter in a fused Adam step: fp32 gradient (4 read), master weight and two
+moments (4 read and 4 written each), 16-bit weight (2 written). deepspeed 0.19.8: ops/adam/fused_adam.py."""
 
 _PAGED_BYTES: Final = 2
 """Bytes of optimizer states per parameter in bitsandbytes' 8-bit AdamW: two moments."""
@@ -158,8 +157,7 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
 
 
 def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
-    """The step with `ratio` times the tokens. The optimizer takes the same time, and so does gradient clipping, which
-    is part of the backward phase."""
+    """The step with `ratio` times the tokens. The optimizer and gradient clipping (in backward) take the same time."""
     low, middle, high = (step.optimizer_s + ratio * max(0.0, each - step.optimizer_s) for each in step.seconds)
     clipping_s = step.by_phase.get("backward", 0.0) - micro_batches * step.backward_s
     constant = {"backward": max(0.0, clipping_s), "optimizer": math.inf}

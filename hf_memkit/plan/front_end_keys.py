@@ -98,6 +98,5 @@ _BY_COMMAND: Final = {
 
 
 def front_end(command: str) -> FrontEnd | None:
-    """The front end of a command such as `"axolotl"`; None if the command has none, or uses TrainingArguments'
-    names."""
+    """The front end of a command such as `"axolotl"`; None if it has none or uses TrainingArguments' names."""
     return _BY_COMMAND.get(command)

@@ -1,5 +1,4 @@
-"""Judges candidates: traces each, predicts its memory and time in a separate process, and checks that it is the same
-training as the script's."""
+"""Judges candidates: traces each, predicts it in a separate process, and checks that the training stays the same."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ _LARGEST_MULTIPLE: Final = 16
 
 
 def lengths_of(run: RunLength) -> dict[str, int | None]:
-    """The lengths of a run that its batches decide; those of an epoch are None if the run ends before its first epoch
-    does."""
+    """The lengths of a run that its batches decide; those of an epoch are None if the run ends within the first."""
     ends_early = run.steps is not None and run.steps_an_epoch is not None and run.steps < run.steps_an_epoch
     return {
         "optimizer steps": run.steps,
@@ -140,8 +138,7 @@ class CandidateJudge:
             return Judgement(candidate, why=str(error))
 
     def _compare_lengths(self, judgement: Judgement) -> tuple[str, str]:
-        """(why its number of steps differs from the baseline's, how only the rows of its last batches differ); both
-        empty if nothing differs."""
+        """(why its number of steps differs from the baseline's, how only its last rows differ); empty if neither."""
         lengths, wanted = lengths_of(judgement.facts.length), lengths_of(self.baseline.facts.length)
         label = next((label for label in lengths if lengths[label] != wanted[label]), "")
         if not label:

@@ -254,8 +254,7 @@ def _run(search: Search, judge: CandidateJudge) -> None:
 
 
 def _add_reasons(left_out: LeftOut, search: Search, judge: CandidateJudge, also: Sequence[str]) -> None:
-    """Adds the choices that make another training, the requested methods that the search did not reach, and swapping
-    to a disk if it is not needed."""
+    """Adds choices that make another training, requested methods not tried, and swapping to a disk if not needed."""
     for judgement in search.judgements.values():
         if judgement.is_other:
             left_out.setdefault(_name_of_difference(judgement, judge.unchanged), judgement.why)

@@ -23,8 +23,7 @@ _MUCH_SLOWER: Final = 1.5
 most users prefer other draws of dropout to an engine that keeps states in RAM. Assumed."""
 
 _CLEARLY_FASTER: Final = 0.97
-"""A setup is faster only if it takes less than this share of the other's time: repeated runs differ by 3 %
-(published/ranking.json)."""
+"""A faster setup takes less than this share of the other's time: runs differ by 3 % (published/ranking.json)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +158,7 @@ class Plan:
 
     @property
     def ranked(self) -> tuple[Judgement, ...]:
-        """The setups that fit, the fastest first, then those without a known time, and of these last the ones that
-        swap to a disk."""
+        """The setups that fit, the fastest first; then those without a known time, the ones that swap to disk last."""
         fitting = [each for each in self.compared if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
         others = sorted(
@@ -169,8 +167,7 @@ class Plan:
         return (*timed, *others)
 
     def best(self, group: Group) -> Judgement | None:
-        """The fastest setup of a group that fits, needs no change of code and has not failed; of equally fast ones the
-        one with the fewest changes."""
+        """The fastest setup of a group that fits, needs no change of code and did not fail; of equals the simplest."""
         ranked = [each for each in self.ranked if each.candidate not in self.failed]
         return _simplest([each for each in ranked if each.candidate.group == group and not each.candidate.code])
 
@@ -211,9 +208,8 @@ class Plan:
 
     @property
     def with_code(self) -> tuple[Judgement, ...]:
-        """The best setup for each change of code, the fastest first. A change that is not another method must be worth
-        its effort: its setup is clearly faster than all that need no code, in its group and in those nearer to the
-        script's result."""
+        """The best setup for each change of code, the fastest first. Except for another method, it must be worth its
+        effort: clearly faster than all without code, in its group and in those nearer to the script's result."""
         ranked = [each for each in self.ranked if each.candidate.code and each.candidate not in self.failed]
         kinds = dict.fromkeys((each.candidate.code, each.candidate.group) for each in ranked)
         best = [_simplest([x for x in ranked if (x.candidate.code, x.candidate.group) == kind]) for kind in kinds]
@@ -279,8 +275,7 @@ def _is_plainer(one: Judgement, other: Judgement) -> bool:
 
 
 def _simplest(ranked: Sequence[Judgement]) -> Judgement | None:
-    """The setup with the fewest changes among those that are not clearly slower than the first, which is the
-    fastest."""
+    """The setup with the fewest changes among those that are not clearly slower than the first, the fastest."""
     if not ranked or ranked[0].seconds is None or not ranked[0].is_priced:
         return ranked[0] if ranked else None
     fastest = ranked[0].seconds

@@ -86,8 +86,7 @@ def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: 
 
 
 def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
-    """The best setup, the script's own, and up to three of: a faster one with nearly the same result, the smallest,
-    the fastest."""
+    """The best setup, the script's own, a faster one with nearly the same result, the smallest, and the fastest."""
     own = [("best", plan.proposed), ("yours", plan.own)]
     labels = [(label, each) for label, each in own if each is not None and each in timed]
     others: list[Judgement] = []

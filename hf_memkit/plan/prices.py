@@ -37,8 +37,7 @@ def million_tokens_cost(judgement: Judgement | None, price: float | None, gpus: 
 
 
 def ranked_gpus(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
-    """The plans with the cheapest run first, then the fastest of those without a price, those without a time, and last
-    those in which nothing fits."""
+    """The plans: the cheapest run first, the fastest without a price, those without a time, those without a fit."""
 
     def key(plan: Plan) -> tuple[int, float, float]:
         best = plan.proposed

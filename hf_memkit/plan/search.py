@@ -91,8 +91,7 @@ class Search:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Judges the script's own setup, what `memkit predict` proposes, and other combinations, until nothing is left
-        to try or the time is over."""
+        """Judges the script's own setup, that of `memkit predict` and others, until none is left or time is over."""
         self.time_limit.begin()
         try:
             own = self._judge_once(self.own)
@@ -200,8 +199,7 @@ class Search:
             yield self._find_largest, combinations
 
     def _possible_losses(self, losses: Sequence[Choice | None], *more: Choice) -> list[Choice | None]:
-        """The losses that may fit. For each of the others even full checkpointing does not fit, so every checkpointing
-        choice is excluded."""
+        """The losses that may fit. For the others, excludes every checkpointing: even the full one does not fit."""
         fitting = []
         for loss in losses:
             checkpointing = self._choices_of("checkpointing")
@@ -430,8 +428,7 @@ class Search:
         return smallest
 
     def _with_segments(self, judgement: Judgement) -> Judgement:
-        """The candidate with expandable segments, if it fits with them: they save what the allocator reserves beyond
-        the allocated peak."""
+        """The candidate with expandable segments, if they make it fit: they save what is reserved beyond its peak."""
         prediction = judgement.prediction
         allocator = next(iter(self._changes_of("allocator")), None)
         if prediction is None or allocator is None or judgement.lacks_host:

@@ -195,8 +195,7 @@ def _trace_file(result: Path, died: str | None) -> TraceFile:
 
 
 class _WaitingProcess:
-    """A process of the script that waits where it makes its Trainer: before (EARLY) or after (LATE) a subclass of
-    Trainer prepares anything."""
+    """A process of the script that waits at its Trainer, before (EARLY) or after (LATE) a subclass prepares it."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -264,8 +264,7 @@ def _run(
 
 
 def _short_plan(judgement: Judgement, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
-    """The plan file with the changes of arguments that must be made before `train()`: another output folder, and no
-    dashboard."""
+    """The plan file with the changes to make before `train()`: another output folder, and no dashboard."""
     content = plan.file(judgement)
     arguments = {
         **content.get("arguments", {}),

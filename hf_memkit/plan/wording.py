@@ -70,8 +70,7 @@ def lacking(plan: Plan) -> str:
 
 
 def headline_details(plan: Plan) -> Iterator[str]:
-    """Sentences below the first line: how the proposed setup changes the result, the script as it is, and setups that
-    are faster."""
+    """Sentences below the first line: how the proposed setup changes the result, the script as is, faster setups."""
     best, own = plan.proposed, plan.own
     script = f"Your script as it is, {own.candidate.name}"
     yield from (f"{each}." for each in warnings(plan))
@@ -237,8 +236,7 @@ def _seconds_by_part(judgement: Judgement) -> dict[str, float]:
 
 
 def _compare(one: Judgement, other: Judgement) -> str:
-    """The first time compared with the second: `"19 % faster"`, `"2.1 times as slow"`, `"as fast"`; empty if one is
-    unknown."""
+    """The first time against the second: `"19 % faster"`, `"2.1 times as slow"`, `"as fast"`; empty if unknown."""
     if not (one.is_priced and other.is_priced and one.seconds and other.seconds):
         return ""
     if abs(one.seconds / other.seconds - 1) <= _SAME_SHARE:
@@ -278,8 +276,7 @@ def _short_time(seconds: float) -> str:
 
 
 def run_of(judgement: Judgement) -> str:
-    """Time of the whole training with its evaluations and saves: `"45 s"`, `"1 min 20 s"`, `"1 h 20 min"`,
-    `"3 d 4 h"`."""
+    """Time of the training with evaluations and saves: `"45 s"`, `"1 min 20 s"`, `"1 h 20 min"`, `"3 d 4 h"`."""
     if not judgement.is_priced or not judgement.run_seconds:
         return NONE
     seconds = judgement.run_seconds[1]

@@ -40,8 +40,7 @@ Lengths = Mapping[str, int]
 
 
 def judge_of(request: Request) -> Judge:
-    """The predictor of a recipe's setups: from the request's data if it is on this machine. Data sets of the hub are
-    not downloaded for a prediction."""
+    """The predictor of a recipe's setups: from the request's data if on this machine. No hub data is downloaded."""
     if request.data is None:
         return predict
     return ByData() if is_here(request.data) else partial(_predict_unread, request.data)
@@ -80,8 +79,7 @@ class ByData:
         return prediction.with_notes(*self._notes, f"predicted: {lengths.description}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
-        """Needs of a typical batch, and of smaller worst batches if `worst`, the prediction, does not fit; None if all
-        batches have about one size."""
+        """Needs of a typical batch, and of smaller worst ones if `worst` does not fit; None if all are about equal."""
         lengths = self._batches_of(setup)
         if lengths is None or lengths.typical is None or lengths.shapes is None:
             return None

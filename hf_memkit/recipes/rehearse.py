@@ -1,6 +1,5 @@
 """The rehearsal: a recipe's setup on a machine without a GPU. The same architecture, small, runs with the variant's
-techniques, optimizer and engine for a few steps. Settings that a CPU cannot run are omitted and listed with their
-reason, never silently."""
+techniques, optimizer and engine for a few steps. Settings that no CPU runs are omitted and listed with reasons."""
 
 from __future__ import annotations
 
@@ -145,8 +144,7 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
 
 
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
-    """bf16 instead of fp16, and on a CPU without bf16 instructions its products in fp32: weights, gradients and states
-    stay bf16."""
+    """bf16 instead of fp16, and on a CPU without bf16 instructions its products in fp32. Tensors stay bf16."""
     if rehearsed.setup.get("arguments.fp16"):
         reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
         rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)

@@ -24,8 +24,7 @@ CHECKPOINTS = 5
 
 
 def check_data(recipe: Recipe, source: str) -> None:
-    """Read the data of `--data` as a run would. Raises DataError with the place, the mistake, and the expected
-    value."""
+    """Read the data of `--data` as a run would. Raises DataError with place, mistake and expected value."""
     from hf_memkit.recipes.export import files
 
     task, data = find_task(recipe.task), recipe.data

@@ -104,9 +104,8 @@ def _of_recipe(recipe: Recipe) -> list[StoredPrediction]:
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order, each with the cheapest checkpointing that fits,
-    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since the prediction, or the
-    GPU is unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the
-    verdict."""
+    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since, or the GPU is
+    unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the verdict."""
     by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
@@ -129,8 +128,7 @@ def is_stored(prediction: Prediction) -> bool:
 
 
 def _of_setup(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
-    """Stored predictions of the setup's variant and checkpointing, for such a GPU; empty if the user changed the
-    training."""
+    """Stored predictions of the setup's variant and checkpointing, for such a GPU; none for a changed training."""
     request, gpu = setup.request or Request(), setup.resolved_for.machine.gpu
     if request.model or request.arguments or gpu is None:
         return []

@@ -168,8 +168,7 @@ def _try_variant(candidate: VariantJob, judge: Judge, reason: str) -> _Result:
 
 
 def _try(candidate: VariantJob, judge: Judge, *, must_predict: bool) -> _Result:
-    """One candidate with its prediction. Unless `must_predict`, none is made if the machine cannot run it, or weights
-    and states alone are too large."""
+    """One candidate, predicted if `must_predict`, or if the machine can run it and hold its weights and states."""
     setup = candidate.setup()
     too_large = gpu_shortage(setup.ledger, candidate.machine)
     others = [problem for problem in setup.problems if problem not in too_large]

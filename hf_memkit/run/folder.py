@@ -116,8 +116,7 @@ def default_output(recipe: str, variant: str) -> str:
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
-    """Content of the folder's run file, or None if it has none. Raises RunError if the file is damaged or cannot be
-    read."""
+    """Content of the folder's run file, or None if it has none. Raises RunError if it is damaged or unreadable."""
     path = Path(folder) / RUN_FILE
     if not path.exists():
         return None
@@ -279,8 +278,7 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. A complete one has Trainer's state file, which is written
-    last."""
+    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
     checkpoints = []
     for path in Path(folder).glob("checkpoint-*"):
         step = path.name.removeprefix("checkpoint-")

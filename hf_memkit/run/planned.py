@@ -1,5 +1,4 @@
-"""A script's run with a plan: its overrides, its prediction for the record, and warnings on standard error about
-differences from the plan."""
+"""A script's run with a plan: its overrides, its prediction for the record, and warnings about differences from it."""
 
 from __future__ import annotations
 

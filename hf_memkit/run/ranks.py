@@ -29,8 +29,7 @@ LAUNCHER_VARIABLE: Final = "MEMKIT_LAUNCHER"
 """Variable with the ID of the process that started this rank. Set like `FOLDER_VARIABLE`."""
 
 _PATIENCE: Final = timedelta(days=1)
-"""Maximum time that a rank waits for another. Preparing data may take hours; after the death of a rank, its launcher
-ends the others much earlier."""
+"""Maximum time that ranks wait for one. Preparing data may take hours; if one dies, the launcher ends all sooner."""
 
 
 MASTER_PORT: Final = 29500
@@ -146,8 +145,7 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
 
 @contextlib.contextmanager
 def errors_to_launcher() -> Iterator[None]:
-    """In a rank started by memkit, send an error to the launching process, which shows one for all ranks; the rank
-    ends with that process."""
+    """In a rank started by memkit, send an error to the launcher, which shows one for all; the rank ends with it."""
     if FOLDER_VARIABLE not in os.environ:
         yield
         return

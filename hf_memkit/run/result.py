@@ -21,8 +21,7 @@ _ROWS: Final = 1000
 
 
 def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
-    """The result of a run; losses in nats a token, or an example with one label. Values that were not measured are
-    None."""
+    """The result of a run; losses in nats a token, or an example with one label. Values not measured are None."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     before = next((each["eval_loss"] for each in evaluations if each["step"] == 0), None)
     last: dict[str, Any] = evaluations[-1] if evaluations else {}

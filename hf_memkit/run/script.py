@@ -188,8 +188,7 @@ def _say(text: str) -> None:
 
 
 def _set_environment_of_one_process() -> bool:
-    """Set a launcher's variables if DeepSpeed could not find them: without a launcher, mpirun and mpi4py. Returns
-    whether they were set."""
+    """Set a launcher's variables if DeepSpeed finds none: no launcher, mpirun or mpi4py. Returns whether it did."""
     if any(name in os.environ for name in _MPI_SIZES) or importlib.util.find_spec("mpi4py") is not None:
         return False
     from hf_memkit.setup.process_group import single_process_environment

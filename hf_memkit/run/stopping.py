@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once. All ranks
-stop after the same step: signals reach them at different moments, and a rank that stopped alone would leave the others
-waiting for its gradients."""
+stop after the same step: signals reach them at different moments, and one stopped alone would block the others."""
 
 from __future__ import annotations
 

@@ -138,8 +138,7 @@ def run(
 
 
 def _restore_folder(folder: Path, previous: dict[str, Any] | None, ranks: Ranks) -> None:
-    """Restore the folder's state before this run: `previous` is the content of its run file, None: it did not
-    exist."""
+    """Restore the folder's state before this run: `previous` is its run file's content, None: it did not exist."""
     if previous is not None:
         if ranks.is_first:
             write_run(folder, previous)
@@ -263,8 +262,7 @@ class _Training:
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
-        """The checkpoint to resume from; None: start at the first step. Adds DeepSpeed's callbacks for swapped
-        states."""
+        """The checkpoint to resume from; None: the first step. Adds DeepSpeed's callbacks for swapped states."""
         setup = self._job.setup
         if "deepspeed.config" in setup:
             from hf_memkit.deepspeed.swap_guard import SwapGuard
@@ -310,8 +308,7 @@ def _restored_process(folder: Path) -> Iterator[None]:
 
 
 def _known_cause(error: BaseException, folder: Path, setup: Setup) -> str | None:
-    """One line for an error of loading the model, or of a component that refused the model. None for other errors,
-    which need their traceback."""
+    """One line for an error of loading the model or a component that refused it. Others need a traceback: None."""
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(code.co_name == "from_pretrained" for code in frames) and isinstance(error, OSError | ValueError):
         return build.why_not_loaded(setup["model.name"], error)

@@ -1,5 +1,4 @@
-"""Images with one label each → a batch of pixels, for image classification; the data loader's workers open the files
-of each batch."""
+"""Images with one label each → a batch of pixels, for image classification; the loader's workers open the files."""
 
 from __future__ import annotations
 

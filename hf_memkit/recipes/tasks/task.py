@@ -86,8 +86,7 @@ class Task:
         return {}
 
     def with_derived_settings(self, setup: Setup) -> Setup:
-        """The setup, of a run or of its rehearsal, with settings derived from others; the user's own are applied
-        later."""
+        """The setup, of a run or rehearsal, with settings derived from others; the user's own are applied later."""
         return setup
 
     @property
