@@ -156,8 +156,7 @@ def measured_host() -> HostRates:
 
 
 def _update_gb_per_s(threads: int) -> float:
-    """Bytes read plus bytes written, 10^9 a second, by updates in place in `threads` threads, as Adam does on a CPU.
-    numpy releases the GIL meanwhile."""
+    """10^9 bytes read and written a second by updates in place, like Adam's, in threads; numpy frees the GIL."""
     import numpy as np
 
     barrier = Barrier(threads)

@@ -86,8 +86,7 @@ def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | 
 
 
 def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
-    """The problem of the DeepSpeed config, at the YAML's key; None for advice without such a key, or if a rule for the
-    YAML reports it."""
+    """The DeepSpeed config's problem at the YAML's key; None if advice has no key, or a YAML rule reports it."""
     if problem.rule == "nvme-path-missing":
         return None
     key = _KEYS.get(problem.key)

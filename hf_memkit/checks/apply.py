@@ -1,5 +1,4 @@
-"""Apply every rule to a subject or to files: a DeepSpeed JSON, or arguments for HfArgumentParser with the JSON that
-they name."""
+"""Apply every rule to a subject or files: a DeepSpeed JSON, or arguments for HfArgumentParser with their JSON."""
 
 from __future__ import annotations
 

@@ -67,8 +67,7 @@ class Key:
         return None if right else wanted
 
     def range_error(self, value: Any) -> str | None:
-        """The bound that `value` violates, such as "at least 0"; None if in range. Only for values of the right
-        type."""
+        """The bound that `value`, of the right type, violates, such as "at least 0"; None if in range."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 return f"at least {self.least:g}"
@@ -241,8 +240,7 @@ OPTIMIZER_PARAMS: Final = {
     | {name: number() for name in ("max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min")}
     | {"factor_threshold": number()},
 }
-"""Parameters of the optimizers whose classes take a fixed list (deepspeed 0.19.8: ops/adam/; 0.19.6:
-runtime/fp16/onebit/)."""
+"""Parameters of optimizers that take a fixed list (deepspeed 0.19.8: ops/adam/; 0.19.6: runtime/fp16/onebit/)."""
 
 REMOVED: Final[dict[str, str]] = {
     "nebula": "checkpoints go to local disk",

@@ -198,8 +198,7 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
-    """The keys that are fields of TrainingArguments, in any version, without names that a script's config may have
-    beside such a section."""
+    """The keys of any version's TrainingArguments, without names that a script may have beside such a section."""
     fields_of_trainer = argument_types().keys() | ever_fields("transformers")
     return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
 

@@ -51,8 +51,7 @@ class File:
 
 
 def read(path: str | Path) -> File:
-    """Read a `.json`, `.yaml` or `.yml` file; many other files are recognised. Raises InputError if it cannot be read;
-    names line and column."""
+    """Read a `.json`, `.yaml` or `.yml` file; many others are recognised. Raises InputError with line and column."""
     path = user_path(path)
     text = text_of(path)
     if other := other_script(path, text):
@@ -181,8 +180,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
 
 
 def _of_deepspeed(key: str, value: Any) -> bool:
-    """Whether the value is DeepSpeed's. Scripts have a section `optimizer` with the optimizer's parameters; DeepSpeed
-    has them in `params`."""
+    """Whether the value is DeepSpeed's, with parameters in `params`: a script's `optimizer` has them directly."""
     if key in _DEEPSPEED:
         return True
     if key in fields():

@@ -1,5 +1,4 @@
-"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes in a
-job."""
+"""Rules, one known mistake each, in a registry that generates docs/checks.md; and problems, the mistakes in a job."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ def parse_size(text: str, subject: str = "") -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`. Raises InputError if `text` is not a
-    rate of bytes, or not above zero."""
+    """Bytes a second: `"6GB/s"` is 6 × 10**9. Raises InputError if `text` is not a rate of bytes above zero."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*(/\s*s)?\s*", text)
     unit = match[2] if match else ""
     if match is None or float(match[1]) <= 0:
@@ -61,8 +60,7 @@ def format_gib(size_bytes: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size in a readable unit: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`. A unit is used from 0.1 of it on, so that
-    only 0 bytes are shown as 0.00."""
+    """A size such as `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`: units from 0.1 on, so that only 0 bytes are 0.00."""
     if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
         return format_gib(size_bytes)
     size, unit = (MIB, "MiB") if abs(size_bytes) >= MIB / 10 else (KIB, "KiB")

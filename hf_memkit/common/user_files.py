@@ -1,5 +1,4 @@
-"""Read and write the user's files: parsing with limits on nesting and size, and writing that never follows broken
-links."""
+"""Read and write the user's files: parsing limits nesting and size; writing never follows broken links."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from hf_memkit.common.errors import InputError
 T = TypeVar("T")
 
 _MOST: Final = 100_000
-"""Maximum number of values on one level. A few lines of YAML aliases can expand to a thousand million values, or refer
-to themselves."""
+"""Maximum of values on one level. Few lines of YAML aliases can expand to 10^9 values, or refer to themselves."""
 
 _DEEPEST: Final = 100
 """Maximum nesting, so that code may recurse over a content. A DeepSpeed config has five levels."""

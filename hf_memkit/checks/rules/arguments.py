@@ -144,8 +144,7 @@ def value_not_allowed(subject: Subject) -> Iterator[Match]:
 
 
 def _needed_number(kind: Any, value: Any) -> str:
-    """What a field of this type needs, if the value is none; empty for values that are one, or that another rule
-    reports: a number in quotes."""
+    """What a field of this type needs; empty if the value fits, or is a number in quotes, which has its own rule."""
     whole = kind in (int, int | None)
     if not whole and kind not in (float, float | None):
         return ""

@@ -1,5 +1,4 @@
-"""Batch sizes and accumulation: inside the DeepSpeed config, and what silently changes Trainer's global batch or the
-mean over it."""
+"""Batch sizes and accumulation: the DeepSpeed config, and what silently changes Trainer's global batch or its mean."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ MEAN_OF_MEANS: Final = ("gemma3n", "gemma4", "gemma4_unified")
 
 
 def _count(subject: Subject, key: str, argument: str) -> int | None:
-    """The effective number: the config's, or the argument that Trainer uses where it says "auto" or nothing; None if
-    unknown."""
+    """The effective number: the config's, or Trainer's argument where it says "auto" or nothing; None if unknown."""
     value: Any = subject.at(key)
     if value in ("auto", ABSENT) and subject.arguments is not None:
         value = subject.argument(argument, DEFAULTS[argument])

@@ -49,8 +49,7 @@ def rounds_stochastically(subject: Subject) -> bool:
 
 
 def keeps_small_updates(subject: Subject) -> bool:
-    """Whether the optimizer rounds stochastically, compensates, or was tried in 16 bits by its authors
-    (`Optimizer.rounding`)."""
+    """Whether it rounds stochastically, compensates, or its authors tried it in 16 bits (`Optimizer.rounding`)."""
     if subject.setting("optimizer.class"):
         return rounds_stochastically(subject)
     row = optimizer_row(subject)

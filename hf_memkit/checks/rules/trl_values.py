@@ -70,8 +70,7 @@ def generations_split(subject: Subject) -> Iterator[Match]:
 
 
 def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> Iterator[Match]:
-    """A batch, the product of `factors` on each process, that is no whole groups. With an unknown number of processes
-    it depends on that."""
+    """A batch, the product of `factors` on each process, of no whole groups; a hint if the processes are unknown."""
     numbers = [_number(subject, name) for name in factors]
     micro_batch = math.prod(number or 0 for number in numbers)
     multiple = group // math.gcd(group, micro_batch)

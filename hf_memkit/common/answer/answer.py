@@ -53,8 +53,7 @@ class AnswerBlock:
 
 @dataclass(frozen=True, slots=True)
 class Lines(AnswerBlock):
-    """Sentences below one another. Lines of kind `command` are for copying and are not broken. `short_limit`: maximum
-    of characters with `--short`."""
+    """Sentences below one another; a `command` is not broken. `short_limit`: maximum of characters with `--short`."""
 
     lines: Sequence[str]
     kind: LineKind = "text"

@@ -155,8 +155,7 @@ def _cell(cell: Cell) -> Html:
 def _table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[Html | str]], kind: str = "", label: str = ""
 ) -> Html:
-    """A table that scrolls if it is wider than the screen. A narrow screen shows the cells of a row below one another,
-    each with its column's name."""
+    """A table that scrolls if too wide. A narrow screen shows a row's cells below one another, with column names."""
     names = [name.removeprefix(">") for name in columns]
     classes = ["n" if name.startswith(">") else None for name in columns]
     head = [el("th", name, class_=class_, scope="col") for name, class_ in zip(names, classes, strict=True)]

@@ -1,5 +1,4 @@
-"""Record the exception that ends a training, while its frames and tensors still exist: `oom` and `end` records,
-advice."""
+"""Record the exception that ends a training, while its frames and tensors exist: `oom` and `end` records, advice."""
 
 from __future__ import annotations
 

@@ -84,8 +84,7 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error of torch or another library in the chain of `error`, with its parsed message if the form
-    is known."""
+    """The out-of-memory error of any library in the chain of `error`, with its parsed message if its form is known."""
     import torch
 
     from hf_memkit.measuring.out_of_memory import parse_message

@@ -1,5 +1,4 @@
-"""Samples, tokens and the longest sequence, from the arguments of the model's forwards. Only `.shape` is read, which
-never waits for the device."""
+"""Samples, tokens and longest sequence in the arguments of forwards. Reading `.shape` never waits for the device."""
 
 from __future__ import annotations
 

@@ -69,8 +69,7 @@ class RunRecorder:
 
     @property
     def superseded(self) -> bool:
-        """Whether the hooks are gone: removed by `close`, or by a later recorder, because of two callbacks in one
-        Trainer only the last records."""
+        """Whether `close` or a later recorder removed the hooks: of two callbacks in one Trainer, the last records."""
         return self.hooks is not None and self.hooks.removed
 
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:

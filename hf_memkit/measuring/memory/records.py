@@ -19,8 +19,7 @@ SCHEMA: Final = 1
 Step = TypeVar("Step")
 
 _SPARE: Final = 2048
-"""Bytes of blanks at the end of a `run` record's line, which JSON allows. Overwriting them needs no room on the
-disk."""
+"""Bytes of blanks, which JSON allows, at the end of a `run` record's line. Overwriting them needs no disk space."""
 _KEPT: Final = ("status", "step", "steps", "error_type", "error", "lost_records", "write_error")
 """Fields kept of a record that does not fit there."""
 

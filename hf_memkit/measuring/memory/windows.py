@@ -114,8 +114,7 @@ class StepWindow:
 
 
 class LogNumbers:
-    """Numbers of the steps between two logs, under their names in records; with `everything` also counters, phases and
-    categories."""
+    """Numbers of steps between two logs, named as in records; `everything` adds counters, phases and categories."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything

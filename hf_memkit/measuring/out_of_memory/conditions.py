@@ -27,9 +27,8 @@ _STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
 _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
-"""Maximum bytes of RAM a parameter with ZeRO-Offload: fp32 master weight, gradient and two moments, the 16-bit copy,
-and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload
---model …` prints the ledger)."""
+"""Maximum bytes of RAM a parameter with ZeRO-Offload: fp32 weight, gradient and two moments, 16-bit copy, accumulated
+16-bit gradient (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload --model …`)."""
 
 _FIRST: Final = 1e6
 """GiB, so that a change that removes the cause at almost no cost comes before all others."""

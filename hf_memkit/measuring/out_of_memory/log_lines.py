@@ -41,8 +41,7 @@ _LEVEL: Final = r"(?:ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)"
 _TIME: Final = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
 _DATE: Final = r"(?:\d{2,4}[-/.]\d\d[-/.]\d{2,4}|\d\d[-/]\d\d)"
 
-# A piece ends with at most one space: further spaces are the line's indentation. A line of source is indented, so that
-# no piece matches it.
+# A piece ends with at most one space: further spaces are indentation. So no piece matches a line of source.
 _PIECE: Final = re.compile(
     r"\((?:[^()\n]{0,80}\bpid=\d{1,10}[^)\n]{0,60}|raylet|autoscaler[^)\n]{0,40})\) ?"  # Ray, vLLM
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,6}(?:\d{1,10} )?[\w./-]{1,120}:\d{1,6}\] ?"  # glog, torch's own
@@ -143,8 +142,7 @@ _ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\
 
 
 def _of_json(text: str) -> list[str]:
-    """The lines in a JSON object (docker, structured logging, torchelastic) or JSON text (a saved notebook); else the
-    line itself."""
+    """The lines in a JSON object (docker, torchelastic, structured logs) or text (saved notebook); else the line."""
     try:
         texts = _texts(json.loads(text.strip().removesuffix(",")))
     except (ValueError, RecursionError):

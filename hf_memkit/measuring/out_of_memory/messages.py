@@ -44,8 +44,7 @@ _NEAR: Final = 12
 """Lines before a message that may show what was being allocated."""
 
 _PROGRESS: Final = 60
-"""Lines before a message without a traceback in which progress is searched: launchers write about 30 lines before they
-name the process that was killed."""
+"""Lines searched for progress before a message without traceback: launchers name a killed process after some 30."""
 
 _KEPT_OF_A_LINE: Final = 400
 

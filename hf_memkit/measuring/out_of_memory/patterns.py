@@ -60,8 +60,7 @@ _MPS: Final = {"device_type": "mps"}
 
 
 def _pattern_of_end(signal: int) -> str:
-    """Pattern of a process that a signal ended: `exit code: 137`, `exits with return code = -9`, `(exitcode: -9)`,
-    `Exited (137)`."""
+    """An end by a signal: `exit code: 137`, `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
     words = (
         r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
         r"|(?:exited |terminated )?with(?: exit)?(?: code| status){0,2}(?: of)?)(?!\w))"
@@ -158,8 +157,7 @@ FORMS: Final[tuple[Form, ...]] = (
         "bitsandbytes-launch", "bitsandbytes", "kernel", r"invalid configuration argument at line \d{1,6} in file",
         ("at line",), 1, None, _CUDA,
     ),
-    # A device, a failure, and "out of memory": CUDA, its runtime, Triton, flash-attn, ggml, ONNX Runtime, RMM, CuPy,
-    # MXNet.
+    # Device, failure, "out of memory": CUDA, its runtime, Triton, flash-attn, ggml, ONNX Runtime, RMM, CuPy, MXNet.
     Form(
         "cuda-raw", "CUDA", "device",
         r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b"
@@ -464,8 +462,7 @@ def might_be(text: str) -> bool:
 
 
 def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
-    """The first words and the form of each message in `text` from `start`, in order; of two at one place, the form
-    that is first in `FORMS` is first."""
+    """First words and form of each message in `text` from `start`, in order; at one place, in the order of `FORMS`."""
     lowered = text.lower()
     matches = [
         (match, form)

@@ -230,8 +230,7 @@ def _without_rank(arguments: list[str]) -> tuple[str, ...]:
 
 
 def script_of_frames(files: list[tuple[str, str]]) -> str | None:
-    """The user's script among the (file, function) of frames: the file with the top level, else the innermost file
-    outside of libraries."""
+    """The user's script among (file, function): the top-level file, else the innermost outside of libraries."""
     own = [(file, function) for file, function in files if _PY.match(file) and not _TOOLS.search(file)]
     top = next((file for file, function in own if function == "<module>"), None)
     inner = next((file for file, _ in reversed(own) if not _LIBRARIES.search(file)), None)

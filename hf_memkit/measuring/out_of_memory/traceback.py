@@ -60,9 +60,8 @@ class TracebackFacts:
         return {**shown, "in_use": sorted(self.in_use)}
 
 
-# Functions in every traceback of a phase (transformers 5.23: trainer.py; torch: torch/optim, torch/autograd;
-# accelerate 1.15: accelerator.py). The order matters: training runs evaluations and saves, and DeepSpeed steps the
-# optimizer in backward.
+# Functions in every traceback of a phase (transformers 5.23: trainer.py; torch/optim, torch/autograd; accelerate 1.15:
+# accelerator.py). The order matters: training evaluates and saves, and DeepSpeed steps the optimizer in backward.
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"\b_load_best_model\b")),
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
@@ -189,8 +188,7 @@ _CAUGHT_LINES: Final = 60
 
 
 def trace(lines: Iterable[str]) -> TracebackFacts:
-    """What the last traceback in `lines` (without prefixes) shows; if its first line is missing, the frames above the
-    message."""
+    """The last traceback in `lines` (without prefixes); if its first line is missing, the frames above the message."""
     kept = _last_traceback(_unwrap(list(lines)))
     if not kept:
         return TracebackFacts()

@@ -19,8 +19,7 @@ _SMALL_GIB: Final = 0.1
 
 
 def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
-    """At most `points` positions of series of equal length: the first, the last, and the maximum of each series in
-    evenly spread parts."""
+    """At most `points` positions in series of equal length: first, last, and each series' maximum in equal parts."""
     length = max(map(len, series), default=0)
     if length <= points:
         return list(range(length))

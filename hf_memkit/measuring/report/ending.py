@@ -27,8 +27,7 @@ _SAME_START_S: Final = 2.0
 """Seconds by which two readings of a process's start may differ: the kernel counts clock ticks."""
 _SILENT_S: Final = 600.0
 _SILENT_STEPS: Final = 20
-"""A process that writes no record for both ten minutes and the time of twenty steps may hang, or be a notebook that no
-longer trains."""
+"""A process without a record for both ten minutes and the time of twenty steps may hang, or be an idle notebook."""
 
 
 @dataclass(frozen=True, slots=True)

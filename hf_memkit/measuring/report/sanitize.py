@@ -31,8 +31,7 @@ def number(fields: Mapping[str, Any], name: str) -> float | None:
 
 
 def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without fields whose type differs from that of its class. A record of unknown kind is checked like a
-    step."""
+    """The record without fields whose type is not that of its class. An unknown kind is checked like a step."""
     kind = record.get("kind")
     hint = RECORDS.get(kind, StepRecord) if isinstance(kind, str) else StepRecord
     cleaned: dict[str, Any] = _cleaner(hint)(record)
