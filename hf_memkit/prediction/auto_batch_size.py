@@ -67,8 +67,7 @@ def _with_note(predicted: ScriptPrediction, note: str) -> ScriptPrediction:
 
 
 def _guess(tried: Sequence[int], failed: int, fits: int, needs: Sequence[tuple[int, int]], usable: int) -> int:
-    """Index of the batch that should just fit, on a line through two known ones, between a failing and a fitting
-    one."""
+    """Index of a batch that should just fit, on a line through two known ones, between a failing and a fitting one."""
     (size, less), (other, more) = needs[-2:]
     slope = (more - less) / (other - size) if other != size else 0.0
     largest = size + (usable - less) / slope if slope > 0 else 0.0

@@ -131,8 +131,7 @@ def refuse_precision(arguments: Mapping[str, Any]) -> None:
 
 
 def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
-    """A setup with only the user's fields of TrainingArguments. Raises SettingError if an argument contradicts
-    another one."""
+    """A setup with only the user's fields of TrainingArguments. Raises SettingError if arguments conflict."""
     refuse_precision(arguments)
     setup = Setup(preset=TRAINER_DEFAULTS)
     for name, value in arguments.items():

@@ -161,8 +161,7 @@ class _StepPredictor:
         self._warning = emulated_bf16(
             gpu, arguments, dtypes=model.dtypes, trained=model.trained_dtypes, config=written
         )
-        # RAM that the user did not name, of a machine that may not be the one that trains, decides only about
-        # offloading.
+        # RAM that the user did not name may be another machine's, so it decides only about offloading.
         zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
         sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
         offloads = any(section.get("device") in ("cpu", "nvme") for section in sections)

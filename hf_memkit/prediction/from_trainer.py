@@ -232,8 +232,7 @@ def _rows(
     sequence_length: int | None,
     notes: list[str],
 ) -> tuple[Any, int | None]:
-    """(the data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is
-    empty."""
+    """(data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is empty."""
     data, example = own["train_dataset"], own["example"]
     if example is not None and data is not None:
         raise InputError("example and train_dataset: mutually exclusive; omit one")

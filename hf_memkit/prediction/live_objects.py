@@ -79,8 +79,7 @@ def write_objects(objects: Any, path: Path) -> None:
 
 
 def read_objects(path: Path) -> Any:
-    """Reads the objects that `write_objects` wrote; parameters have no values. Raises any error of the modules that it
-    imports."""
+    """Reads what `write_objects` wrote; parameters have no values. Raises any error of the modules that it imports."""
     with path.open("rb") as file:
         return pickle.load(file)  # written by the asking process, in a folder that only its user can access
 
@@ -243,8 +242,7 @@ def _new(kind: Any) -> Any:
 
 
 def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
-    """Restores a parametrization, such as weight norm, whose class belongs to one module (torch 2.13:
-    nn/utils/parametrize.py)."""
+    """Restores a parametrization, such as weight norm: a class per module (torch 2.13: nn/utils/parametrize.py)."""
     vars(made).update(state)
     parametrize._inject_new_class(made)
     for name in made.parametrizations:  # type: ignore[union-attr]

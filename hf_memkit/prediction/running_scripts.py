@@ -138,8 +138,7 @@ def script_request(job: ScriptJob) -> ScriptRequest:
 def run_and_trace(
     job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
 ) -> TracedTraining:
-    """Runs a script and traces its training; raises the errors of `predict_script`. `micro_batch_size`: as in
-    `ScriptRequest`."""
+    """Traces a script's training; raises the errors of `predict_script`. `micro_batch_size`: as in `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
     traced = training_of(job.script, run_in_worker(worker, request))
@@ -147,8 +146,7 @@ def run_and_trace(
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of columns in the worst and a typical batch of a script's data, without a trace; raises the errors of
-    `predict_script`."""
+    """Column lengths in a script's worst and typical batch, without a trace; raises the errors of `predict_script`."""
     request = script_request(ScriptJob(script, machine))
     worker = shared_worker()
     device, _ = trace_device(worker, script)

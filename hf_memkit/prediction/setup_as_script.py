@@ -69,8 +69,7 @@ def trace_setup(worker: Worker, job: SetupJob, request: ScriptRequest) -> Trace:
 
 
 def trace_of(outcome: Outcome) -> Trace:
-    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is no
-    trace."""
+    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is none."""
     if outcome.training is not None:
         return outcome.training.of_steps()["worst"]
     if (error := outcome.failed) is not None:

@@ -148,8 +148,7 @@ class Worker:
                 process.stdin.close()
 
     def close(self) -> None:
-        """Ends the child process, and all processes that scripts have started in it, and waits for that. The next case
-        starts a new one."""
+        """Ends the child process, and all that scripts started in it, and waits. The next case starts a new one."""
         process = self._process
         self._process = None
         if process is not None:

@@ -134,8 +134,7 @@ def reserved_interval(
 
 
 def perturbed(trace: Trace, seed: int) -> Trace:
-    """Another trace of the same job, varied as `reserved_interval` lists; storages keep their number, size, category
-    and operation."""
+    """The trace, varied as `reserved_interval` lists; storages keep their number, size, category and operation."""
     source = random.Random(seed)
     early: set[int] = set()
     if seed % 2:  # workspaces: buffers that are never freed

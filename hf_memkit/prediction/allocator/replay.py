@@ -15,8 +15,7 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of replaying a trace. Peaks of each phase that occurred are in the order of `PHASES`; memory held when a
-    phase begins counts."""
+    """Result of a replay. Peaks of phases that occurred, in the order of `PHASES`, count memory held before them."""
 
     peak_allocated_bytes: int  # as `torch.cuda.max_memory_allocated()`
     peak_requested_bytes: int  # of the requested bytes, without rounding

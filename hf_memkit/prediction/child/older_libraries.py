@@ -16,8 +16,7 @@ from torch import nn
 from hf_memkit.common.when_imported import when_imported
 
 RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
-"""Whether torch copies a real tensor to another device within a fake mode (torch 2.8: _subclasses/fake_tensor.py,
-`_dispatch_impl`)."""
+"""Whether fake mode copies real tensors to other devices (torch 2.8: _subclasses/fake_tensor.py, `_dispatch_impl`)."""
 
 FLASH_CHECKS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
 """Methods of a model that raise if flash attention is unavailable: today's, and those up to 5.1."""

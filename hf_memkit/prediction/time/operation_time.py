@@ -18,8 +18,7 @@ from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.prediction.trace.work import Operation
 
 _KERNEL_S: Final = 2e-6
-"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it matters for kernels
-below 50 µs."""
+"""From the end of a kernel's work to the next one's full speed: start, ramp, tail. Assumed; matters below 50 µs."""
 
 _ROUND_TRIP_S: Final = 10e-6  # minimum of a copy between host and GPU; assumed
 
@@ -69,11 +68,10 @@ _UNALIGNED: Final[Mapping[bool, Mapping[int, float]]] = {
     True: {8: 1.0, 4: 0.3, 2: 0.33, 1: 0.155},
     False: {8: 1.0, 4: 0.9, 2: 0.9, 1: 0.7},
 }
-"""Share of the rate that a 16-bit product reaches, by the alignment of its rows; True: on Hopper, whose instructions
-read 16 bytes at once, so cuBLAS uses Ampere's kernels there, and Turing's for odd rows. Measured on an H200: logits of
-50257 words (GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower
-(m87-labs/kestrel#143). Others: 107 to 115 TFLOP/s instead of 156 on an RTX 4090 (pytorch/pytorch#181718), odd rows;
-2 and 4 elements assumed."""
+"""Share of the rate that a 16-bit product reaches, by the alignment of its rows; True: on Hopper, which reads 16 bytes
+at once, so cuBLAS uses Ampere's kernels there, and Turing's for odd rows. Measured on an H200: logits of 50257 words
+(GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower (m87-labs/kestrel#143).
+Others: 107 to 115 TFLOP/s, not 156, on an RTX 4090 (pytorch/pytorch#181718), odd rows; 2 and 4 elements assumed."""
 
 _PASSES: Final[Mapping[str, float]] = {
     "native_layer_norm_backward": 2.3, "_fused_rms_norm_backward": 2.3, "native_layer_norm": 1.5,
@@ -101,15 +99,13 @@ _FALLBACK_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "float8_e4m3fn": ("bfloat16", "float32"),
     "float8_e5m2": ("bfloat16", "float32"),
 }
-"""Dtypes in which a GPU without units for a dtype computes: before Ampere, PyTorch emulates bf16 (torch 2.13:
-cuda/__init__.py, `is_bf16_supported(including_emulation=True)`), products run on the CUDA cores in fp32, and TF32 is
-plain fp32."""
+"""Dtypes instead of those without units on a GPU: before Ampere, PyTorch emulates bf16 (torch 2.13: cuda/__init__.py,
+`is_bf16_supported(including_emulation=True)`), products run on the CUDA cores in fp32, and TF32 is fp32."""
 
 _SIXTEEN_BITS: Final = ("bfloat16", "float16")
 
 _L2_BYTES: Final[Mapping[float, float]] = {8.0: 40e6, 8.9: 48e6, 9.0: 50e6, 10.0: 120e6, 12.0: 64e6}
-"""By compute capability (NVIDIA's white papers on each architecture; Ada and consumer Blackwell GPUs have 24 to 128
-MB). Other GPUs have 6 MB or less."""
+"""By compute capability (NVIDIA's white papers; Ada and consumer Blackwell: 24 to 128 MB). Other GPUs: up to 6 MB."""
 
 _L2_SPEEDUP: Final = 2.0
 """Speed of the L2 cache relative to memory, if an operation reads what the previous one wrote: an A100 reads 5120
@@ -126,9 +122,8 @@ def computes_as(dtype: str, rates: GpuRates) -> str:
 
 
 def product_tflops(dtype: str, rates: GpuRates) -> float:
-    """The rate that large products in `dtype` reach. bf16 and fp16 run on the same units at the same rate. The lower
-    of the two measurements applies, because some are the best of hundreds of shapes (MAMF), others those of a few
-    squares."""
+    """The rate that large products in `dtype` reach, the same for bf16 and fp16, which use the same units. The lower
+    of two measurements applies, because some are the best of hundreds of shapes (MAMF), others of a few squares."""
     used = computes_as(dtype, rates)
     same = _SIXTEEN_BITS if used in _SIXTEEN_BITS else (used,)
     return min(rates.achievable_tflops[name].value for name in same if name in rates.achievable_tflops)

@@ -157,8 +157,7 @@ _CLIPPING: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
 
 
 def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]:
-    """Splits the step into micro-batches and the optimizer's part. A micro-batch begins with the step, or with the
-    first call after a backward pass."""
+    """Splits the step into micro-batches, which begin with it or after a backward pass, and the optimizer's part."""
     parts: list[_Part] = []
     before: Phase | None = None
     for start, end, phase in work.spans():

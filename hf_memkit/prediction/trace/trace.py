@@ -101,8 +101,7 @@ class Trace:
         return result
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
-        """`(first event, one past the last, phase)` of every span, in order, also of spans without events, whose
-        peak is the held memory."""
+        """`(first event, one past the last, phase)` of spans in order, also empty ones: their peak is held memory."""
         return spans(self.marks)
 
     def phase_at(self, event: int) -> Phase:

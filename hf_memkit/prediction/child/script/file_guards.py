@@ -1,5 +1,4 @@
-"""Protects files from a script above `train()`: existing files stay, made-up values reach no file, and nothing is
-pushed to the hub."""
+"""Protects files from a script above `train()`: old ones stay, made-up values reach none, nothing reaches the hub."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ from hf_memkit.setup.techniques.setup_ledger import optimizer_of
 
 @dataclass(frozen=True, slots=True)
 class TracedScript:
-    """What decides about rows: the request, what is fake, and from `train()` on the settings of the script's
-    Trainer."""
+    """What decides about rows: the request, what is fake, and from `train()` on the settings of the Trainer."""
 
     request: ScriptRequest
     boundary: RealAndFake

@@ -160,8 +160,7 @@ class KnownValues:
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func` for the known values of its arguments. Raises LookupError if a value is unknown, or
-        the operation is random."""
+        """The result of `func` for known arguments. LookupError if a value is unknown, or the operation is random."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise LookupError(func)
         on_host = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else dict(kwargs)

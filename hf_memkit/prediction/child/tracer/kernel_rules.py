@@ -123,8 +123,7 @@ _EXPECTED_COUNTS: Final[list[tuple[int, int]]] = []
 
 def learn_use_counts(*, in_a_fork: bool = False) -> None:
     """Learns the `_counts` of a gradient that only autograd references, by a backward pass before the training.
-    `in_a_fork`: in a forked process, because after a backward pass a process can be forked, but not run another
-    one."""
+    `in_a_fork`: in a forked process, because after a backward pass a process can be forked, but not run another."""
     if _EXPECTED_COUNTS:
         return
     if not in_a_fork:

@@ -116,8 +116,7 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
 
 
 def shapes_of(chosen: ChosenBatches, part: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
-    """The worst, typical and high batch in words; None if they have about the same size. `part` selects the part of a
-    batch that counts."""
+    """The worst, typical and high batch in words; None if similar in size. `part` selects what of a batch counts."""
     if chosen.typical is None:
         return None
     worst, typical = part(chosen.worst), part(chosen.typical)
@@ -355,8 +354,7 @@ def _draw_batches(sizes: Numbers, size: int) -> list[list[int]]:
 
 
 def _passes(sampler: Any) -> Iterator[list[list[int]]]:
-    """Batches of a sampler that does not shuffle all rows, pass by pass while the passes differ. A pass may be
-    endless."""
+    """Batches of a sampler that does not shuffle all rows, pass by pass while they differ. A pass may be endless."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
     count = 0

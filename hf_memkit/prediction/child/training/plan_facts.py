@@ -28,8 +28,7 @@ from hf_memkit.setup.script_overrides import overrides_optimizer
 _SCHEDULE: Final = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
 )  # fmt: skip
-"""Fields of TrainingArguments that no candidate changes, but that a script may derive from fields that candidates
-change."""
+"""Fields of TrainingArguments that no candidate changes, but a script may derive from ones that candidates change."""
 
 _COMPARING_TRAINERS: Final = ("sentence_transformers.",)
 """Modules of Trainers whose losses compare the rows of a batch: a smaller micro-batch changes the loss."""
@@ -94,9 +93,8 @@ def plan_facts(trainer: Any) -> PlanFacts:
 
 
 def made_by_trainer(trainer: Any) -> bool:
-    """Whether the optimizer is the one that Trainer makes from these arguments, although a method overrides its
-    creation: front ends call Trainer's unless more is requested (llamafactory 0.9.5, axolotl 0.19.0, ms-swift
-    4.6.0)."""
+    """Whether Trainer makes the optimizer from these arguments, although a method overrides its creation: front ends
+    call Trainer's unless more is requested (llamafactory 0.9.5, axolotl 0.19.0, ms-swift 4.6.0)."""
     made = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     return type(made) is trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
 

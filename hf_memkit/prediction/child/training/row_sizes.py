@@ -63,8 +63,7 @@ class RowSizes:
 
 
 def row_sizes(dataset: Any) -> RowSizes:
-    """Sizes of a data set's rows: from its Arrow columns if it has any, else row by row, in random order within the
-    time limit."""
+    """Sizes of a data set's rows: from Arrow columns if any, else row by row in random order within the time limit."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         until = time.monotonic() + _STREAM_S
         kept: list[Any] = []
@@ -84,8 +83,7 @@ def elements(value: Any) -> int:
 
 
 def size_of(value: Any) -> Size:
-    """The size of a row or a batch. Integer tensors with at most two dimensions count as ids, masks and labels of
-    tokens."""
+    """The size of a row or batch. Integer tensors of up to two dimensions count as ids, masks and labels of tokens."""
     if isinstance(value, Mapping):
         return _sum(map(size_of, value.values()))
     if isinstance(value, str | bytes):
