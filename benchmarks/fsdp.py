@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.common.range import Range
 from hf_memkit.deepspeed.traffic import StepTraffic, Traffic, nonempty
-from hf_memkit.deepspeed.transfer_time import Seconds
 
-UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
+UNIT: Final = Range(0, 0.25e-3, 0.5e-3)
 """Host time for the hooks of one FSDP unit in one forward or backward. Measured on one busy core of an AMD EPYC: 0.17
 to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with and without
 reentrant checkpointing), with a process group that sends nothing, on a CPU, so without calls of CUDA and NCCL. GPU

@@ -36,7 +36,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit import attach
     from hf_memkit.common.errors import MemkitError
     from hf_memkit.prediction.child.training.setup_trainer import rows_for
-    from hf_memkit.prediction.setup_as_script import SetupTraining
+    from hf_memkit.prediction.setup_as_script import SetupJob
     from hf_memkit.setup import build
     from hf_memkit.setup.setup import Setup
 
@@ -58,7 +58,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
         except MemkitError as error:
             return write(folder, {"refused": str(error)})
         options.setdefault("data_collator", default_data_collator)
-        rows = rows_for(SetupTraining(setup, job["length"]), setup, model)  # as predicted, padding included
+        rows = rows_for(SetupJob(setup, job["length"]), setup, model)  # as predicted, padding included
         size = arguments.per_device_train_batch_size
         data = as_tensors(rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps))
         trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)

@@ -36,7 +36,7 @@ from hf_memkit.deepspeed import ops
 from hf_memkit.deepspeed import techniques as _zero_techniques  # noqa: F401  # its techniques, in the registry
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.prediction.running_scripts import ScriptJob, script_request
-from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, as_script
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupJob, as_script
 from hf_memkit.prediction.split_states import is_split
 from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.worker import shared_worker
@@ -201,7 +201,7 @@ def _step_seconds(case: Case, setup: Setup, machine: Machine, *, on_cpu: bool) -
     if gpu is None or gpu.capability is None or rates is None or is_split(setup):
         return None
     request = replace(script_request(ScriptJob(SETUP_SCRIPT, machine)), for_plan=True)
-    with as_script(SetupTraining(setup, case.shape(on_cpu=on_cpu)[1])) as script:
+    with as_script(SetupJob(setup, case.shape(on_cpu=on_cpu)[1])) as script:
         found = shared_worker().run(replace(request, script=script)).training
     if found is None:
         return None

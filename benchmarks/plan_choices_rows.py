@@ -25,9 +25,10 @@ from hf_memkit.catalog.gpu_rates import RATES
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.host_rates import assumed_host
 from hf_memkit.catalog.models import ModelFacts, describe
+from hf_memkit.common.range import Range
 from hf_memkit.common.units import GB
 from hf_memkit.deepspeed.traffic import StepTraffic, zero_traffic
-from hf_memkit.deepspeed.transfer_time import EngineHooks, Seconds, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.trace.work import Work
@@ -130,14 +131,14 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
     return low + exposed.low, middle + exposed.middle, high + exposed.high
 
 
-def _traffic(row: Row, model: ModelFacts) -> tuple[StepTraffic, Seconds]:
+def _traffic(row: Row, model: ModelFacts) -> tuple[StepTraffic, Range]:
     """Transfers of a row, and seconds of the hooks of FSDP's units."""
     if "zero" in row:
         found = zero_traffic(
             row["zero"], model, gpus=row["gpus"], accumulation=row["accumulation"], recomputes=row["checkpointing"]
         )
         assert found is not None
-        return found, Seconds(0, 0, 0)
+        return found, Range(0, 0, 0)
     if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
-        return StepTraffic((), row["gpus"]), Seconds(0, 0, 0)
+        return StepTraffic((), row["gpus"]), Range(0, 0, 0)
     return fsdp_of(row, model)

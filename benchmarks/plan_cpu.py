@@ -43,7 +43,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from hf_memkit.catalog.rates import Figure, GpuRates  # noqa: E402
-from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, trace_setup  # noqa: E402
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupJob, trace_setup  # noqa: E402
 from hf_memkit.prediction.time.step_time import step_time  # noqa: E402
 from hf_memkit.prediction.trace.request import ScriptRequest  # noqa: E402
 from hf_memkit.prediction.trace.work import Work  # noqa: E402
@@ -222,7 +222,7 @@ def _traced(names: Sequence[str]) -> tuple[dict[str, tuple[Work, int]], tuple[Wo
         def traced(setup: Setup, length: int) -> tuple[Work, int]:
             unsaved = setup.put("arguments.save_strategy", "no", "steps alone are timed")
             request = ScriptRequest(SETUP_SCRIPT, str(ROOT), dict(os.environ), device="cpu", for_plan=True)
-            trace = trace_setup(worker, SetupTraining(unsaved, length), request)
+            trace = trace_setup(worker, SetupJob(unsaved, length), request)
             assert trace.work is not None
             return without_queue(trace.work), trace.peak().size_bytes
 

@@ -48,8 +48,8 @@ from benchmarks.published_summary import halves  # noqa: E402
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.models import ModelFacts
+    from hf_memkit.common.range import Range
     from hf_memkit.deepspeed.traffic import StepTraffic
-    from hf_memkit.deepspeed.transfer_time import Seconds
 
 _ROWS: Final = FOLDER / "speed.jsonl"
 _WORKS: Final = RESULTS / "plan_works.json.gz"
@@ -252,7 +252,7 @@ def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
     return low + exposed.low, middle + exposed.middle, high + exposed.high
 
 
-def fsdp_of(row: Row, model: ModelFacts) -> tuple[StepTraffic, Seconds]:
+def fsdp_of(row: Row, model: ModelFacts) -> tuple[StepTraffic, Range]:
     """Transfers of FSDP's full shard for a row, and seconds of its units' hooks."""
     from benchmarks.fsdp import UNIT, fsdp_traffic, unit_passes
 

@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """Writes which fields TrainingArguments and TRL's configs had in which versions, from the published wheels.
 
-.venv/bin/python scripts/argument_fields.py [--check]
-
 Downloads the last patch of each minor version (about 110 wheels, 700 MB, a few minutes) and reads the source of the
 classes; installs and imports nothing. What to write instead of a removed field: hf_memkit/catalog/former_arguments.py.
 """
@@ -14,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from docs_blocks import ROOT, compact_json, write
+from docs_blocks import ROOT, compact_json
 from packaging.version import Version
 
 TARGET = ROOT / "hf_memkit" / "catalog" / "argument_fields.json"
@@ -27,10 +25,16 @@ FIRST = {"transformers": Version("4.0"), "trl": Version("0.7")}
 """The oldest versions that are read."""
 
 FILES = {
-    "transformers": ("training_args.py", "training_args_seq2seq.py"),
-    "trl": ("trainer/*_config.py", "trainer/training_configs.py", "experimental/*_config.py", "scripts/utils.py",
-            "utils.py", "commands/cli_utils.py"),
-}  # fmt: skip
+    "transformers": ["training_args.py", "training_args_seq2seq.py"],
+    "trl": [
+        "trainer/*_config.py",
+        "trainer/training_configs.py",
+        "experimental/*_config.py",
+        "scripts/utils.py",
+        "utils.py",
+        "commands/cli_utils.py",
+    ],
+}
 """Where the classes are, in one of the versions; `*` also matches folders."""
 
 ROOTS = {"TrainingArguments", "ModelConfig", "ScriptArguments", "DatasetMixtureConfig"}
@@ -50,12 +54,10 @@ def versions(library: str) -> list[Version]:
 
 
 def classes(library: str, version: Version, folder: Path) -> Iterator[ast.ClassDef]:
-    """Every class in the files of that version's wheel that may declare arguments; downloads the wheel if missing."""
-    pattern = f"{library}-{version}-*.whl"
-    if not list(folder.glob(pattern)):
-        options = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--dest", str(folder))
-        pip("download", *options, f"{library}=={version}")
-    with zipfile.ZipFile(next(folder.glob(pattern))) as archive:
+    """Every class in the files of that version's wheel that may declare arguments."""
+    options = ("--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--quiet", "--dest", str(folder))
+    pip("download", *options, f"{library}=={version}")
+    with zipfile.ZipFile(next(folder.glob(f"{library}-{version}-*.whl"))) as archive:
         for name in sorted(archive.namelist()):
             inside = name.removeprefix(f"{library}/")
             if inside != name and any(fnmatchcase(inside, each) for each in FILES[library]):
@@ -72,7 +74,7 @@ def is_field(node: ast.stmt) -> bool:
     )
 
 
-def fields(nodes: Iterator[ast.ClassDef]) -> dict[str, set[str]]:
+def fields(nodes: Iterable[ast.ClassDef]) -> dict[str, set[str]]:
     """Class → the fields that it declares or inherits within the library."""
     own: dict[str, set[str]] = {}
     bases: dict[str, list[str]] = {}
@@ -80,34 +82,35 @@ def fields(nodes: Iterator[ast.ClassDef]) -> dict[str, set[str]]:
         own.setdefault(node.name, set()).update(each.target.id for each in node.body if is_field(each))
         bases.setdefault(node.name, []).extend(ast.unparse(base).rpartition(".")[2] for base in node.bases)
 
-    def line(name: str) -> list[str]:
+    def ancestors(name: str) -> list[str]:
         """The class and all that it inherits from."""
-        return [name, *(each for base in bases.get(name, ()) if base != name for each in line(base))]
+        return [name, *(each for base in bases.get(name, ()) if base != name for each in ancestors(base))]
 
-    return {
-        name: set().union(*(own.get(each, set()) for each in line(name)))
-        for name in own
-        if ROOTS & set(line(name)) and not name.startswith("_")
-    }
+    result = {}
+    for name in own:
+        line = ancestors(name)
+        if ROOTS.intersection(line) and not name.startswith("_"):
+            result[name] = set().union(*(own.get(each, set()) for each in line))
+    return result
 
 
 def history(library: str, folder: Path) -> dict[str, Any]:
     """Class → "FIRST-LAST" version → its fields; LAST is empty for fields of the newest version."""
-    spans: dict[str, dict[str, list[str]]] = {}
+    first_and_last: dict[tuple[str, str], list[str]] = {}
     read = versions(library)
     for version in read:
-        short = ".".join(map(str, version.release[:2]))
+        short = f"{version.major}.{version.minor}"
         for name, declared in fields(classes(library, version, folder)).items():
             for field in declared:
-                spans.setdefault(name, {}).setdefault(field, [short, short])[1] = short
+                first_and_last.setdefault((name, field), [short, short])[1] = short
         print(f"{library} {version}", file=sys.stderr)
-    newest = ".".join(map(str, read[-1].release[:2]))
-    found: dict[str, dict[str, list[str]]] = {}
-    for name, declared_in in sorted(spans.items()):
-        for field, (first, last) in sorted(declared_in.items()):
-            span = f"{first}-{'' if last == newest else last}"
-            found.setdefault(name, {}).setdefault(span, []).append(field)
-    return {"read": [str(read[0]), str(read[-1])], "classes": found}
+
+    newest = f"{read[-1].major}.{read[-1].minor}"
+    spans: dict[str, dict[str, list[str]]] = {}
+    for (name, field), (first, last) in sorted(first_and_last.items()):
+        span = f"{first}-{'' if last == newest else last}"
+        spans.setdefault(name, {}).setdefault(span, []).append(field)
+    return {"read": [str(read[0]), str(read[-1])], "classes": spans}
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -116,14 +119,16 @@ def content(folder: Path) -> dict[str, Any]:
     base = libraries["transformers"]["classes"].pop("TrainingArguments")
     common = {field for names in base.values() for field in names}
     for library in libraries.values():
+        own: dict[str, dict[str, list[str]]] = {}
         for name, spans in library["classes"].items():
-            own = {span: [each for each in names if each not in common] for span, names in spans.items()}
-            library["classes"][name] = {span: names for span, names in own.items() if names}
-        library["classes"] = {name: spans for name, spans in library["classes"].items() if spans}
+            for span, names in spans.items():
+                if special := [each for each in names if each not in common]:
+                    own.setdefault(name, {})[span] = special
+        library["classes"] = own
     libraries["transformers"]["classes"] = {"TrainingArguments": base, **libraries["transformers"]["classes"]}
     return libraries
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(not write(TARGET, compact_json(content(Path(folder))), check="--check" in sys.argv))
+        TARGET.write_text(compact_json(content(Path(folder))))

@@ -1,21 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the types that CUDA's kernels refuse into hf_memkit/prediction/child; with --check only compares.
+"""Writes the types that CUDA's kernels refuse into hf_memkit/prediction/child; takes about ten minutes.
 
 pip install --target FOLDER expecttest hypothesis
-PYTHONPATH=FOLDER .venv/bin/python scripts/cuda_dtypes.py [--check]
+PYTHONPATH=FOLDER .venv/bin/python scripts/cuda_dtypes.py
 
-Source: the OpInfos in torch's wheel (torch/testing/_internal), of which PyTorch's own tests on GPUs prove
-`dtypesIfCUDA` and `backward_dtypesIfCUDA` (pytorch: test/test_ops.py, `test_dtypes`). An OpInfo is about a function of
-Python, which may call several kernels. So each runs here on fake CUDA tensors, in each type, and what it calls is
-recorded:
-
-* an operation that some OpInfo calls in a type that it supports is supported in it;
-* where an OpInfo does not support a type, and all its samples call one same operation that nothing shows to be
-  supported, and no other such operation, that one is refused; unless a CPU runs a sample though the OpInfo says that
-  it cannot.
-
-All else is unknown, and is not written. What OpInfos lack is in hf_memkit/prediction/child/tracer/cuda_dtypes.py.
-It takes about ten minutes.
+Source: the OpInfos in torch's wheel (torch/testing/_internal). PyTorch's own tests on GPUs prove their `dtypesIfCUDA`
+and `backward_dtypesIfCUDA` (pytorch: test/test_ops.py, `test_dtypes`). An OpInfo is about a Python function, which may
+call several kernels. Each runs here on fake CUDA tensors, in each type. The kernels that it calls are supported in a
+type that it supports. A kernel is refused in a type if an OpInfo does not support it, all samples call this kernel and
+no other that may be at fault, and a CPU runs no sample either. All else is unknown and not written; what OpInfos lack
+is in hf_memkit/prediction/child/tracer/cuda_dtypes.py.
 """
 
 from __future__ import annotations
@@ -23,17 +17,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import json
 import logging
 import os
-import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
-from docs_blocks import write
+from docs_blocks import compact_json
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal import common_cuda
 from torch.testing._internal.common_device_type import onlyCPU
@@ -45,16 +37,14 @@ from hf_memkit.prediction.child.gpu import cuda_device_guard
 from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device
 from hf_memkit.prediction.child.tracer.cuda_dtypes import TABLE, type_of_call
 
-DTYPES: Final = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-)  # fmt: skip
-"""Those that `test_dtypes` tries, without complex ones, which no model of transformers trains in."""
+NAMES: Final = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+"""Types that `test_dtypes` tries, without complex ones, which no model of transformers trains in."""
 
 SAMPLES: Final = 40
 """Of each OpInfo at most."""
 
 Call = tuple[Any, torch.dtype]
+"""An operation, and the type of its tensors."""
 
 
 class Recorder(TorchDispatchMode):
@@ -104,9 +94,12 @@ def trained(result: Any) -> list[torch.Tensor]:
     return [each for each in tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
 
 
+def run_backward(outputs: list[torch.Tensor]) -> None:
+    torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+
+
 def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[tuple[set[Call], set[Call] | None]]:
-    """Of each sample that fake tensors do not refuse themselves: what its forward calls, and what its backward does,
-    None where there is none."""
+    """(calls of forward, calls of backward or None) of each sample that fake tensors do not refuse themselves."""
     gradients = op.supports_autograd and dtype.is_floating_point
 
     def on_gpu(leaf: Any) -> Any:
@@ -118,16 +111,15 @@ def calls_of(op: OpInfo, dtype: torch.dtype) -> Iterator[tuple[set[Call], set[Ca
         forward, backward = Recorder(), Recorder()
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                given = tree_map(on_gpu, (sample.input, sample.args, sample.kwargs))
+                given, args, kwargs = tree_map(on_gpu, (sample.input, sample.args, sample.kwargs))
                 with forward:
-                    outputs = [
-                        each for each in trained(op.op(given[0], *given[1], **given[2])) if each.is_floating_point()
-                    ]
+                    result = op.op(given, *args, **kwargs)
+            outputs = [each for each in trained(result) if each.is_floating_point()]
         except Exception:
             continue
         try:
             with backward:
-                torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+                run_backward(outputs)
         except Exception:
             outputs = []
         yield forward.calls, backward.calls if outputs else None
@@ -144,7 +136,7 @@ def runs_on_cpu(op: OpInfo, dtype: torch.dtype, *, backward: bool) -> bool:
         with contextlib.suppress(Exception):
             outputs = trained(op.op(sample.input, *sample.args, **sample.kwargs))
             if backward:
-                torch.autograd.backward(outputs, [torch.ones_like(each) for each in outputs])
+                run_backward(outputs)
             return True
     return False
 
@@ -152,32 +144,33 @@ def runs_on_cpu(op: OpInfo, dtype: torch.dtype, *, backward: bool) -> bool:
 def content() -> dict[str, Any]:
     """What the file holds."""
     supported: set[Call] = set()
-    doubtful: list[tuple[torch.dtype, list[set[Call]]]] = []
-    for op in all_ops():
-        for dtype in DTYPES:
-            found = list(calls_of(op, dtype))
-            backwards = [backward for _, backward in found if backward is not None]
-            if dtype in op.dtypesIf["cuda"]:
-                supported.update(*(forward for forward, _ in found))
-                if dtype in op.backward_dtypesIfCUDA:
-                    supported.update(*backwards)
-                elif is_proven(op) and (dtype in op.backward_dtypes or not runs_on_cpu(op, dtype, backward=True)):
-                    doubtful.append((dtype, backwards))
-            elif is_proven(op) and (dtype in op.dtypes or not runs_on_cpu(op, dtype, backward=False)):
-                doubtful.append((dtype, [forward for forward, _ in found]))
+    doubtful: list[tuple[str, list[set[Call]]]] = []
+    for op, name in itertools.product(all_ops(), NAMES):
+        dtype = getattr(torch, name)
+        samples = list(calls_of(op, dtype))
+        forwards = [forward for forward, _ in samples]
+        backwards = [backward for _, backward in samples if backward is not None]
+        if dtype not in op.dtypesIf["cuda"]:
+            if is_proven(op) and (dtype in op.dtypes or not runs_on_cpu(op, dtype, backward=False)):
+                doubtful.append((name, forwards))
+            continue
+        supported.update(*forwards)
+        if dtype in op.backward_dtypesIfCUDA:
+            supported.update(*backwards)
+        elif is_proven(op) and (dtype in op.backward_dtypes or not runs_on_cpu(op, dtype, backward=True)):
+            doubtful.append((name, backwards))
+
     refused: dict[str, set[str]] = defaultdict(set)
-    for dtype, samples in doubtful:
-        unproven = [
-            {func for func, each in calls if each is dtype and (func, each) not in supported} for calls in samples
-        ]
-        if unproven and len(set().union(*unproven)) == 1 and all(unproven):
+    for name, samples_calls in doubtful:
+        dtype = getattr(torch, name)
+        unproven = [{call[0] for call in calls - supported if call[1] is dtype} for calls in samples_calls]
+        if unproven and all(unproven) and len(set().union(*unproven)) == 1:
             (func,) = unproven[0]
             for each in (func, *in_place(func)):
-                refused[str(each)].add(str(dtype).removeprefix("torch."))
-    order = [str(each).removeprefix("torch.") for each in DTYPES]
+                refused[str(each)].add(name)
     return {
         "torch": torch.__version__.split("+")[0],
-        "refused": {name: sorted(dtypes, key=order.index) for name, dtypes in sorted(refused.items())},
+        "refused": {func: sorted(names, key=NAMES.index) for func, names in sorted(refused.items())},
     }
 
 
@@ -188,17 +181,10 @@ def in_place(func: Any) -> Iterable[Any]:
     return [getattr(packet, overload)] if packet is not None and overload in packet.overloads() else []
 
 
-def written(found: Mapping[str, Any]) -> str:
-    """As JSON, an operation a line."""
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(dtypes)}" for name, dtypes in found["refused"].items())
-    return f'{{\n "torch": {json.dumps(found["torch"])},\n "refused": {{\n{lines}\n }}\n}}\n'
-
-
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     cuda_device_guard.install()
     patch_cuda_device((12, 0), 80 * 2**30)
-    current = write(TABLE, written(content()), check="--check" in sys.argv)
-    sys.stdout.flush()
-    os._exit(not current)  # destructors look for a GPU that does not exist
+    TABLE.write_text(compact_json(content()))
+    os._exit(0)  # destructors look for a GPU that does not exist

@@ -15,11 +15,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
-from string import Formatter
 from typing import Any
 from unittest import mock
 
@@ -30,6 +29,9 @@ sys.path.insert(0, str(ROOT))  # `benchmarks` and `tests` are not installed
 Make = Callable[[], str]
 Prepare = Callable[[Path], None]
 """Writes the files that a command reads into a folder."""
+
+Part = str | tuple[str, str]
+"""A part of an output: one line, by its beginning; or lines, by the beginnings of the first and of the one after."""
 
 BLOCKS: dict[tuple[str, str], Make] = {}
 """(page, name of the block) → what makes it."""
@@ -45,14 +47,12 @@ def block(page: str, name: str) -> Callable[[Make], Make]:
     return register
 
 
-def example(
-    page: str, name: str, *parts: tuple[str, str], prepare: Prepare | None = None, errors: bool = False
-) -> None:
-    """Registers the command that the page shows in a block: it is run, and its output, or `parts` of it, is shown.
+def example(page: str, name: str, *parts: Part, prepare: Prepare | None = None, errors: bool = False) -> None:
+    """Registers the command that the page shows in a block: it runs, and the page shows its output, or parts of it.
 
     Args:
         page, name: the block.
-        parts: see `excerpt`; without any, the whole output.
+        parts: of the output, in its order; without any, the whole output.
         prepare: writes the files that the command reads.
         errors: whether the page also shows standard error, after the output.
     """
@@ -67,36 +67,13 @@ def example(
     BLOCKS[page, name] = make
 
 
-class Template(Formatter):
-    """Format strings that show "–" for a value that is None or that the row does not have."""
-
-    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        try:
-            return super().get_field(field_name, args, kwargs)
-        except (KeyError, TypeError):
-            return None, field_name
-
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        return "–" if value is None else super().format_field(value, format_spec)
-
-
-def filled(template: str, values: Any) -> str:
-    """A template, filled from the keys of a mapping, or from an object or a list as `{0.name}` or `{0[1]}`."""
-    text = Template().vformat(template, (values,), values if isinstance(values, Mapping) else {})
-    return re.sub(r"(?<=\d)%", " %", text)
-
-
-def table(rows: Iterable[Any], columns: str, template: str = "") -> str:
-    """A Markdown table. The headings have ` | ` between them, as have the cells in a row's template (see `filled`);
-    without a template each row is its cells, of which None shows as –."""
-
-    def line(row: Any) -> str:
-        cells = [filled(cell, row) for cell in template.split(" | ")] if template else row
-        texts = ("–" if cell is None else " ".join(str(cell).split()).replace("|", "\\|") for cell in cells)
-        texts = (re.sub(r"^–( of –| to –|, –)$", "–", text) for text in texts)
-        return f"| {' | '.join(texts)} |"
-
-    return "\n".join([f"| {columns} |", "|---" * (columns.count(" | ") + 1) + "|", *map(line, rows)])
+def table(columns: str, rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table: the headings with ` | ` between them, and the cells of each row. None shows as –."""
+    lines = [f"| {columns} |", "|---" * (columns.count(" | ") + 1) + "|"]
+    for row in rows:
+        cells = ["–" if cell is None else " ".join(str(cell).split()).replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def shown(command: str, output: str) -> str:
@@ -105,23 +82,28 @@ def shown(command: str, output: str) -> str:
     return f"```bash\n{command}\n```\n\n```text\n{lines}\n```"
 
 
-def excerpt(output: str, *parts: tuple[str, str]) -> str:
-    """Parts of an output, with `…` for what is left out. A part begins at a line that begins with its first text, and
-    ends before the next line that begins with its second; it is one line if that is empty."""
-    lines, kept, at = output.rstrip().splitlines(), [], 0
+def excerpt(output: str, *parts: Part) -> str:
+    """Parts of an output, in their order, with `…` for what is left out."""
+    lines = output.rstrip().splitlines()
+    kept: list[str] = []
+    position = 0
 
-    def line_with(text: str, start: int) -> int:
+    def find(text: str, start: int) -> int:
         for number, line in enumerate(lines[start:], start):
             if line.startswith(text):
                 return number
         raise SystemExit(f"no line begins with {text!r}:\n{output}")
 
-    for first, after in parts:
-        begin = line_with(first, at)
-        end = line_with(after, begin + 1) if after else begin + 1
-        kept += ["…"] * (begin > at) + "\n".join(lines[begin:end]).rstrip().splitlines()
-        at = end
-    return "\n".join([*kept, *["…"] * (at < len(lines))])
+    for part in parts:
+        begin = find(part if isinstance(part, str) else part[0], position)
+        end = begin + 1 if isinstance(part, str) else find(part[1], begin + 1)
+        if begin > position:
+            kept.append("…")
+        kept.append("\n".join(lines[begin:end]).rstrip())
+        position = end
+    if position < len(lines):
+        kept.append("…")
+    return "\n".join(kept)
 
 
 @cache

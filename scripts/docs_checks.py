@@ -1,4 +1,4 @@
-"""Checks of whole pages: links lead somewhere, options exist, outputs are generated, and shown commands run."""
+"""Checks of whole pages: links lead somewhere, outputs are generated, and shown commands run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import typer
 from docs_blocks import BLOCKS, ROOT
@@ -43,13 +41,11 @@ ELSEWHERE = {
     "--python": "tests/predict_script/test_environments.py",
     "--compare-with": "tests/predict_script/test_environments.py",
     "-- torchrun": "tests/prediction/test_launched.py",
-    "-- llamafactory-cli": "benchmarks/front_ends.py",
-    "-- trl sft": "benchmarks/front_ends.py",
     "trl.scripts.sft": "tests/predict_script/test_trl_trainers.py",
     "my_package.train": "tests/run/test_as_python.py",
     "run my-job": "tests/run/test_recipe_folder.py",
+    "--plan plan.yaml -- --output_dir out --bf16": "tests/run/test_plans.py",
     "tickets": "tests/engine/test_own_recipe.py",
-    "--num_train_epochs 3": "benchmarks/plan_example.py",
     "--write plan.yaml -- '…'": "tests/cli/test_plan.py",
     "ITS": "docs/contributing.md",
 }
@@ -59,41 +55,39 @@ minutes → what runs it, or one like it."""
 ENDS = {"--verify": (2, "--verify"), "--resume": (2, "no unfinished run"), "doctor": (0, "/fast")}
 """Part of a command → how it ends without a GPU and without that disk: (exit code, part of its output)."""
 
-SAME = {"--gpu", "--gpus-to-compare", "--price", "--ram", "--gpu-memory", "--model"}
-"""Options of which one value stands for all."""
-
 
 def problems() -> Iterator[str]:
-    """Whatever is wrong in a page, a line each."""
+    """All problems of the pages, a line each."""
     for page, text in PAGES.items():
         name = str(page.relative_to(ROOT))
-        yield from (f"{name}: {problem}" for problem in _problems(page, name, text))
+        for problem in (*problems_of_blocks(name, text), *broken_links(page, text)):
+            yield f"{name}: {problem}"
     yield from outputs_of_help()
     yield from failing_commands()
 
 
-def _problems(page: Path, name: str, text: str) -> Iterator[str]:
+def problems_of_blocks(name: str, text: str) -> Iterator[str]:
     for block in re.findall(r"<!-- \w+: ([\w-]+) -->", text):
         if (name, block) not in BLOCKS:
             yield f"nothing fills its block {block}"
-    if "```text" in re.sub(r"<!-- \w+: .*?<!-- end -->", "", text, flags=re.DOTALL):
+    if "```text" in without_blocks(text):
         yield "an output outside of the generated blocks"
-    for link in re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", without_code(text)):
-        target = next(filter(None, link))
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    for in_markdown, in_html in re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", without_code(text)):
+        target = in_markdown or in_html
+        if "://" in target:
+            continue
         path, _, heading = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        if "://" not in target and (not file.exists() or (heading and heading not in headings(file))):
+        if not file.exists() or (heading and heading not in headings(file)):
             yield f"the link {target} leads nowhere"
-    for line in memkit_commands(text):
-        words = shlex.split(line, comments=True)[1:]
-        words = words[: words.index("--")] if "--" in words else words
-        command = memkit()
-        while words and hasattr(command, "commands") and words[0] in command.commands:
-            command = command.commands[words.pop(0)]
-        known = {"--help", *(name for option in command.params for name in (*option.opts, *option.secondary_opts))}
-        for word in words:
-            if re.match(r"--?[a-z]", word) and word not in known:
-                yield f"{line}: no option {word}"
+
+
+def without_blocks(text: str) -> str:
+    """A page without its generated blocks, whose commands run when they are filled."""
+    return re.sub(r"<!-- \w+: .*?<!-- end -->", "", text, flags=re.DOTALL)
 
 
 def without_code(text: str) -> str:
@@ -106,71 +100,47 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def memkit_commands(text: str) -> list[str]:
-    """Lines of bash blocks that call memkit, continued ones joined."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.strip() for line in lines if line.strip().startswith("memkit ")]
-
-
-def memkit() -> Any:
-    """The command line, with its options."""
-    from hf_memkit.cli.main import app
-
-    return typer.main.get_command(app)
-
-
 def outputs_of_help() -> Iterator[str]:
     """Outputs in a verb's `--help` that no page shows."""
-    pages = " ".join(" ".join(text.split()) for text in PAGES.values())
-    epilogs = [command.epilog or "" for command in memkit().commands.values()]
-    lines = [line.strip() for epilog in epilogs for line in epilog.splitlines() if line.startswith(" " * 6)]
-    if not lines:
-        yield "no verb's --help shows an output"
-    for line in lines:
-        if not all(" ".join(part.strip(" ()").split()) in pages for part in line.split("…")):
-            yield f"memkit --help: no page shows the output {line!r}"
+    from hf_memkit.cli.main import app
+
+    pages = "\n".join(PAGES.values())
+    for name, command in typer.main.get_command(app).commands.items():
+        for line in (command.epilog or "").splitlines():
+            if line.startswith(" " * 6) and line.strip(" …") not in pages:
+                yield f"memkit {name} --help: no page shows the output {line.strip()!r}"
 
 
 def failing_commands() -> Iterator[str]:
-    """Shown commands that end otherwise than they should, and entries above that nothing needs any more."""
-    commands = shown_commands()
-    for part in (*ELSEWHERE, *ENDS):
-        if not any(part in command for command in commands):
-            yield f"scripts/docs_checks.py: no page shows a command with {part!r}"
-    yield from (f"scripts/docs_checks.py: no file {path}" for path in ELSEWHERE.values() if not (ROOT / path).exists())
-    tried = [command for command in commands if not any(part in command for part in ELSEWHERE)]
-    with loaded() as one, loaded() as another, tempfile.TemporaryDirectory() as folder:
+    """Commands outside of the generated blocks that end otherwise than they should."""
+    with loaded() as process, tempfile.TemporaryDirectory() as folder:
         files = Path(folder) / "files"
-        make_files(one, files)
-
-        def failures(process: Loaded, commands: list[str]) -> list[tuple[str, str]]:
-            copies = (shutil.copytree(files, tempfile.mkdtemp(dir=folder), dirs_exist_ok=True) for _ in commands)
-            return [(each, run(each, process, Path(copy))) for each, copy in zip(commands, copies, strict=True)]
-
-        with ThreadPoolExecutor(2) as two:
-            for half in two.map(failures, (one, another), (tried[::2], tried[1::2])):
-                yield from (f"{commands[command]}: {command}\n{how}" for command, how in half if how)
+        make_files(process, files)
+        for command, page in shown_commands().items():
+            if any(part in command for part in ELSEWHERE):
+                continue
+            copy = shutil.copytree(files, tempfile.mkdtemp(dir=folder), dirs_exist_ok=True)
+            if problem := run(command, process, Path(copy)):
+                yield f"{page}: {command}\n{problem}"
 
 
 def shown_commands() -> dict[str, str]:
-    """{command: page}; of those that differ in values of `SAME` and the script's own arguments only, the first."""
-    first: dict[str, tuple[str, str]] = {}
+    """Command → the name of the first page that shows it."""
+    commands: dict[str, str] = {}
     for page, text in PAGES.items():
-        for line in memkit_commands(text):
-            words = shlex.split(line, comments=True)
-            ours = words[: words.index("--")] if "--" in words else words
-            kind = [word for before, word in zip(["", *ours], ours, strict=False) if before not in SAME]
-            first.setdefault(" ".join(sorted(kind)), (shlex.join(words), page.name))
-    return dict(first.values())
+        blocks = re.findall(r"^```bash\n(.*?)^```", without_blocks(text), re.DOTALL | re.MULTILINE)
+        for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+            if line.startswith("memkit "):
+                commands.setdefault(shlex.join(shlex.split(line, comments=True)), page.name)
+    return commands
 
 
 def make_files(process: Loaded, folder: Path) -> None:
-    """What the commands read."""
+    """Writes the files that the commands read."""
     folder.mkdir()
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     launcher = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_processes": 8}
-    for name, text in {
+    contents = {
         "train.py": TRAIN,
         "train.log": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB.\n",
         "my.txt": "A line of text to train on.\n" * 400,
@@ -179,7 +149,8 @@ def make_files(process: Loaded, folder: Path) -> None:
         "mine.json": '{"train_file": "x.txt", "activation_checkpointing": false}',
         "args.yaml": "output_dir: out\nbf16: true\ndeepspeed: ds.json\n",
         "zero3.yaml": json.dumps({**launcher, "deepspeed_config": {"zero3_init_flag": True}}),
-    }.items():
+    }
+    for name, text in contents.items():
         (folder / name).write_text(text)
     synthetic_records.write(folder / "out", synthetic_records.healthy(20))
     for command in (
@@ -193,7 +164,7 @@ def make_files(process: Loaded, folder: Path) -> None:
 
 
 def run(command: str, process: Loaded, folder: Path) -> str:
-    """How a command ended, if not as it should."""
+    """Runs a command, and returns how it ended; nothing if that is as it should be."""
     words = shlex.split(command.replace("'…'", OWN).replace("OUTPUT_DIR", "out"))
     if "copy" in words[2:3] and len(words) > 4:
         (folder / words[4]).unlink(missing_ok=True)  # the command makes it

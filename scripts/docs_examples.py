@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,8 @@ from docs_blocks import ROOT, example
 from benchmarks.script_overhead import MODELS, SCRIPT
 from tests.measuring.report.synthetic_records import Record, healthy, out_of_memory, write
 
-LOG = """\
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 23.64 GiB of \
-which 812.44 MiB is free. Including non-PyTorch memory, this process has 22.84 GiB memory in use. Of the allocated \
-memory 22.09 GiB is allocated by PyTorch, and 248.00 MiB is reserved by PyTorch but unallocated.
-"""
 OWN_RECIPE = "docs/your-own-recipe.md"
+OWN_ARGUMENTS = {"train_file": "x.txt", "activation_checkpointing": False}
 
 
 def files(contents: dict[str, str], folder: Path) -> None:
@@ -34,14 +29,14 @@ def files_of_the_guide(folder: Path) -> None:
 
 
 def launched_job(added: str, folder: Path) -> None:
-    """A script, its arguments, and accelerate's YAML for ZeRO-3 as TRL has it, with `added` behind its stage."""
+    """A script, its arguments, and TRL's YAML of accelerate for ZeRO-3, with `added` behind its stage."""
     import trl
 
     train(folder)
-    shutil.copyfile(Path(trl.__file__).parent / "accelerate_configs" / "zero3.yaml", folder / "zero3.yaml")
-    text = (folder / "zero3.yaml").read_text().replace("  zero_stage: 3", f"  zero_stage: 3{added}")
+    template = Path(trl.__file__).parent / "accelerate_configs" / "zero3.yaml"
+    launcher = template.read_text().replace("  zero_stage: 3", f"  zero_stage: 3{added}")
     arguments = "output_dir: out\nbf16: true\ngradient_accumulation_steps: 4\n"
-    files({"zero3.yaml": text, "args.yaml": arguments}, folder)
+    files({"zero3.yaml": launcher, "args.yaml": arguments}, folder)
 
 
 def recorded(records: Iterable[Record], folder: Path) -> None:
@@ -49,6 +44,7 @@ def recorded(records: Iterable[Record], folder: Path) -> None:
 
 
 train = partial(files, {"train.py": SCRIPT, "config.json": json.dumps(MODELS["GPT-2 XL"])})
+own_arguments = partial(files, {"mine.json": json.dumps(OWN_ARGUMENTS)})
 
 example("README.md", "predict", prepare=train)
 example("docs/your-script.md", "example", prepare=train)
@@ -57,33 +53,33 @@ example("docs/your-tools.md", "launcher", prepare=partial(launched_job, ""))
 example("docs/your-tools.md", "check", prepare=partial(launched_job, "\n  gradient_accumulation_steps: 8"))
 example("docs/report.md", "healthy", prepare=partial(recorded, healthy()))
 example("docs/report.md", "oom", prepare=partial(recorded, out_of_memory()))
-example(
-    "docs/measuring.md", "step", ('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"'),
-    prepare=partial(recorded, healthy()),
-)  # fmt: skip
+
+step = [('    "step"', '    "capacity_gib"'), ('    "categories"', '    "held"')]
+example("docs/measuring.md", "step", *step, prepare=partial(recorded, healthy()))
+
 example("docs/techniques/README.md", "list", ("checkpointing", "every-nth"), ("loss", "liger"))
-example(
-    "docs/presets.md", "sized", ("resident:", ""), ("  model.dtype", "  arguments.bf16"),
-    ("  optimizer.class", "  optimizer.bf16"), ("  arguments.per_device_train", "  arguments.per_device_eval"),
-    ("place", "host"),
-)  # fmt: skip
-example(
-    "docs/presets.md", "copied", ("Wrote", ""), ("Use it", ""), ("Override", ""), ("An argument file", ""),
-    ("  model_parts", "Or do"), errors=True,
-    prepare=partial(files, {"mine.json": json.dumps({"train_file": "x.txt", "activation_checkpointing": False})}),
-)  # fmt: skip
+
+dtype = ("  model.dtype", "  arguments.bf16")
+optimizer = ("  optimizer.class", "  optimizer.bf16")
+batch = ("  arguments.per_device_train", "  arguments.per_device_eval")
+example("docs/presets.md", "sized", "resident:", dtype, optimizer, batch, ("place", "host"))
+
+example("docs/presets.md", "presets", ("preset ", "Techniques"))
+
+notes = ["Wrote", "Use it", "Override", "An argument file", ("  model_parts", "Or do")]
+example("docs/presets.md", "copied", *notes, prepare=own_arguments, errors=True)
+
 example("ds_configs/README.md", "show", ("zero2-offload:", "Note"), ('  "zero_optimization"', "}"))
-example(
-    "docs/deepspeed.md", "sized", ("key", ""), ("stage3_prefetch_bucket_size", "offload_optimizer.pin_memory"),
-    ("place", "host"), ("disk", "Note"), ("Wrote", ""), ("Use it", ""),
-)  # fmt: skip
+
+buffers = ("stage3_prefetch_bucket_size", "offload_optimizer.pin_memory")
+example("docs/deepspeed.md", "sized", "key", buffers, ("place", "host"), ("disk", "Note"), "Wrote", "Use it")
+
 example("recipes/README.md", "dry-run")
-example(
-    "recipes/README.md", "fitting", ("16GB GPU", "memkit recipe gpt2"), ("memkit recipe flan", "memkit recipe bert"),
-    ("Predicted", "Does not fit"),
-)  # fmt: skip
+
+some_recipes = [("16GB GPU", "memkit recipe gpt2"), ("memkit recipe flan", "memkit recipe bert")]
+example("recipes/README.md", "fitting", *some_recipes, ("Predicted", "Does not fit"))
+
 example(OWN_RECIPE, "copied")
-example(
-    OWN_RECIPE, "judged", ("FITS", "Variant"), ("Variant", ""), ("Peak allocated", "phase"),
-    ("Note: predicted", "Bytes"), prepare=files_of_the_guide,
-)  # fmt: skip
+
+answer = [("FITS", "Variant"), "Variant", ("Peak allocated", "phase"), ("Note: predicted", "Bytes")]
+example(OWN_RECIPE, "judged", *answer, prepare=files_of_the_guide)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from importlib.metadata import version
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the recipes' own config values, whatever the hub has today
 
@@ -20,30 +21,32 @@ from hf_memkit.prediction import predict
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.recipes.stored_predictions import FILE, StoredPrediction, checksum, stored
 from hf_memkit.recipes.variant_search import choose
+from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 from hf_memkit.setup.request import Request
-from hf_memkit.setup.setup import Setup
 
 PLENTY = 2**50  # bytes of RAM and disk: what a variant needs does not depend on them
 
 
 def main(names: list[str]) -> None:
-    content, known = stored(), resources.names("recipes")
+    content = stored()
+    known = resources.names("recipes")
     entries = {name: entry for name, entry in content["recipes"].items() if name in known}
+    versions = {package: version(package) for package in ("torch", "transformers")}
     for name in names or known:
         recipe = load_recipe(name)
-        versions = {package: version(package) for package in ("torch", "transformers")}
-        entries[name] = {"sha256": checksum(recipe), "versions": versions, "predicted": [], "not_predicted": []}
+        entry: dict[str, Any] = {"sha256": checksum(recipe), "versions": versions}
+        entry |= {"predicted": [], "not_predicted": []}
         for variant, checkpointing, gpu in cases(recipe):
             try:
-                one = predicted(recipe, variant, checkpointing, gpu)
+                one = predict_variant(recipe, variant, checkpointing, gpu)
             except MemkitError as error:
                 print(f"{name} {variant}: {error}")
-                entries[name]["not_predicted"].append([variant, str(error)])
+                entry["not_predicted"].append([variant, str(error)])
                 continue
             if one is not None:
-                size = f"{one.prediction.total_bytes[1] / 2**30:.2f} GiB, {one.prediction.verdict}"
-                print(f"{name} {variant} {checkpointing} bf16={one.bf16}: {size}")
-                entries[name]["predicted"].append(one.to_json())
+                print(f"{name} {variant} {checkpointing} bf16={one.bf16}: {one.prediction.verdict}")
+                entry["predicted"].append(one.to_json())
+        entries[name] = entry
         text = json.dumps({"schema": 1, **content, "recipes": dict(sorted(entries.items()))}, indent=1)
         (resources.folder("recipes") / FILE).write_text(f"{text}\n", encoding="utf-8")
 
@@ -57,15 +60,14 @@ def cases(recipe: Recipe) -> list[tuple[str, str, Gpu]]:
     return [(name, kind, gpu) for name, each in variants for kind in each.checkpointing or [""] for gpu in gpus]
 
 
-def predicted(recipe: Recipe, name: str, checkpointing: str, gpu: Gpu) -> StoredPrediction | None:
-    """None where the variant computes in a dtype that the GPU has not."""
+def predict_variant(recipe: Recipe, name: str, checkpointing: str, gpu: Gpu) -> StoredPrediction | None:
+    """None where the variant needs bf16, and the GPU would emulate it."""
     machine = Machine(gpu, ram_bytes=PLENTY, disk_free_bytes=PLENTY, disk_path=".", cpu_count=16)
     request = Request(variant=name, gpus=recipe.gpus, output="run")
     variant = recipe.variants[name].model_copy(update={"checkpointing": [checkpointing] if checkpointing else []})
-    setup, prediction = choose(
-        recipe.model_copy(update={"variants": {name: variant}}), machine, request, use_hub=False
-    )
-    if not gpu.bf16 and computes_in_bf16(setup):
+    only_it = recipe.model_copy(update={"variants": {name: variant}})
+    setup, prediction = choose(only_it, machine, request, use_hub=False)
+    if emulated_by_setup(setup):
         return None
     return StoredPrediction(
         variant=name,
@@ -78,11 +80,6 @@ def predicted(recipe: Recipe, name: str, checkpointing: str, gpu: Gpu) -> Stored
         nodes=setup.resolved_for.nodes,
         prediction=prediction or predict(setup),
     )
-
-
-def computes_in_bf16(setup: Setup) -> bool:
-    enabled = setup.get("deepspeed.config", {}).get("bf16", {}).get("enabled")
-    return setup.get("model.dtype") == "bfloat16" or setup.get("arguments.bf16") is True or enabled is True
 
 
 if __name__ == "__main__":

@@ -35,10 +35,15 @@ def test_sizes_are_read_by_their_unit(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "16XB", "GB", "-4GB", "0GB", "1.2.3GB"])
+@pytest.mark.parametrize("text", ["", "16XB", "GB", "-4GB", "1.2.3GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="not a size"):
         parse_size(text)
+
+
+def test_a_size_is_above_zero() -> None:
+    with pytest.raises(InputError, match="'0GB' must be above 0"):
+        parse_size("0GB")
 
 
 def test_a_size_without_a_unit_gets_one_proposed() -> None:

@@ -18,67 +18,36 @@ class Architecture:
 
 
 def _gpt2(layers: int, width: int, heads: int, parameters: int) -> Architecture:
-    return Architecture(
-        {
-            "model_type": "gpt2",
-            "n_layer": layers,
-            "n_embd": width,
-            "n_head": heads,
-            "n_positions": 1024,
-            "vocab_size": 50257,
-        },
-        parameters,
-    )
+    sizes = {"n_layer": layers, "n_embd": width, "n_head": heads, "n_positions": 1024, "vocab_size": 50257}
+    return Architecture({"model_type": "gpt2", **sizes}, parameters)
+
+
+def _architecture(
+    model_type: str, layers: int, width: int, heads: int, vocabulary: int, parameters: int, **further: Any
+) -> Architecture:
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return Architecture({"model_type": model_type, **sizes, "vocab_size": vocabulary, **further}, parameters)
 
 
 def _llama(  # the names that Llama, Mistral and Qwen share
     model_type: str, layers: int, width: int, heads: int, key_value_heads: int, feed_forward: int, vocabulary: int,
     parameters: int, *, positions: int, tied: bool = False, head_dim: int | None = None,
 ) -> Architecture:  # fmt: skip
-    config = {
-        "model_type": model_type,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_value_heads,
-        "intermediate_size": feed_forward,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": positions,
-        "tie_word_embeddings": tied,
-    }
-    return Architecture(config if head_dim is None else {**config, "head_dim": head_dim}, parameters)
+    further = {"num_key_value_heads": key_value_heads, "intermediate_size": feed_forward, "tie_word_embeddings": tied}
+    if head_dim is not None:
+        further["head_dim"] = head_dim
+    further["max_position_embeddings"] = positions
+    return _architecture(model_type, layers, width, heads, vocabulary, parameters, **further)
 
 
 def _neox(layers: int, width: int, heads: int, vocabulary: int, parameters: int) -> Architecture:
-    return Architecture(
-        {
-            "model_type": "gpt_neox",
-            "num_hidden_layers": layers,
-            "hidden_size": width,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * width,
-            "vocab_size": vocabulary,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
-        parameters,
-    )
+    further = {"intermediate_size": 4 * width, "tie_word_embeddings": False, "max_position_embeddings": 2048}
+    return _architecture("gpt_neox", layers, width, heads, vocabulary, parameters, **further)
 
 
 def _opt(layers: int, width: int, heads: int, parameters: int) -> Architecture:
-    return Architecture(
-        {
-            "model_type": "opt",
-            "num_hidden_layers": layers,
-            "hidden_size": width,
-            "word_embed_proj_dim": width,
-            "num_attention_heads": heads,
-            "ffn_dim": 4 * width,
-            "vocab_size": 50272,
-            "max_position_embeddings": 2048,
-        },
-        parameters,
-    )
+    further = {"word_embed_proj_dim": width, "ffn_dim": 4 * width, "max_position_embeddings": 2048}
+    return _architecture("opt", layers, width, heads, 50272, parameters, **further)
 
 
 # fmt: off

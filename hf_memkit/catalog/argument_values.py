@@ -26,10 +26,9 @@ _NEAR: Final = 0.85
 def misspelt(name: str) -> tuple[str, ...]:
     """The fields of TrainingArguments or of TRL's configs that `name` may be a misspelling of; empty if none.
 
-    There are several if `name` lacks the word that distinguishes them. Scripts may have such arguments themselves, so
-    no name counts that has an extra word, lacks the first word, or replaces a word; nor one that lacks any word of a
-    TRL field (`use_nested_quant`). TRL fields of one word (`dtype`), of experimental configs, or shared with other
-    scripts are not compared.
+    There are several if `name` lacks the word that distinguishes them. A name may be the script's own argument: it is
+    no misspelling if it has an extra word, lacks the first word, replaces a word, or lacks any word of a TRL field.
+    TRL fields of one word (`dtype`), of experimental configs, or shared with other scripts are not compared.
 
     >>> misspelt("per_device_train_batchsize"), misspelt("ref_model_name_or_path"), misspelt("block_size")
     (('per_device_train_batch_size',), (), ())
@@ -38,8 +37,9 @@ def misspelt(name: str) -> tuple[str, ...]:
     """
     if not is_unknown(name) or name in ever_fields("trl"):
         return ()
-    of_transformers, of_trl = library_versions.argument_types(), library_versions.fields(stable=True) - SHARED
-    fields = [*of_transformers, *sorted(field for field in of_trl if "_" in field and field not in of_transformers)]
+    of_transformers = library_versions.argument_types()
+    of_trl = library_versions.fields(stable=True) - SHARED - of_transformers.keys()
+    fields = [*of_transformers, *sorted(field for field in of_trl if "_" in field)]
     close = difflib.get_close_matches(name, fields, cutoff=_NEAR)
     nearest = next((field for field in close if not _other_words(name, field)), None)
     if nearest is None:
@@ -53,8 +53,7 @@ def misspelt(name: str) -> tuple[str, ...]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether `name` is no field of TrainingArguments (any version) or TRL's configs, and no argument of the example
-    scripts."""
+    """Whether `name` is no field of TrainingArguments in any version or of TRL, and no argument of example scripts."""
     return name not in library_versions.fields() and name not in EXAMPLES and name not in ever_fields("transformers")
 
 
@@ -65,7 +64,8 @@ def _lacks_words(name: str, field: str) -> bool:
 
 
 def _other_words(name: str, field: str) -> bool:
-    words, field_words = name.split("_"), field.split("_")
+    words = name.split("_")
+    field_words = field.split("_")
     if len(words) > len(field_words):
         return all(word in words for word in field_words)
     if len(words) < len(field_words):
@@ -119,8 +119,7 @@ def _typed(value: Any, hint: Any) -> Any:
 
 
 def convert(text: str, hint: Any) -> Any:
-    """`text`, parsed as YAML, as a value of type `hint`. Raises ValueError if it has another type; names the allowed
-    ones."""
+    """`text`, parsed as YAML, as a value of type `hint`. Raises ValueError, with the allowed types, for another."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -22,7 +22,7 @@ from hf_memkit.common.boot import OLDEST_PYTHON
 from hf_memkit.common.errors import InputError
 
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
-_LIMIT_S: Final = 60.0
+_LIMIT_S: Final = 60.0  # seconds for an interpreter to answer
 
 _ACTIVATE: Final = "Activate the environment that trains, or give its Python: --python PATH"
 
@@ -37,8 +37,7 @@ if sys.version_info >= (3, 8):
             found.setdefault(name.lower().replace("_", "-"), each.version)
 print(json.dumps(["%d.%d.%d" % sys.version_info[:3], found]))
 """
-"""Prints the Python version, and name → version of each distribution: of two with one name Python imports the
-first."""
+"""Prints the Python version, and name → version of each distribution (the first of two, as Python imports)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,7 @@ class Environment:
 
 
 def python_of(given: str | Path, option: str = "--python") -> Path:
-    """Path of the interpreter given by its path, its name, or the folder of its environment. Raises InputError if
-    there is no such program."""
+    """Path of the interpreter given by its path, its name, or its environment's folder. Raises InputError if none."""
     path = Path(shutil.which(given) or given)
     if path.is_dir():
         path = path / "bin" / "python"

@@ -25,8 +25,7 @@ Verdict = Literal["fits", "tight", "does not fit"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 Level = Literal["trace", "cpu trace"]
-"""What a prediction was computed from: a trace on fake CUDA tensors, or one on fake CPU tensors (CPU's kernels and
-autocast rules)."""
+"""What a prediction was computed from: a trace on fake CUDA tensors, or on fake CPU tensors (with a CPU's kernels)."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 

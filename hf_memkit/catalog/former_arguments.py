@@ -177,13 +177,13 @@ class Former:
 def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     """The arguments among `given` (name → value) that the installed libraries have removed.
 
-    Fields of TrainingArguments are reported in every file, fields of TRL only in files for TRL: other scripts use
-    their names too.
+    Fields of TRL are reported only in files for TRL, because other scripts use their names too.
 
     >>> former_arguments({"warmup_ratio": 0.1, "bf16": True})["warmup_ratio"].fix
     'write warmup_steps: 0.1'
     """
-    current, former = library_versions.fields(), {}
+    former: dict[str, Former] = {}
+    current = library_versions.fields()
     gone = _last("transformers", "TrainingArguments")
     for name in given:
         if name in gone and name not in current:
@@ -215,7 +215,9 @@ def _fix(name: str, given: Mapping[str, Any]) -> str:
     if (key := successor.partition(":")[0]) in given:
         return f"{_DELETE}: {key} is set too"
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
-    return f"write {successor.format(text.strip('[]') if '[{}]' in successor else text)}"
+    if "[{}]" in successor:
+        text = text.strip("[]")
+    return f"write {successor.format(text)}"
 
 
 _OF_UNSLOTH: Final = frozenset({"max_seq_length"})
@@ -250,9 +252,8 @@ SHARED: Final = frozenset(
 def trl_in_use(names: Set[str]) -> list[str]:
     """The installed classes of TRL that a file with these names is for; none if it may not be for TRL.
 
-    Names that other scripts use too are no evidence, except `beta` with `loss_type`. Of the trainers' configs those
-    with most of the other names in any version are chosen; ties are broken by most of all names, then by most current
-    names, then stable before experimental.
+    Names that other scripts use too are no evidence, except `beta` with `loss_type`. The trainers' configs with most
+    of the other names (in any version) count; of these, those with most names, most current names, and stable ones.
     """
     current = library_versions.trl_classes()
     installed = [name for name in _history()["trl"]["classes"] if name in current]

@@ -1,16 +1,14 @@
 """Rates of named GPUs: achievable rates by dtype, memory bandwidth, PCIe, NVLink; each figure with its source.
 
 *Achievable* is the measured rate of a large product or a large copy. Without a published measurement it is the data
-sheet's dense figure times the share that the same generation reaches, and the source says that. Figures with sparsity
-are refused (tests/catalog/test_gpu_rates.py).
+sheet's dense figure (without sparsity) times the share that the same generation reaches, and the source says that.
 
 NVIDIA's documents were read at second hand: the page follows "by", and "unchecked" means that none was found.
 
 Products are measured at 8192 x 8192 x 8192 if the report gives sizes, else at the best of its sizes, and the source
-says that. The best size flatters GPUs with a power limit, which short products do not reach (an L4, 72 W, shows 71
-TFLOPS at 2048 and 59 at 8192). GeForce GPUs hold clocks above the boost clock of their data sheet, so that their
-products exceed its figure by up to 12 %. 16-bit products accumulate in fp32, as in PyTorch, at half the headline rate
-on GeForce GPUs.
+says that. Short products do not reach a GPU's power limit: an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192.
+GeForce GPUs hold clocks above the boost clock of their data sheet, so that products exceed its figure by up to 12 %.
+16-bit products accumulate in fp32, as in PyTorch, which halves the headline rate of GeForce GPUs.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from hf_memkit.catalog.rates import Figure, GpuRates
@@ -64,8 +63,8 @@ def _pcie(generation: int, lanes: int = 16) -> Figure:
     return Figure(value * lanes / 16, f"PCIe {generation}.0 x{lanes}: {source}")
 
 
-def _copies(value: float, source: str) -> Figure:
-    return Figure(value, source, measured=True)
+_copies = partial(Figure, measured=True)
+"""Measured rate of large copies, in GB/s."""
 
 
 def _rates(
@@ -92,14 +91,11 @@ def _rates(
     if copies is None:
         assert copies_share is not None
         copies = _share_of(memory, copies_share, "bandwidth")
+    for dtype in dense.keys() - achieved_tflops.keys():
+        achieved_tflops[dtype] = _share_of(dense[dtype], sixteen_share, "dense rate")
     return GpuRates(
         dense_tflops={dtype: Figure(value, sheet) for dtype, value in dense.items()},
-        achievable_tflops={
-            dtype: achieved_tflops[dtype]
-            if dtype in achieved_tflops
-            else _share_of(value, sixteen_share, "dense rate")
-            for dtype, value in dense.items()
-        },
+        achievable_tflops={dtype: achieved_tflops[dtype] for dtype in dense},
         memory_gb_per_s=Figure(memory, sheet),
         achievable_memory_gb_per_s=copies,
         pcie_gb_per_s=pcie,
@@ -372,16 +368,16 @@ _SIZE: Final = re.compile(r"\d+gb")
 
 
 def rates_of(name: str) -> GpuRates | None:
-    """Rates of a GPU by its name in `KNOWN_GPUS` or as PyTorch reports it; None if unknown, and a plan then has no
-    times. PyTorch names the variant: "NVIDIA A100 80GB PCIe" and "NVIDIA A100-SXM4-80GB" are two rows. Names without a
+    """Rates of a GPU by its name in `KNOWN_GPUS` or as PyTorch reports it; None if unknown: a plan then has no times.
+
+    PyTorch names the variant: "NVIDIA A100 80GB PCIe" and "NVIDIA A100-SXM4-80GB" are two rows. Names without a
     size ("NVIDIA H100 PCIe", "NVIDIA GeForce RTX 4060 Ti") are known if one row has the other words."""
     if name in RATES:
         return RATES[name]
     wanted = _words(name)
-    for without_pcie in (frozenset(), frozenset({"pcie"})):
-        rows = [
-            row for known, row in {**RATES, **VARIANTS}.items() if _is_same_name(wanted - without_pcie, _words(known))
-        ]
+    known_rates = {**RATES, **VARIANTS}
+    for words in (wanted, wanted - {"pcie"}):
+        rows = [row for known, row in known_rates.items() if _is_same_name(words, _words(known))]
         if rows:
             return rows[0] if len(rows) == 1 else None
     return None

@@ -13,8 +13,7 @@ class KnownGpu:
     Attributes:
         box_gb: size on the box.
         capability: CUDA compute capability.
-        total_gib: total capacity that PyTorch reports on Linux, the minimum of several reports (newer drivers report
-            less); None: no report.
+        total_gib: capacity that PyTorch reports on Linux, the minimum of several drivers; None: no report.
         thread: thread with the report.
         context_mib: memory of a training's process outside PyTorch's allocator, measured; None: not measured.
     """

@@ -1,6 +1,8 @@
-"""The machine for a job: this one, or one described by a GPU's name or size. `this_machine()` inspects this machine;
-`named_gpu("T4")` and `gpu_of_size("16GB")` describe other GPUs. Capacities are as PyTorch reports them, not the size
-on the box; `usable_bytes` excludes the CUDA context."""
+"""The machine of a job: this one, or one described by a GPU's name or size.
+
+`this_machine()` inspects this machine; `named_gpu("T4")` and `gpu_of_size("16GB")` describe other GPUs. Capacities are
+those that PyTorch reports, not the size on the box; `usable_bytes` excludes the CUDA context.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,11 @@ from hf_memkit.common.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.common.user_files import user_path
 
 CONTEXT_BYTES = 500 * MIB
-"""Memory of the CUDA context and loaded kernels outside PyTorch's allocator, for GPUs without a measured
-`KnownGpu.context_mib`. Assumed: it differs by GPU, driver and torch, typically 300 to 600 MiB."""
+"""Memory of the CUDA context and of loaded kernels, outside PyTorch's allocator, for GPUs where it was not measured
+(`KnownGpu.context_mib`). Assumed: it is typically 300 to 600 MiB, and depends on GPU, driver and torch."""
 
 SLOW_BF16 = 4.0
-"""Minimum `bf16_slowdown()` of a CPU without bf16 instructions: with them it is below 1, without above 20."""
+"""Minimum `bf16_slowdown()` of a CPU without bf16 instructions. Measured: below 1 with them, above 20 without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ class Gpu:
         name: its common name.
         capacity_bytes: total memory that PyTorch reports.
         context_bytes: memory of the CUDA context in that total, measured or assumed (`CONTEXT_BYTES`).
-        bf16: whether the GPU computes in bf16 (compute capability 8.0 and later). Older GPUs emulate it, slower than
-            fp32; `torch.cuda.is_bf16_supported()` counts that as support.
+        bf16: whether the GPU computes in bf16 (compute capability 8.0 and later). Older GPUs emulate it more slowly
+            than fp32, which `torch.cuda.is_bf16_supported()` counts as support.
         source: source of these figures.
         here: whether the GPU is in this machine.
         capability: CUDA compute capability, such as 8.6; None if only a size is known.
@@ -75,12 +77,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Resources of a job: a GPU (or none), RAM, page-locked RAM, and disk at `disk_path`.
+    """Resources of a job.
 
     Attributes:
+        gpu: one GPU; None: the job runs on the CPU.
         ram_bytes: RAM, or the container's limit if set.
+        disk_free_bytes: free space at `disk_path`, the folder for swap files.
         memlock_bytes: limit of page-locked memory; None: unlimited, as for a process with CAP_IPC_LOCK.
-        output_free_bytes: free disk for checkpoints if on another disk than `disk_path`; None: the same disk.
+        output_free_bytes: free space for checkpoints, if they go to another disk; None: the same disk.
     """
 
     gpu: Gpu | None
@@ -127,16 +131,22 @@ _MOST_NAMED: Final = 3
 
 
 def named_gpu(name: str) -> Gpu:
-    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. A GPU sold both as an SXM module and with PCIe is the
-    module, unless `name` contains PCIe: `"A100 80GB PCIe"`. Raises InputError for an unknown name; proposes the
-    nearest."""
-    by_key = {_key(named): named for named in KNOWN_GPUS} | _ALSO_CALLED
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. A GPU that exists as an SXM module and with PCIe is the
+    module, unless `name` contains PCIe: `"A100 80GB PCIe"`.
+
+    Raises:
+        InputError: unknown name; proposes the nearest.
+    """
+    by_key = {_key(known): known for known in KNOWN_GPUS} | _ALSO_CALLED
     known_name = by_key.get(_key(name))
     if known_name is None:
         raise InputError(f"unknown GPU {name!r}; {_proposal(name, by_key)}")
+
     named = KNOWN_GPUS[known_name]
-    total_gib, how = named.total_gib, f"what PyTorch reports ({named.thread})"
-    if total_gib is None:
+    if named.total_gib is not None:
+        total_gib = named.total_gib
+        how = f"what PyTorch reports ({named.thread})"
+    else:
         total_gib = named.box_gb * VISIBLE_SHARE
         how = f"{VISIBLE_SHARE} of the {named.box_gb} GB on the box (no report)"
     pcie = f"{known_name} PCIe"  # a variant if its rates differ from the SXM module's
@@ -151,8 +161,9 @@ def named_gpu(name: str) -> Gpu:
 
 
 def _context_bytes(known: KnownGpu | None) -> int:
-    measured = known.context_mib if known is not None else None
-    return CONTEXT_BYTES if measured is None else measured * MIB
+    if known is None or known.context_mib is None:
+        return CONTEXT_BYTES
+    return known.context_mib * MIB
 
 
 _OTHER_MAKERS: Final = {
@@ -167,47 +178,52 @@ _OTHER_MAKERS: Final = {
 
 
 def _proposal(name: str, by_key: Mapping[str, str]) -> str:
-    """Proposal for an unknown name of a GPU."""
+    """What to write instead of the unknown name of a GPU; `by_key`: `_key` of every known name → the name."""
     if re.fullmatch(r"\s*[1-9]\d{0,2}\s*", name):
         return f"did you mean {name.strip()}GB?"
     for maker, pattern in _OTHER_MAKERS.items():
         if re.search(pattern, name, re.IGNORECASE):
             return f"memkit predicts NVIDIA GPUs only, and this is one of {maker}'s"
+
     several = re.fullmatch(r"\s*(?P<count>\d{1,2})\s*[x×*]\s*(?P<gpu>\D.*)", name, re.IGNORECASE)
     several = several or re.fullmatch(r"(?P<gpu>.*\d.*?)\s*[x×*]\s*(?P<count>\d{1,2})\s*", name, re.IGNORECASE)
     if several:
         return f'for several GPUs of one machine write --gpu "{several["gpu"].strip()}" --gpus {several["count"]}'
+
     key = _key(name)
+    if not name.strip():
+        return "give a name or a size, such as T4 or 16GB"
     if not key:  # the shell has cut "RTX 4090" in two
         return 'a name with a space needs quotes: --gpu "RTX 4090"'
-    near = [named for known, named in by_key.items() if known.startswith(key)]
-    near = near or [by_key[known] for known in difflib.get_close_matches(key, by_key, n=2) if _same_number(key, known)]
+    longer = [known for known in by_key if known.startswith(key)]
+    close = [known for known in difflib.get_close_matches(key, by_key, n=2) if _same_number(key, known)]
+    near = [by_key[known] for known in longer or close]
     by_size = "give its memory instead, such as 16GB"
     listed = " or ".join(map(repr, dict.fromkeys(near[:_MOST_NAMED])))
     return f"did you mean {listed}? For another GPU {by_size}" if near else by_size
 
 
 def _same_number(one: str, other: str) -> bool:
-    """Whether the digits of two names are equal, or differ by missing digits or the last one. A GTX 1080 is no
-    misspelt RTX 2080."""
-    digits = sorted(("".join(filter(str.isdigit, name)) for name in (one, other)), key=len)
-    if len(digits[0]) == len(digits[1]) and digits[0][:-1] == digits[1][:-1]:
+    """Whether the digits of two names are equal, or differ by missing digits or the last: GTX 1080 is no RTX 2080."""
+    digits = ("".join(filter(str.isdigit, name)) for name in (one, other))
+    shorter, longer = sorted(digits, key=len)
+    if len(shorter) == len(longer) and shorter[:-1] == longer[:-1]:
         return True
     if one.isdigit():
         return False
-    rest = iter(digits[1])
-    return all(digit in rest for digit in digits[0])
+    rest = iter(longer)
+    return all(digit in rest for digit in shorter)
 
 
 def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
     """A GPU of this size with bf16 (Ampere or later).
 
     Args:
-        size: size on the box such as `"16GB"`, or the real capacity in GiB.
-        option: its option or argument, for messages.
+        size: size on the box, such as `"16GB"`, or the real capacity, such as `"15GiB"`.
+        option: the option or argument that gave it, for messages.
 
     Raises:
-        InputError: no size, or too small for a CUDA context.
+        InputError: not a size, or too small for a CUDA context.
     """
     size_bytes = parse_size(size, option)
     exact = "gib" in size.lower() or "mib" in size.lower()
@@ -225,21 +241,24 @@ def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
 
 
 def _this_gpu() -> Gpu | None:
-    """The first CUDA device that this process may use, from NVML, without a CUDA context or torch. NVML's total less
-    its reserved part is the total that PyTorch reports."""
+    """The first CUDA device that this process may use; None if there is none.
+
+    NVML is asked, because torch would create a CUDA context. PyTorch reports NVML's total without its reserved part.
+    """
     import pynvml
 
     if not torch_has_cuda():
         return None
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    first = "" if visible is None else visible.split(",")[0].strip()  # an index or a UUID
+    first = "0" if visible is None else visible.split(",")[0].strip()  # an index or a UUID
     try:
         pynvml.nvmlInit()
-        if first in ("", "-1") and (visible is not None or not pynvml.nvmlDeviceGetCount()):
+        if first in ("", "-1") or (visible is None and not pynvml.nvmlDeviceGetCount()):
             return None
-        by_index = not first or first.isdigit()
-        find: Any = pynvml.nvmlDeviceGetHandleByIndex if by_index else pynvml.nvmlDeviceGetHandleByUUID
-        handle = find(int(first or 0) if by_index else first)
+        if first.isdigit():
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(first))
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(first)
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         name = pynvml.nvmlDeviceGetName(handle)
@@ -267,18 +286,17 @@ def _gpu_here(name: str, capacity_bytes: int, major: int, minor: int) -> Gpu:
 
 
 def use_one_gpu() -> None:
-    """Restrict this process to the first GPU that it may use. Call it before anything imports torch.
+    """Restrict this process to the first GPU that it may use. No effect in processes of a launcher, or without NVML.
 
-    With several visible, Trainer would wrap the model in DataParallel and multiply the batch. Libraries that query
-    CUDA on import (bitsandbytes, torchao) fix the choice, so it cannot wait for the setup. No effect in processes of a
-    launcher, or without NVML.
+    If Trainer sees several GPUs, it wraps the model in DataParallel and multiplies the batch. Call this before torch
+    is imported: libraries that query CUDA on import (bitsandbytes, torchao) fix the choice.
     """
     import pynvml
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if "LOCAL_RANK" in os.environ or visible == "":
         return
-    # By default CUDA numbers the GPUs by speed, NVML by bus: without this an index means two different GPUs.
+    # By default CUDA numbers the GPUs by speed and NVML by bus, so that an index would mean two GPUs.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
@@ -293,7 +311,7 @@ def use_one_gpu() -> None:
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability.
-    Binaries run on the same major version from their minor version on, PTX on anything newer."""
+    A binary (`sm_`) runs on its minor version and later ones of the same major version, PTX on all later versions."""
     target = capability[0] * 10 + capability[1]
     for architecture in architectures:
         kind, _, number = architecture.partition("_")
@@ -304,7 +322,7 @@ def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bo
 
 
 def torch_with_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> str:
-    """Build of torch to install instead of one for `architectures` without kernels for this compute capability."""
+    """The torch to install instead of one that was built for `architectures` and lacks this compute capability."""
     numbers = ("".join(filter(str.isdigit, architecture)) for architecture in architectures if "_" in architecture)
     newest = max((int(number[:-1] or 0) for number in numbers), default=0)
     age = "a newer" if capability[0] > newest else "an older"
@@ -324,8 +342,11 @@ def _ram_bytes() -> int:
 
 
 def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Machine:
-    """This machine, with the free disk at `disk_path` or its nearest existing parent. With `gpu`, the machine's GPUs
-    are not queried, which could import torch."""
+    """This machine, with the free disk at `disk_path` or its nearest existing parent.
+
+    Args:
+        gpu: used instead of this machine's; None: ask for it, which can import torch.
+    """
     path = user_path(disk_path).absolute()
     while not path.exists() and path != path.parent:
         path = path.parent
@@ -343,55 +364,62 @@ def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Mach
 
 @functools.cache
 def bf16_slowdown() -> float:
-    """Time of a product of bf16 matrices on this CPU divided by its time in fp32, measured in a tenth of a second. A
-    CPU's instruction sets say less: the kernel also depends on torch's build and on oneDNN's settings. The factors are
-    not transposed, as in the backward pass of a linear layer: the slowest case without bf16 instructions."""
+    """Time of a product of bf16 matrices on this CPU, divided by its time in fp32; measured in a tenth of a second.
+
+    The CPU's instruction sets are not enough: torch's build and oneDNN's settings decide too. The factors are not
+    transposed, as in the backward pass of a linear layer: the slowest case without bf16 instructions.
+    """
     import torch
 
-    threads, best = torch.get_num_threads(), {}
+    def seconds(dtype: torch.dtype) -> float:
+        left = torch.ones(256, 256, dtype=dtype)
+        right = torch.ones(256, 256, dtype=dtype)
+        times = []
+        for _ in range(4):  # the first one also prepares the kernel
+            started = time.perf_counter()
+            torch.mm(left, right)
+            times.append(time.perf_counter() - started)
+        return min(times[1:])
+
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on a busy machine several threads would mostly wait for one another
     try:
-        for dtype in (torch.float32, torch.bfloat16):
-            left, right = (torch.ones(256, 256, dtype=dtype) for _ in range(2))
-            times = []
-            for _ in range(4):  # the first one also prepares the kernel
-                started = time.perf_counter()
-                torch.mm(left, right)
-                times.append(time.perf_counter() - started)
-            best[dtype] = min(times[1:])
+        return seconds(torch.bfloat16) / seconds(torch.float32)
     finally:
         torch.set_num_threads(threads)
-    return best[torch.bfloat16] / best[torch.float32]
 
 
-_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
+_SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gmt](i?b)?\s*", re.IGNORECASE)
 
 
 def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:
-    """The described GPU, or None.
+    """The described GPU; None if neither `gpu` nor `gpu_memory` is given.
 
     Args:
         gpu: a GPU's name, or a size with its unit such as `"16GB"`.
         gpu_memory: a size; with a name, the memory of that GPU to use.
-        option: source of `gpu` for messages: an option, or a function's argument `gpu`.
+        option: where `gpu` comes from, for messages: an option, or a function's argument `gpu`.
 
     Raises:
-        InputError: an unknown GPU, no size, or more memory than the GPU has; names the option.
+        InputError: an unknown GPU, not a size, or more memory than the GPU has; names the option.
     """
-    of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
+    memory_option = "--gpu-memory" if option.startswith("--") else "gpu_memory"
     if gpu is None:
-        return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
+        return gpu_of_size(gpu_memory, memory_option) if gpu_memory is not None else None
     if not gpu_memory and _SIZE.fullmatch(gpu):
         return gpu_of_size(gpu, option)
-    size = gpu_of_size(gpu_memory, of_memory) if gpu_memory else None
+
+    size = gpu_of_size(gpu_memory, memory_option) if gpu_memory else None
     try:
         named = named_gpu(gpu)
     except InputError as error:
         raise InputError(f"{option}: {error}") from None
-    if size is not None and size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
+    if size is None:
+        return named
+    if size.capacity_bytes > _ROUNDED_UP * named.capacity_bytes:
         has = f"{named.name} has {named.capacity_bytes / GIB:.2f} GiB"
-        raise InputError(f"{of_memory} {gpu_memory}: {has}. Give less, or omit --gpu or --gpu-memory")
-    if size is None or size.capacity_bytes >= named.capacity_bytes:
+        raise InputError(f"{memory_option} {gpu_memory}: {has}. Give less, or omit --gpu or --gpu-memory")
+    if size.capacity_bytes >= named.capacity_bytes:
         return named
     return replace(named, capacity_bytes=size.capacity_bytes, source=f"{named.source}; capacity as given")
 
@@ -403,8 +431,12 @@ _ROUNDED_UP: Final = 1.1
 def described_machine(
     gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
 ) -> Machine:
-    """This machine, with its GPU, RAM and swap folder replaced by the described ones. Raises InputError for an unknown
-    GPU or a wrong size; names the `option`, as in `described_gpu`."""
-    ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
+    """This machine, with its GPU, RAM and swap folder replaced by the described ones; None: this machine's.
+
+    Raises:
+        InputError: an unknown GPU or a wrong size; names the `option`.
+    """
+    ram_option = "--ram" if option.startswith("--") else "ram"
+    ram_bytes = parse_size(ram, ram_option) if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

@@ -1,5 +1,4 @@
-"""Rates of a host's RAM and disk: measured in a second or two, given, or assumed. A GB is 10**9 bytes. The rates of
-GPUs are in `gpu_rates.py`."""
+"""Rates of a host's RAM and disk: measured in a second or two, given, or assumed. A GB is 10**9 bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ _ROUNDS_S: Final = 0.3
 
 _DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md"
 _UPDATES: Final = 1.5
-"""Bytes moved by updates in place per byte counted by a copy benchmark: copies count two bytes and move three, because
-a line is fetched before it is written (McCalpin, STREAM). 1.73 on one core of an AMD EPYC with that benchmark's
-copies."""
+"""Bytes moved by updates in place per byte that a copy benchmark counts: copies count two bytes and move three, as a
+line is fetched before it is written (McCalpin, STREAM). Measured: 1.73 on one core of an AMD EPYC."""
 _DESKTOP_RAM: Final = Figure(
     _UPDATES * 29, f"assumed: 1.5 × copies of a tensor, {_DEVICES}: 29 by a Ryzen 9 5900X; 14 to 49 elsewhere"
 )
@@ -82,7 +80,8 @@ class HostRates:
 
     def describe_disk(self, read_bytes: float, written_bytes: float) -> str:
         """Sentence with the bytes that a step reads and writes, and the disk's rates."""
-        read, write = self.nvme_read_gb_per_s, self.nvme_write_gb_per_s
+        read = self.nvme_read_gb_per_s
+        write = self.nvme_write_gb_per_s
         text = f"disk: {read_bytes / 1e9:.3g} GB a step are read at {read.value:.3g} GB/s"
         if read.source != write.source:
             text += f" ({read.source})"
@@ -96,7 +95,7 @@ class GivenHost:
     Attributes:
         cores: of each machine.
         ram_gb_per_s, nvme_read_gb_per_s, nvme_write_gb_per_s: as in `HostRates`.
-        pcie_gb_per_s: as in `GpuRates`.
+        pcie_gb_per_s: achieved rate in one direction.
         nvme_path: folder that DeepSpeed may swap to; None: no swapping.
     """
 
@@ -148,17 +147,16 @@ def measured_host() -> HostRates:
     """Measure this host's RAM in a second, by updates in place with one thread and with one on each core. The disk's
     rates are assumed: `deepspeed/aio.py` measures them in the swap folder, which takes longer."""
     cores = len(os.sched_getaffinity(0))
-    one, every = _update_gb_per_s(1), _update_gb_per_s(cores)
+    one_thread = _update_gb_per_s(1)
+    all_threads = _update_gb_per_s(cores)
     how = f"measured on this host, {_BLOCK_BYTES >> 20} MiB updated in place"
-    ram = Figure(max(one, every), f"{how}, {cores} threads", measured=True)
-    core = Figure(one, f"{how}, 1 thread", measured=True)
+    ram = Figure(max(one_thread, all_threads), f"{how}, {cores} threads", measured=True)
+    core = Figure(one_thread, f"{how}, 1 thread", measured=True)
     return HostRates(cores, ram, core, _ASSUMED_READ, _ASSUMED_WRITE, "this host's")
 
 
 def _update_gb_per_s(threads: int) -> float:
-    """Bytes read plus bytes written by updates in place in `threads` threads, as Adam does on the host. A copy would
-    count fewer bytes than it moves, because a line is fetched before it is written (McCalpin, STREAM). numpy releases
-    the GIL meanwhile."""
+    """10^9 bytes read and written a second by updates in place, like Adam's, in threads; numpy frees the GIL."""
     import numpy as np
 
     barrier = Barrier(threads)
@@ -166,7 +164,8 @@ def _update_gb_per_s(threads: int) -> float:
     def updates(_: int) -> float:
         block = np.ones(_BLOCK_BYTES // 4, np.float32)  # touches every page
         barrier.wait()
-        moved, start = 0, time.perf_counter()
+        moved = 0
+        start = time.perf_counter()
         while (now := time.perf_counter()) < start + _ROUNDS_S:
             np.multiply(block, 1.0, out=block)
             moved += 2 * _BLOCK_BYTES

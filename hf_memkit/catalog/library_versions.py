@@ -132,8 +132,7 @@ def argument_types() -> Mapping[str, Any]:
 
 @cache
 def _imported_types() -> Mapping[str, Any]:
-    """The fields from the imported class; without transformers their names only, of its newest version in
-    `scripts/argument_fields.py`."""
+    """The fields of the imported class; without transformers only their names, from `argument_fields.json`."""
     try:
         from transformers import TrainingArguments
     except ModuleNotFoundError:
@@ -184,8 +183,7 @@ def accelerate_keys() -> frozenset[str]:
 
 @cache
 def accelerate_values(kind: str) -> tuple[str, ...]:
-    """Values of an enumeration of accelerate such as `"DistributedType"`; empty without accelerate (accelerate 1.15.0:
-    utils/dataclasses.py)."""
+    """Values of an enumeration in accelerate's utils/dataclasses.py, such as `"DistributedType"`; or empty."""
     node = _classes("accelerate", "utils/dataclasses.py").get(kind)
     members = (member.value for member in (node.body if node is not None else ()) if isinstance(member, ast.Assign))
     return tuple(str(value.value) for value in members if isinstance(value, ast.Constant))
@@ -234,13 +232,14 @@ def torch_has_cuda() -> bool:
 
 
 def is_on(value: str | None) -> bool:
-    """Whether accelerate reads the value of an environment variable as true, and transformers that of an optimizer's
-    option (accelerate 1.15.0: utils/environment.py, `str_to_bool`; transformers 5.23.0: utils/generic.py,
-    `strtobool`)."""
+    """Whether a text is true for accelerate's variables (accelerate 1.15.0: utils/environment.py, `str_to_bool`) and
+    for transformers' options of optimizers (transformers 5.23.0: utils/generic.py, `strtobool`)."""
     return (value or "").lower() in ("1", "true", "t", "yes", "y", "on")
 
 
 def free_order(torch_version: str) -> FreeOrder:
     """How a version of torch, such as `"2.13.0+cu130"`, orders free blocks of equal size."""
     release = Version(torch_version).release
-    return "segment" if release >= (2, 13) else "block" if release >= (2, 12) else "address"
+    if release >= (2, 13):
+        return "segment"
+    return "block" if release >= (2, 12) else "address"

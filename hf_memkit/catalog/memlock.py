@@ -2,8 +2,7 @@
 
 DeepSpeed locks its buffers for NVMe with `mlock` (deepspeed 0.19.8: ops/csrc/pin_memory, `ds_page_aligned_alloc`),
 which counts against RLIMIT_MEMLOCK; beyond it a C++ assertion aborts the process. CAP_IPC_LOCK lifts the limit, but
-some containers show that capability without granting it, so the limit is tried, not read. Memory that CUDA locks for
-copies (`torch.Tensor.pin_memory`) does not count: the driver locks it.
+some containers show that capability without granting it. Memory that the CUDA driver locks does not count.
 """
 
 from __future__ import annotations

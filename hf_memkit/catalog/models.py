@@ -1,6 +1,8 @@
-"""Facts about a model without loading its weights: config → shapes on the meta device → counts. A model is named by a
-hub ID, a local folder, or an architecture (config values, as in a recipe). If a hub ID is not on disk and the hub is
-unreachable, the architecture is used, and `ModelFacts.origin` records that."""
+"""Facts about a model without loading its weights: config → shapes on the meta device → counts.
+
+A model is named by a hub ID or a local folder, or described by an architecture (config values, as in a recipe). The
+architecture is used if the hub ID is not on disk and the hub is unreachable; `ModelFacts.origin` records that.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,15 @@ from hf_memkit.common.user_files import user_path
 Origin = Literal["local", "hub", "architecture"]
 """Source of the weights: a local folder; the hub or its cache; none (built from config values, random)."""
 
-_HUB_TIMEOUT_S = 5.0
+_HUB_TIMEOUT_S = 5.0  # assumed
 
 _CAUSAL = "AutoModelForCausalLM"
 
 
 @cache
 def hub_reachable() -> bool:
-    """Whether the Hugging Face hub answers within five seconds; asked once a process. With `HF_HUB_OFFLINE=1` (or
-    `TRANSFORMERS_OFFLINE=1`) false without asking."""
+    """Whether the Hugging Face hub answers within five seconds. Each process asks once, and not at all with
+    `HF_HUB_OFFLINE=1` or `TRANSFORMERS_OFFLINE=1`."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE or hub_switched_off():
@@ -58,20 +60,22 @@ def why_no_hub() -> str:
 
 def _absent_message(name: str, near: str = "") -> str:
     """Message for a model that is neither here nor in the cache; `near`: another name to propose instead of a fix."""
-    names = [setting.partition("=")[0] for setting in hub_switched_off().split(" and ") if setting]
-    fix = near or f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
-    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{fix}"
+    fix = "; give a folder with a config.json"
+    if switched_off := hub_switched_off():
+        fix += f", or unset {re.sub('=[^ ]*', '', switched_off)}"
+    sizes = f". Its sizes alone are known: memkit predict --model {name}" if built_in(name) is not None else ""
+    return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{near or fix}{sizes}"
 
 
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
-    """Refuse a model that cannot exist, at once and without torch, transformers or the hub.
+    """Refuse a model that cannot exist, at once: without torch, transformers or the hub.
 
     Args:
         name: hub ID or local folder.
         known: whether its config values are known without the hub; None: look for a built-in architecture.
 
     Returns:
-        Maximum sequence length that its positions allow, if a local file or memkit's list has it.
+        Maximum sequence length in tokens that its positions allow; None if no local file or built-in list has it.
 
     Raises:
         InputError: no such folder, no config in it, no hub ID, or not in the cache while the hub is switched off.
@@ -82,6 +86,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     except (RuntimeError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"model {name[:80]!r} is not a usable path ({reason}). Give a folder or a hub ID") from None
+
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"model folder {name!r} has no config.json. Give a folder written by `save_pretrained`")
@@ -89,6 +94,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     if path.is_file() or name.startswith((".", "/", "~")):
         problem = "is a file" if path.is_file() else "does not exist"
         raise InputError(f"model folder {name!r} {problem}; give a folder with a config.json, or a hub ID")
+
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -99,6 +105,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         ) from None
     if isinstance(cached, str):
         return longest_sequence(Path(cached))
+
     architecture = built_in(name) if known is None else None
     if hub_switched_off() and not (known or architecture):
         names = [*ARCHITECTURES, *(hub_id.rpartition("/")[2] for hub_id in ARCHITECTURES)]
@@ -118,7 +125,7 @@ def longest_sequence(config: Path | Mapping[str, Any]) -> int | None:
             return None
     if not isinstance(config, Mapping) or "text_config" in config:
         return None
-    # T5's files have n_positions too, and it has no positions.
+    # T5's configs have n_positions too, but T5 has no positions.
     length = config.get("n_positions" if config.get("model_type") == "gpt2" else "max_position_embeddings")
     return length if type(length) is int else None
 
@@ -138,8 +145,8 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable garbage collection inside the block. The objects created by importing torch and transformers, and the
-    blocks of a replay, all survive; scanning them repeatedly takes a sixth of the time."""
+    """Disable garbage collection inside the block. It takes a sixth of the time of importing torch and transformers,
+    and of a replay, although nearly all their objects survive."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -151,8 +158,12 @@ def without_collections() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One linear layer (`nn.Linear`, or GPT-2's transposed `Conv1D`) of `inputs` × `outputs` weights. `head`: it
-    computes the logits; neither bitsandbytes nor PEFT's "all-linear" changes it."""
+    """One linear layer: `nn.Linear`, or GPT-2's transposed `Conv1D`.
+
+    Attributes:
+        inputs, outputs: its weight has inputs × outputs elements.
+        head: whether it computes the logits; neither bitsandbytes nor PEFT's "all-linear" changes such a layer.
+    """
 
     name: str
     inputs: int
@@ -176,15 +187,15 @@ class ModelFacts:
         parameters: number of parameters, tied ones once.
         largest_parameter: elements of the largest parameter.
         sizes: elements of every parameter, tied ones once, in module order.
-        decayed: for each parameter, whether Trainer's optimizer applies weight decay; this makes two groups, and
-            DeepSpeed keeps a flat buffer for each.
-        tied: elements that a second module uses under another name (an output layer tied to the word embedding).
+        decayed: for each parameter, whether Trainer's optimizer applies weight decay to it. Parameters with and
+            without form two groups, and DeepSpeed keeps a flat buffer for each.
+        tied: elements that a second module shares (an output layer tied to the word embedding).
         layers, width, vocabulary: number of transformer layers, hidden size, rows of the word embedding.
-        maximum_length: maximum sequence length that the positions allow, or None.
+        maximum_length: maximum sequence length in tokens that the positions allow, or None.
         linears: every linear layer, in module order; empty if unknown.
-        stacked: elements of parameters with three dimensions or more: a mixture's experts, kept in one tensor.
+        stacked: elements of parameters with three dimensions or more, such as experts in one tensor.
         batch_norms: number of BatchNorm layers, whose output for a sample depends on the rest of its micro-batch.
-        model_class: class in transformers, if it is no causal language model.
+        model_class: class in transformers; None for a causal language model.
     """
 
     name: str
@@ -229,15 +240,15 @@ def describe(
     use_built_in: bool = False,
     auto_class: str = _CAUSAL,
 ) -> ModelFacts:
-    """The facts of a model, in a second and with little memory for any size.
+    """The facts of a model of any size, in a second and with little memory.
 
     Args:
         name: hub ID or local folder.
         architecture: config values with `model_type`, used if `name` is unavailable.
-        use_hub: whether the hub may be asked.
+        use_hub: whether to ask the hub.
         changes: config values to change, by the names that all architectures share (`hidden_size`,
             `num_hidden_layers`, `vocab_size` …).
-        use_built_in: whether an unavailable well-known model may be built from `hf_memkit.catalog.architectures`:
+        use_built_in: whether to use `hf_memkit.catalog.architectures` for a well-known model that is unavailable:
             enough for sizes and checks, not for training.
         auto_class: class of transformers that makes the model from its config.
 
@@ -267,15 +278,18 @@ def describe(
                     f"the decoder starts with; for T5 that is pad_token_id"
                 )
             text = config.get_text_config() if causal else config
-            layers, width = (int(getattr(text, name, 0) or 0) for name in ("num_hidden_layers", "hidden_size"))
+            layers = int(getattr(text, "num_hidden_layers", 0) or 0)
+            width = int(getattr(text, "hidden_size", 0) or 0)
             vocabulary = int(getattr(text, "vocab_size", 0) or 0)
         except InputError:
             raise
         except Exception as error:  # config classes raise errors of any type for wrong values
             raise InputError(f"model {name!r}: {_why_not_built(error, auto_class)}") from None
+
     decayed_names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(_NOT_DECAYED)))
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)
+    with_shared = sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False))
     return ModelFacts(
         name=name,
         origin=origin,
@@ -284,7 +298,7 @@ def describe(
         largest_parameter=max(sizes),
         sizes=sizes,
         decayed=tuple(name in decayed_names for name, _ in named),
-        tied=sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False)) - sum(sizes),
+        tied=with_shared - sum(sizes),
         layers=layers,
         width=width,
         vocabulary=vocabulary,
@@ -297,14 +311,15 @@ def describe(
 
 
 def _why_not_built(error: Exception, auto_class: str) -> str:
-    """Message for a config that transformers builds no model from."""
+    """Message for a config from which transformers builds no model."""
     kind = "causal language model" if auto_class == _CAUSAL else f"model for {auto_class.removeprefix('AutoModelFor')}"
-    whole = " ".join(str(error).split())  # the first line alone can be a heading
-    # A long list follows.
-    if unrecognized := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", whole):
+    text = " ".join(str(error).split())  # the first line alone can be a heading
+    # transformers' message continues with a long list of classes.
+    if unrecognized := re.search(r"Unrecognized configuration class <class '[\w.]*?(\w+)'>", text):
         return f"transformers has no {kind} for a {unrecognized[1]}. Give a model that {auto_class} loads"
-    reason = textwrap.shorten(whole, 300, placeholder=" …")
-    reason = f"unknown value {whole}" if isinstance(error, KeyError) else reason
+    reason = textwrap.shorten(text, 300, placeholder=" …")
+    if isinstance(error, KeyError):
+        reason = f"unknown value {text}"
     return f"cannot build a {kind} from its config: {reason.rstrip('.')}. Correct that value, or give another model"
 
 
@@ -312,18 +327,19 @@ def _linears(model: Any) -> tuple[Linear, ...]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    head, linears = getattr(model, "get_output_embeddings", lambda: None)(), []
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    linears = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
-            outputs, inputs = module.weight.shape
-            if isinstance(module, Conv1D):
-                inputs, outputs = outputs, inputs
+            rows, columns = module.weight.shape
+            inputs, outputs = (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
             linears.append(Linear(name, inputs, outputs, module.bias is not None, head is module))
     return tuple(linears)
 
 
 _NOT_DECAYED = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
-"""Source: transformers 5.23.0: trainer.py, `Trainer.get_decay_parameter_names` (importing it takes seconds)."""
+"""Patterns of parameter names without weight decay, copied because importing Trainer takes seconds (transformers
+5.23.0: trainer.py, `Trainer.get_decay_parameter_names`)."""
 
 
 def _change(config: Any, changes: Mapping[str, Any]) -> None:
@@ -334,13 +350,13 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
     if getattr(config, "layer_types", None):
         layers = int(config.num_hidden_layers)
         config.layer_types = (list(config.layer_types) * layers)[:layers]
-    heads, width = config.num_attention_heads, config.hidden_size
+    heads = config.num_attention_heads
     if getattr(config, "num_key_value_heads", None):
         config.num_key_value_heads = min(config.num_key_value_heads, heads)
     if getattr(config, "head_dim", None):
-        config.head_dim = width // heads
+        config.head_dim = config.hidden_size // heads
     if getattr(config, "intermediate_size", None) and "intermediate_size" not in changes:
-        config.intermediate_size = 4 * width
+        config.intermediate_size = 4 * config.hidden_size
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         number = getattr(config, token, None)
         if isinstance(number, int) and number >= getattr(config, "vocab_size", number + 1):

@@ -1,7 +1,6 @@
-"""Table of optimizers, a row each: values of Trainer's `optim`, and classes passed to Trainer.
+"""Table of optimizers: a row for each value of Trainer's `optim`, and for classes passed to Trainer.
 
 Techniques, rules, predictions, advice and rehearsals read these rows. docs/contributing.md shows how to add one.
-Standard library only.
 
 Bytes of states are computed from the shapes of the trained parameters; tests compare every formula with the tensors
 that the real optimizer holds after a step.
@@ -16,8 +15,7 @@ from functools import partial
 from typing import Final, Literal
 
 SMALLEST_QUANTISED: Final = 4096
-"""Minimum elements of a quantised state (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py
-78)."""
+"""Minimum elements of a quantised state (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao: optim/adam.py 78)."""
 
 _DISTRIBUTIONS: Final = {"optimi": "torch-optimi"}
 """Import name → pip's name, if they differ by more than `_` and `-`."""
@@ -58,7 +56,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of an optimizer's states: `quantised` ones with their scales and tables, and `plain` ones."""
+    """Bytes of an optimizer's states: `quantised` ones with their scales and tables, and the others (`plain`)."""
 
     quantised: int
     plain: int
@@ -89,7 +87,7 @@ class Formula:
 
     Attributes:
         bytes_of: computes them from the shapes and options.
-        source: the same in words; `{weight_bytes}`: the bytes of a parameter's element.
+        source: the formula in words; `{weight_bytes}` stands for the bytes of a parameter's element.
     """
 
     bytes_of: Callable[[Shapes, Options], States]
@@ -108,13 +106,13 @@ def _moments(count: Literal[1, 2], *, fp32: bool = False) -> Formula:
         return States(0, count * (_WORD if fp32 else options.weight_bytes) * sum(shapes.sizes))
 
     number = "4" if fp32 else "{weight_bytes}"
-    one, two = f"one moment: {number} bytes a parameter", f"two moments: {number} bytes each a parameter"
-    return Formula(states, one if count == 1 else two)
+    if count == 1:
+        return Formula(states, f"one moment: {number} bytes a parameter")
+    return Formula(states, f"two moments: {number} bytes each a parameter")
 
 
 def _bitsandbytes(moments: int) -> Formula:
-    """States in 8 bits; those of embeddings stay in 32 bits, as Trainer sets (transformers 5.23.0: trainer.py
-    1331-1344)."""
+    """States in 8 bits; Trainer keeps those of embeddings in 32 (transformers 5.23.0: trainer.py 1331-1344)."""
 
     def states(shapes: Shapes, options: Options) -> States:
         candidates = (*(rows * columns for rows, columns in shapes.matrices), *shapes.vectors)
@@ -128,8 +126,8 @@ def _bitsandbytes(moments: int) -> Formula:
 
 
 def _torchao(bits: Literal[4, 8], block: int, *, wide_rest: bool) -> Formula:
-    """Two moments in `bits` each, in blocks of elements that share a scale, each state with its table (torchao 0.18.0:
-    optim/subclass_8bit.py, `zeros`). `wide_rest`: states that are not quantised are in fp32."""
+    """Two moments in `bits` each: codes, a scale for each block, and a table for each state (torchao 0.18.0:
+    optim/subclass_8bit.py, `zeros`). `wide_rest`: unquantised states are in fp32, not in the weights' dtype."""
 
     def states(shapes: Shapes, options: Options) -> States:
         sizes = shapes.sizes
@@ -145,8 +143,8 @@ def _torchao(bits: Literal[4, 8], block: int, *, wide_rest: bool) -> Formula:
 
 
 def _low_rank_states(shapes: Shapes, options: Options) -> States:
-    """A projected matrix has two moments of (longer side) × rank and a projector of rank × (shorter side); the others
-    AdamW's states."""
+    """A projected matrix has two moments of (longer side) × rank and a projector of rank × (shorter side); other
+    parameters have AdamW's states (Zhao et al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270)."""
     chosen = shapes.matrices if shapes.projected is None else shapes.matrices[: shapes.projected]
     projected = 0
     for rows, columns in chosen:
@@ -186,20 +184,19 @@ class Optimizer:
         algorithm: its algorithm. Two rows of one algorithm compute the same except for rounding.
         technique: the technique that selects it; empty if none.
         packages: import names of its packages beyond the core dependencies; `install_command` installs them.
-        states: bytes of its states; AdamW's if its formula is unknown.
+        states: bytes of its states; AdamW's formula if its own is unknown.
         bits: bits of a state.
         reads: options in `optim_args` that Trainer reads for it; None: it accepts all.
         takes: Trainer's Adam settings that it receives, by their names in constructors.
         takes_groups: whether it gets Trainer's parameter groups, which carry the weight decay.
-        gradients_at_once: number of gradients alive together, if each is used and freed in the backward pass; None:
-            all live until the step.
+        gradients_at_once: maximum gradients in memory, if the backward pass frees them; None: all, until the step.
         low_rank: whether it projects the gradients of linear layers.
-        unpaged: for an optimizer with states in CUDA's managed memory, the one without; otherwise empty.
+        unpaged: the same optimizer without CUDA's managed memory; empty if this one does not use it.
         on_cpu: whether it works on a CPU.
         rounding: of 16-bit weights.
         rounding_option: option that enables `rounding`; empty if it is always on.
-        foreach: whether it works on lists of all parameters, with temporaries as large as them.
-        deepspeed: DeepSpeed's optimizer of the same algorithm and states, as in its JSON; empty if none.
+        foreach: whether it updates all parameters together, with temporaries as large as all of them.
+        deepspeed: name in DeepSpeed's JSON of its optimizer with the same algorithm and states; empty if none.
         compiled: whether its step is compiled.
     """
 
@@ -392,8 +389,8 @@ def paged_form(optim: str) -> str:
     """The paged replacement of `optim`: bitsandbytes' same optimizer, otherwise AdamW in 8 bits."""
     row = find_optimizer(optim)
     for paged in OPTIMIZERS.values():
-        same = (paged.algorithm, paged.bits, paged.packages) == (row.algorithm, row.bits, row.packages)
-        if paged.unpaged and same:
+        is_same = (paged.algorithm, paged.bits, paged.packages) == (row.algorithm, row.bits, row.packages)
+        if paged.unpaged and is_same:
             return paged.name
     return "paged_adamw_8bit"
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its source. `measured`: on this GPU; otherwise from a data sheet, computed, or from a related GPU
-    that the source names."""
+    """A number with its source. `measured`: on this GPU, not from a data sheet, computed, or of a related GPU."""
 
     value: float
     source: str
@@ -27,8 +26,7 @@ class GpuRates:
         memory_gb_per_s: the data sheet's memory bandwidth, 10^9 bytes/s.
         achievable_memory_gb_per_s: rate of large copies, bytes read plus bytes written.
         pcie_gb_per_s: achieved rate in one direction, page-locked memory; the source names generation and lanes.
-        nvlink_gb_per_s: the data sheet's rate in one direction over all links of a GPU; None without NVLink, or if its
-            bridge is sold separately.
+        nvlink_gb_per_s: the data sheet's rate in one direction over all links; None without NVLink or its bridge.
         multiprocessors: number of streaming multiprocessors.
     """
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hf_memkit.checks.rule import Problem
+from hf_memkit.setup.techniques.registry import setting_of
 
 SECTION: Final = "deepspeed_config"
 _ZERO: Final = "zero_optimization"
@@ -49,7 +50,8 @@ def own_engine(content: Mapping[str, Any]) -> str:
 
 def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
     """GPUs on each machine (None: all), and machines."""
-    total, machines = content.get("num_processes"), content.get("num_machines")
+    total = content.get("num_processes")
+    machines = content.get("num_machines")
     nodes = machines if isinstance(machines, int) and machines > 0 else 1
     return (max(1, total // nodes) if isinstance(total, int) and total > 0 else None), nodes
 
@@ -84,8 +86,7 @@ def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | 
 
 
 def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
-    """The problem of the DeepSpeed config, at the YAML's key; None for advice without such a key, or if a rule for the
-    YAML reports it."""
+    """The DeepSpeed config's problem at the YAML's key; None if advice has no key, or a YAML rule reports it."""
     if problem.rule == "nvme-path-missing":
         return None
     key = _KEYS.get(problem.key)
@@ -109,6 +110,7 @@ def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
 _FIXES: Final = {
     '"stage3_gather_16bit_weights_on_model_save": true': "zero3_save_16bit_model: true",
     '"stage": ': "zero_stage: ",
-    'use fp16, with "bf16": {"enabled": "auto"}': "set mixed_precision: fp16, and fp16: true in the arguments",
+    'use fp16, with "bf16": {"enabled": "auto"}': "set mixed_precision: fp16, and "
+    f"{setting_of('fp16-autocast')} in the arguments",
 }
 """Text in a DeepSpeed rule's fix → the YAML's text."""

@@ -1,5 +1,4 @@
-"""Apply every rule to a subject or to files: a DeepSpeed JSON, or arguments for HfArgumentParser with the JSON that
-they name."""
+"""Apply every rule to a subject or files: a DeepSpeed JSON, or arguments for HfArgumentParser with their JSON."""
 
 from __future__ import annotations
 
@@ -54,6 +53,7 @@ def check(job: Setup | Subject) -> list[Problem]:
 
 
 def _apply(subject: Subject) -> list[Problem]:
+    """The problems of all rules, in their order."""
     return [problem for rule in RULES.values() for problem in rule.problems(subject)]
 
 
@@ -67,14 +67,13 @@ def _stage_is_wrong(subject: Subject, problems: list[Problem]) -> bool:
     return any(name == "zero_stage" or (4 <= len(name) <= 6 and get_close_matches(name, ["stage"])) for name in names)
 
 
-def _problems_at_every_stage(subject: Subject, problems_found: list[Problem]) -> list[Problem]:
+def _problems_at_every_stage(subject: Subject, problems: list[Problem]) -> list[Problem]:
     """Problems of the stage itself, and those at every stage: the others follow from the wrong stage."""
     at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
-    everywhere = set.intersection(*({(problem.rule, problem.key) for problem in problems} for problems in at_stages))
-    at_stage = [problem for problem in problems_found if problem.key == _STAGE]
-    own = [problem for problem in at_stage if RULES[problem.rule].module in ("keys", "values")]
-    others = [problem for problem in at_stages[-1] if problem.key != _STAGE]
-    return own + [problem for problem in others if (problem.rule, problem.key) in everywhere]
+    everywhere = set.intersection(*({(each.rule, each.key) for each in at_stage} for at_stage in at_stages))
+    of_the_stage = [each for each in problems if each.key == _STAGE and RULES[each.rule].module == "keys"]
+    others = [each for each in at_stages[-1] if each.key != _STAGE and (each.rule, each.key) in everywhere]
+    return of_the_stage + others
 
 
 def check_file(path: str | Path, args_file: str | Path | None = None, **known: Any) -> list[Problem]:
@@ -92,18 +91,19 @@ def check_file(path: str | Path, args_file: str | Path | None = None, **known: A
 
 
 def read_subject(file: File, arguments: File | None = None, **known: Any) -> Subject:
-    """The subject in a file, with the arguments of a second file (`known` as in `check_file`). Raises InputError if
-    the second file has no arguments, or memkit does not check the first."""
+    """The subject in a file, with the arguments of a second file. `known`: further fields of `Subject`. Raises
+    InputError if the second file has no arguments, or memkit does not check the first."""
     if refusal := not_checked(file):
         raise InputError(f"{file.path}: {refusal}")
+    if file.kind == "recipe":
+        raise InputError(f"{file.path}: this is a recipe; check it with `memkit check {file.path}`")
     pinned = arguments is not None and arguments.other is not None and arguments.other.kind == LLAMA_FACTORY
     if arguments is not None and arguments.refusal and not pinned:
         raise InputError(f"--args {arguments.path}: {arguments.refusal}")
     if arguments is not None and arguments.kind not in ("arguments", "other"):
         name = _NAMES[arguments.kind]
         raise InputError(f"--args {arguments.path}: this is a {name}. Give a file of Trainer's arguments")
-    if file.kind == "recipe":
-        raise InputError(f"{file.path}: this is a recipe; check it with `memkit check {file.path}`")
+
     config: File | None = file
     if file.kind == "accelerate":
         own = arguments.content if arguments is not None else None
@@ -114,7 +114,9 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: this is an argument file; --args is for a DeepSpeed JSON. Omit it")
-        config, arguments = deepspeed_of(file), file
+        config = deepspeed_of(file)
+        arguments = file
+
     if config is not None:
         known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
     if arguments is not None:

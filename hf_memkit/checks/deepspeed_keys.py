@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -67,8 +67,7 @@ class Key:
         return None if right else wanted
 
     def range_error(self, value: Any) -> str | None:
-        """The bound that `value` violates, such as "at least 0"; None if in range. Only for values of the right
-        type."""
+        """The bound that `value`, of the right type, violates, such as "at least 0"; None if in range."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 return f"at least {self.least:g}"
@@ -108,16 +107,9 @@ def choice(*choices: str, optional: bool = False) -> Key:
     return Key("text", choices=choices, optional=optional)
 
 
-def switch(optional: bool = False) -> Key:
-    return Key("switch", optional=optional)
-
-
-def text(optional: bool = False) -> Key:
-    return Key("text", optional=optional)
-
-
-FREE = Key("any")
-
+switch: Final = partial(Key, "switch")
+text: Final = partial(Key, "text")
+FREE: Final = Key("any")
 _SECTION: Final = Key("section")
 _DTYPE: Final = choice("fp16", "bf16", "fp32", "float16", "bfloat16", "float32", "half", "float", optional=True)
 
@@ -248,8 +240,7 @@ OPTIMIZER_PARAMS: Final = {
     | {name: number() for name in ("max_coeff", "min_coeff", "coeff_beta", "factor_max", "factor_min")}
     | {"factor_threshold": number()},
 }
-"""Parameters of the optimizers whose classes take a fixed list (deepspeed 0.19.8: ops/adam/; 0.19.6:
-runtime/fp16/onebit/)."""
+"""Parameters of optimizers that take a fixed list (deepspeed 0.19.8: ops/adam/; 0.19.6: runtime/fp16/onebit/)."""
 
 REMOVED: Final[dict[str, str]] = {
     "nebula": "checkpoints go to local disk",
@@ -323,7 +314,8 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 def key_at(subject: Subject, path: str) -> Key | None:
     """The allowed values of the key at a dotted path; None if the section, or the key in it, is unknown."""
-    section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
+    section = section_at(subject, section_name(path))
+    name = path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None
     if section_name(path) == "zero_optimization" and f"stage3_{name}" in section.keys:

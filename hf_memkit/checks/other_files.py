@@ -73,13 +73,11 @@ _TOOLS: Final = (
 """Kind of file, keys that it has, and keys of which it has at least one, from the tools' own examples."""
 
 _UNSLOTH: Final = frozenset({"model", "data", "training", "lora", "logging"})
-_UNSLOTH_TRAINING: Final = frozenset(
-    {
-        "training_type", "max_seq_length", "load_in_4bit", "output_dir", "num_epochs", "learning_rate", "batch_size",
-        "gradient_accumulation_steps", "warmup_steps", "max_steps", "save_steps", "weight_decay", "random_seed",
-        "packing", "train_on_completions", "gradient_checkpointing",
-    }
-)  # fmt: skip
+_UNSLOTH_TRAINING: Final = frozenset({
+    "training_type", "max_seq_length", "load_in_4bit", "output_dir", "num_epochs", "learning_rate", "batch_size",
+    "gradient_accumulation_steps", "warmup_steps", "max_steps", "save_steps", "weight_decay", "random_seed",
+    "packing", "train_on_completions", "gradient_checkpointing",
+})  # fmt: skip
 """All keys of a config of unsloth's command line, and of its section `training` (unsloth_cli/config.py). Scripts have
 sections of these names too, with other keys."""
 
@@ -108,19 +106,16 @@ _SAVED: Final = (
     ("a manifest of Kubernetes", "apiVersion kind", ""),
     ("a sweep of Weights & Biases", "method parameters", ""),
 )  # fmt: skip
-"""The same for files written by libraries, without any key of a training."""
+"""Kind of file, keys that it has, and keys of which it has at least one, for files that libraries write. A file with a
+key of `_OF_TRAINING` is none of them."""
 
-_OF_TRAINING: Final = frozenset(
-    {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
-)
+_OF_TRAINING: Final = {"learning_rate", "max_steps", "num_train_epochs", "output_dir", "per_device_train_batch_size"}
 """A file of a script's arguments has at least one of these."""
 
-_GENERATION: Final = frozenset(
-    {
-        "bos_token_id", "do_sample", "eos_token_id", "max_length", "max_new_tokens", "num_beams", "pad_token_id",
-        "repetition_penalty", "temperature", "top_k", "top_p",
-    }
-)  # fmt: skip
+_GENERATION: Final = frozenset({
+    "bos_token_id", "do_sample", "eos_token_id", "max_length", "max_new_tokens", "num_beams", "pad_token_id",
+    "repetition_penalty", "temperature", "top_k", "top_p",
+})  # fmt: skip
 """Keys of a generation config (transformers 5.23.0: generation/configuration_utils.py)."""
 
 _MARKS: Final = {
@@ -130,15 +125,13 @@ _MARKS: Final = {
 }
 """Keys inside sections that show the tool."""
 
-_FSDP: Final = frozenset(
-    {
-        "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy",
-        "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "ignored_modules", "limit_all_gathers",
-        "min_num_params", "mixed_precision_policy", "offload_params", "reshard_after_forward", "sharding_strategy",
-        "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params", "version", "xla",
-        "xla_fsdp_grad_ckpt", "xla_fsdp_settings", "xla_fsdp_v2",
-    }
-)  # fmt: skip
+_FSDP: Final = frozenset({
+    "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy",
+    "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "ignored_modules", "limit_all_gathers",
+    "min_num_params", "mixed_precision_policy", "offload_params", "reshard_after_forward", "sharding_strategy",
+    "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params", "version", "xla",
+    "xla_fsdp_grad_ckpt", "xla_fsdp_settings", "xla_fsdp_v2",
+})  # fmt: skip
 """Keys of Trainer's `fsdp_config`, with or without `fsdp_` (transformers 5.23.0: training_args.py,
 `_process_fsdp_args`; accelerate 1.15.0: utils/dataclasses.py, `FullyShardedDataParallelPlugin`)."""
 
@@ -205,8 +198,7 @@ def nothing_known(content: Mapping[str, Any]) -> Other | None:
 
 
 def _of_trainer(content: Mapping[Any, Any]) -> set[str]:
-    """The keys that are fields of TrainingArguments, in any version, without names that a script's config may have
-    beside such a section."""
+    """The keys of any version's TrainingArguments, without names that a script may have beside such a section."""
     fields_of_trainer = argument_types().keys() | ever_fields("transformers")
     return {str(key) for key in content if key in fields_of_trainer} - {"output_dir", "project", "run_name", "seed"}
 

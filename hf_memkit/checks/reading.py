@@ -19,7 +19,7 @@ from hf_memkit.catalog.library_versions import current_name, fields
 from hf_memkit.checks.deepspeed_keys import SECTIONS
 from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
 from hf_memkit.common.errors import InputError
-from hf_memkit.common.user_files import parsed, user_path
+from hf_memkit.common.user_files import content_problem, parsed, text_of, user_path
 
 Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
 
@@ -51,21 +51,17 @@ class File:
 
 
 def read(path: str | Path) -> File:
-    """Read a `.json`, `.yaml` or `.yml` file; many other files are recognised. Raises InputError if it cannot be read;
-    names line and column."""
+    """Read a `.json`, `.yaml` or `.yml` file; many others are recognised. Raises InputError with line and column."""
     path = user_path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}. Give a JSON or YAML file") from None
+    text = text_of(path)
     if other := other_script(path, text):
         return File(path, "other", {}, other=other)
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    if not text.strip():
+        raise InputError(f"{path}: {content_problem(None)}")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
-    if not isinstance(content, Mapping):
-        description = "nothing" if content is None else f"a {type(content).__name__}"
-        raise InputError(f"{path}: line 1, column 1: expected keys and values, got {description}")
+    if problem := content_problem(content):
+        raise InputError(f"{path}: {problem}")
     other = None if content.keys() & _RECIPE else other_tool(path, content)
     return File(path, "other" if other else _kind_of_keys(content), content, duplicates, other)
 
@@ -93,10 +89,13 @@ def _simpler_message(error: json.JSONDecodeError) -> str:
     comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
     if _COMMENT.search(re.sub(r'"(?:[^"\\\n]|\\.)*"', '""', error.doc)):  # without strings: addresses contain //
         return "JSON has no comments, and Trainer cannot read a file with one. Remove them"
-    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    before = error.doc[: error.pos].rstrip()
+    after = error.doc[error.pos :]
     closing = after.removeprefix(",").lstrip()[:1]
     if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
         return f"a comma before {closing}. Remove it"
+    if error.msg == "Expecting value":
+        return "no valid value. Write a number, true, false, null, or a text in double quotes"
     return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 
@@ -109,7 +108,8 @@ def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
-    """As `parse_json`; PyYAML silently uses the last of two equal keys too."""
+    """The content of a YAML text, and the dotted paths of keys that appear twice: PyYAML silently uses the last.
+    Raises InputError if it is invalid; names the file, line and column."""
     try:
         content = parsed(str(path), yaml.safe_load, text)
         return content, tuple(dict.fromkeys(_yaml_duplicates(yaml.compose(text, yaml.SafeLoader))))
@@ -160,6 +160,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
         return "recipe"
     if is_accelerate(content):
         return "accelerate"
+
     keys = {}  # those at the top of a DeepSpeed config, or similar to one if they are no arguments
     for name in content:
         key = str(name)
@@ -167,6 +168,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
             keys[name] = key
         elif is_unknown(key) and not misspelt(key) and (near := get_close_matches(key, _KNOWN, n=1, cutoff=0.85)):
             keys[name] = near[0]
+
     of_deepspeed = {name for name, key in keys.items() if _of_deepspeed(key, content[name])}
     unique = any(keys[name] in _DEEPSPEED for name in of_deepspeed)
     certain = unique or any(name in fields() for name in of_deepspeed)
@@ -178,8 +180,7 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
 
 
 def _of_deepspeed(key: str, value: Any) -> bool:
-    """Whether the value is DeepSpeed's. Scripts have a section `optimizer` with the optimizer's parameters; DeepSpeed
-    has them in `params`."""
+    """Whether the value is DeepSpeed's, with parameters in `params`: a script's `optimizer` has them directly."""
     if key in _DEEPSPEED:
         return True
     if key in fields():

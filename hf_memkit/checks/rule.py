@@ -1,8 +1,8 @@
-"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes in a
-job."""
+"""Rules, one known mistake each, in a registry that generates docs/checks.md; and problems, the mistakes in a job."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -56,16 +56,24 @@ class Problem:
         """Whether the key is not in the file."""
         return self.value is None and not self.null
 
+    @property
+    def place(self) -> str:
+        """`ds.json: bf16.enabled = true`; a long value is cut."""
+        file = f"{self.file}: " if self.file else ""
+        if not self.key:
+            return f"{file}not checked"
+        if self.missing:
+            return f"{file}{self.key} is missing"
+        value = json.dumps(self.value, default=str)
+        return f"{file}{self.key} = {value if len(value) <= 60 else f'{value[:57]}…'}"
+
     def __str__(self) -> str:
-        place = f"{self.file}: {self.key}" if self.file else self.key
-        shown = " is missing" if self.missing else f" = {'null' if self.null else repr(self.value)}"
-        shown = shown if self.key else "not checked"
         end = "" if self.fix.endswith("?") else "."
-        return f"{place}{shown}: {self.why}. Fix: {self.fix}{end}"
+        return f"{self.place}: {self.why}. Fix: {self.fix}{end}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Match:
     """Where a rule applies. `why`, `fix` and `severity` override the rule's own.
 
     `argument` is true for a key of Trainer's arguments, `launcher` for one of accelerate's YAML; else it is of the
@@ -101,7 +109,7 @@ class Rule:
     why: str
     fix: str
     source: str
-    find: Callable[[Subject], Iterable[Found]]
+    find: Callable[[Subject], Iterable[Match]]
     module: str
     techniques: tuple[str, ...] = ()
 
@@ -120,7 +128,7 @@ class Rule:
 RULES: dict[str, Rule] = {}
 """Every rule by its ID, in the order of application."""
 
-_Find = Callable[[Subject], Iterable[Found]]
+_Find = Callable[[Subject], Iterable[Match]]
 
 
 def _rule(
@@ -131,7 +139,7 @@ def _rule(
         if id in RULES:
             raise ValueError(f"there are two rules {id!r}")
 
-        def guarded(subject: Subject) -> Iterable[Found]:
+        def guarded(subject: Subject) -> Iterable[Match]:
             return () if subject.config is None and needs_config else find(subject)
 
         RULES[id] = Rule(id, severity, why, fix, source, guarded, find.__module__.rpartition(".")[2], techniques)
@@ -142,15 +150,20 @@ def _rule(
 
 class Rules:
     """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`. They
-    are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`."""
+    are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`.
 
-    def __init__(self, *, needs_config: bool) -> None:
-        self.error = partial(_rule, "error", needs_config)
-        self.warning = partial(_rule, "warning", needs_config)
-        self.hint = partial(_rule, "hint", needs_config)
+    Args:
+        needs_config: the rules apply only to jobs with a DeepSpeed config.
+        techniques: the rules' default `techniques`.
+    """
+
+    def __init__(self, *, needs_config: bool = False, techniques: tuple[str, ...] = ()) -> None:
+        self.error = partial(_rule, "error", needs_config, techniques=techniques)
+        self.warning = partial(_rule, "warning", needs_config, techniques=techniques)
+        self.hint = partial(_rule, "hint", needs_config, techniques=techniques)
 
 
-any_job: Final = Rules(needs_config=False)
+any_job: Final = Rules()
 """For rules about every job."""
 
 deepspeed: Final = Rules(needs_config=True)

@@ -12,6 +12,7 @@ from hf_memkit.catalog.hardware import Gpu, Machine
 from hf_memkit.catalog.library_versions import current_name
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.deepspeed.settings import ZeroSettings
+from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.setup import Setup
 
 
@@ -64,6 +65,8 @@ class Subject:
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
         settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
+        ledger: a recipe variant's ledger, to compare with the GPU; empty for files, and for setups that list their
+            shortages themselves.
     """
 
     config: Mapping[str, Any] | None = None
@@ -82,6 +85,7 @@ class Subject:
     launcher: Mapping[str, Any] | None = None
     launcher_file: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +143,11 @@ class Subject:
     def on(self, name: str) -> bool:
         """Whether the argument `name` is set to true."""
         return self.argument(name) is True
+
+    @property
+    def compiles(self) -> bool:
+        """Whether Trainer compiles: a backend or mode turns it on too (transformers 5.23.0: training_args.py 1621)."""
+        return any(self.argument(f"torch_compile{name}") not in (None, False) for name in ("", "_backend", "_mode"))
 
     @property
     def mixed(self) -> bool:
@@ -214,7 +223,9 @@ class Subject:
         fp16, bf16 = self.enabled("fp16"), self.enabled("bf16")
         if fp16 is None or bf16 is None:
             return None
-        return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+        if fp16:
+            return "fp16"
+        return "bf16" if bf16 else "fp32"
 
     @cached_property
     def zero(self) -> ZeroSettings:

@@ -4,10 +4,10 @@ model is loaded."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,9 +17,9 @@ from hf_memkit.common.user_files import user_path
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
-    from hf_memkit.catalog.models import ModelFacts
     from hf_memkit.checks import Problem, Severity
     from hf_memkit.checks.reading import File
+    from hf_memkit.common.answer.answer import Answer, LineKind, State
 
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -45,7 +45,8 @@ EXAMPLES = """[bold]Examples[/bold]
   hint       advice that a good config may ignore
 """
 
-_FORMATS = ("text", "json", "sarif")
+_FORMATS: Final = ("text", "json", "sarif")
+_KINDS: Final[Mapping[Severity, LineKind]] = {"error": "strong", "warning": "warning", "hint": "note"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +83,14 @@ def check(
 def check_files(files: list[str], options: CheckOptions) -> int:
     """Prints the problems of the files. Returns 1 if one has at least the severity of `--fail-on`, else 0.
 
-    Files of kinds that memkit does not check are hints, unless all are. Unreadable files are reported last."""
-    from hf_memkit.catalog.models import refuse_absent
+    Files of kinds that memkit does not check are hints, unless all are. Unreadable files are reported last.
+    """
     from hf_memkit.checks import not_checked
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
     from hf_memkit.common.errors import InputError
 
-    output, nvme_path = options.output_format, options.nvme_path
-    _refuse_other("--fail-on", options.fail_on, SEVERITIES)
-    _refuse_other("--output-format", output or "text", _FORMATS)
-    if options.as_json and output not in (None, "json"):
-        raise InputError(f"--json and --output-format {output}: two formats. Give only one")
-    if nvme_path is not None and not user_path(nvme_path).is_dir():
-        raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
+    _refuse_wrong_options(options)
     read_files: list[File] = []
     unreadable: list[str] = []
     for path in files:
@@ -106,59 +101,60 @@ def check_files(files: list[str], options: CheckOptions) -> int:
     others = {file.path: other for file in read_files if (other := not_checked(file)) is not None}
     if len(others) == len(read_files):
         raise InputError("\n".join([*(f"{path}: {other}" for path, other in others.items()), *unreadable]))
+
     arguments = None if options.args is None else read(options.args)
-    described = any((options.gpu, options.gpu_memory, options.ram))
-    facts = None
-    if options.model is not None:
-        refuse_absent(options.model)
-    machine = options.machine(nvme_path) if described or options.model or nvme_path else None
-    if machine is not None and described:
-        machine = replace(machine, memlock_bytes=None)  # this machine's limit for locked memory
-    if machine is not None and machine.gpu is None and not described and not nvme_path:
-        machine = None  # a laptop or a CI runner: the job will run elsewhere
-    if options.model is not None:
-        from hf_memkit.catalog.models import describe, hub_reachable
+    known = _known(options)
+    problems = [problem for file in read_files for problem in _problems(file, arguments, known)]
+    _print(problems, ", ".join(str(file.path) for file in read_files), options)
 
-        facts = describe(options.model, use_hub=hub_reachable(), use_built_in=True)
-    problems = [
-        problem
-        for file in read_files
-        for problem in _problems(file, arguments, facts, machine, options.gpus, here=not described)
-    ]
-    if options.as_json or output == "json":
-        print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
-    elif output == "sarif":
-        from hf_memkit.checks.sarif import sarif
-
-        print(json.dumps(sarif(problems), indent=2))
-    else:
-        _print(problems, [str(file.path) for file in read_files])
     if unreadable:
         raise InputError("\n".join(unreadable))
     failing = SEVERITIES[: SEVERITIES.index(options.fail_on) + 1]
     return 1 if any(problem.severity in failing for problem in problems) else 0
 
 
-def _refuse_other(option: str, value: str, allowed: tuple[str, ...]) -> None:
+def _refuse_wrong_options(options: CheckOptions) -> None:
+    from hf_memkit.checks.rule import SEVERITIES
     from hf_memkit.common.errors import InputError, did_you_mean
 
-    if value not in allowed:
-        raise InputError(f"{option} {value}: not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+    output, nvme_path = options.output_format or "text", options.nvme_path
+    choices = (("--fail-on", options.fail_on, SEVERITIES), ("--output-format", output, _FORMATS))
+    for name, value, allowed in choices:
+        if value not in allowed:
+            raise InputError(f"{name} {value}: not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+    if options.as_json and options.output_format not in (None, "json"):
+        raise InputError(f"--json and --output-format {output}: two formats. Give only one")
+    if nvme_path is not None and not user_path(nvme_path).is_dir():
+        raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
 
 
-def _problems(
-    file: File, arguments: File | None, model: ModelFacts | None, machine: Machine | None, gpus: int | None, *,
-    here: bool,
-) -> list[Problem]:  # fmt: skip
+def _known(options: CheckOptions) -> dict[str, Any]:
+    """The fields of `Subject` that the options describe: model, machine, GPUs, and whether the job runs here."""
+    from hf_memkit.catalog.models import describe, hub_reachable, refuse_absent
+
+    if options.model is not None:
+        refuse_absent(options.model)
+    described = any((options.gpu, options.gpu_memory, options.ram))
+    machine = options.machine(options.nvme_path) if described or options.model or options.nvme_path else None
+    if machine is not None and described:
+        machine = replace(machine, memlock_bytes=None)  # this machine's limit for locked memory
+    if machine is not None and machine.gpu is None and not described and not options.nvme_path:
+        machine = None  # a laptop or a CI runner: the job will run elsewhere
+    model = None
+    if options.model is not None:
+        model = describe(options.model, use_hub=hub_reachable(), use_built_in=True)
+    return {"model": model, "machine": machine, "gpus": options.gpus, "here": not described}
+
+
+def _problems(file: File, arguments: File | None, known: Mapping[str, Any]) -> list[Problem]:
     from hf_memkit.checks import Problem, not_checked, read_subject
     from hf_memkit.checks import check as apply_rules
 
     if (other := not_checked(file)) is not None:
         return [Problem("not-checked", "hint", str(file.path), "", None, other.kind, other.advice.rstrip("."))]
     if file.kind == "recipe":
-        return _recipe_problems(file, machine, gpus)
-    subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)
-    return apply_rules(subject)
+        return _recipe_problems(file, known["machine"], known["gpus"])
+    return apply_rules(read_subject(file, arguments, **known))
 
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
@@ -175,7 +171,8 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
         recipe = read_recipe(file.path)
     except RecipeError as error:
         return [_read_line(file, line) for line in error.problems]
-    problems, here = list[Problem](), machine or this_machine()
+    problems: list[Problem] = []
+    here = machine or this_machine()
     for variant in recipe.variants:
         try:
             setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
@@ -184,7 +181,7 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
             problems.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
         subject = Subject.of_setup(setup)
-        subject = subject if machine else replace(subject, machine=None)
+        subject = replace(subject, ledger=setup.ledger) if machine else replace(subject, machine=None)
         problems += [
             replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
             for problem in apply_rules(subject)
@@ -209,30 +206,34 @@ def _read_line(file: File, line: str) -> Problem:
     return Problem("recipe", "error", str(file.path), key, value, what, fix)
 
 
-def _print(problems: list[Problem], files: list[str]) -> None:
+def _print(problems: list[Problem], names: str, options: CheckOptions) -> None:
+    """Prints the problems of the files `names` in the format of the options."""
     from rich.console import Console
-    from rich.markup import escape
 
+    from hf_memkit.common.answer.terminal import show
+
+    if options.as_json or options.output_format == "json":
+        print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
+    elif options.output_format == "sarif":
+        from hf_memkit.checks.sarif import sarif
+
+        print(json.dumps(sarif(problems), indent=2))
+    else:
+        show(_answer(problems, names), console=Console(soft_wrap=True, highlight=False))
+
+
+def _answer(problems: list[Problem], names: str) -> Answer:
     from hf_memkit.checks.rule import SEVERITIES
+    from hf_memkit.common.answer.answer import Answer, Lines
 
-    console = Console(soft_wrap=True, highlight=False)
-    names = escape(", ".join(str(Path(name)) for name in files))
     if not problems:
-        console.print(f"No known mistakes in {names}.")
-        return
-    groups = {each: [problem for problem in problems if problem.severity == each] for each in SEVERITIES}
-    counts = (f"{len(group)} {each}{'s' * (len(group) > 1)}" for each, group in groups.items() if group)
-    console.print(f"{', '.join(counts)} in {names}")
-    for severity, group in groups.items():
-        for problem in group:
-            shown = "is missing" if problem.missing else f"= {json.dumps(problem.value, default=str)}"
-            shown = shown if len(shown) <= 62 else f"{shown[:59]}…"
-            place = f"{problem.file}: " if problem.file else ""
-            key = f"[bold]{escape(problem.key)}[/bold] {escape(shown)}" if problem.key else "not checked"
-            console.print(f"[{_STYLES[severity]}]{severity}[/] {escape(place)}{key}")
-            console.print(f"    {escape(problem.why)} [dim]({problem.rule})[/dim]")
-            console.print(f"    → {escape(problem.fix)}")
-    console.print(f"All rules with their sources: {documentation('checks.md')}", soft_wrap=True)
-
-
-_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}
+        return Answer(title="memkit check", verdict=f"No known mistakes in {names}.", state="good")
+    counts = Counter(problem.severity for problem in problems)
+    shown = [f"{counts[each]} {each}{'s' * (counts[each] > 1)}" for each in SEVERITIES if each in counts]
+    blocks = []
+    for problem in sorted(problems, key=lambda problem: SEVERITIES.index(problem.severity)):
+        blocks.append(Lines([f"{problem.severity} {problem.place}"], _KINDS[problem.severity]))
+        blocks.append(Lines([f"    {problem.why} ({problem.rule})", f"    → {problem.fix}"]))
+    blocks.append(Lines([f"All rules with their sources: {documentation('checks.md')}"]))
+    state: State = "bad" if counts["error"] else "near"
+    return Answer(title="memkit check", verdict=f"{', '.join(shown)} in {names}", state=state, blocks=blocks)

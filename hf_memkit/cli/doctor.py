@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
 
 from hf_memkit.cli.options import Json, option
+from hf_memkit.cli.printing import print_json
+
+if TYPE_CHECKING:
+    from hf_memkit.checks.doctor import Check, Status
+    from hf_memkit.common.answer.answer import Answer, LineKind
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -13,8 +19,6 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit doctor --nvme-path /mnt/nvme    also measures that disk with DeepSpeed's own reads and writes
 """
-
-_COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 
 def doctor(
@@ -27,28 +31,34 @@ def doctor(
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")
-    from hf_memkit.checks.doctor import diagnose
-
-    lines = diagnose(nvme_path)
-    needed = [line for line in lines if line.core and line.status == "missing"]
-    if as_json:
-        print(json.dumps([line.to_json() for line in lines], indent=2))
-        return 1 if needed else 0
-
     from rich.console import Console
-    from rich.markup import escape
 
-    console = Console(soft_wrap=True, highlight=False)
-    width = max(len(line.name) for line in lines)
-    group = ""
-    for line in lines:
-        if line.group != group:
-            group = line.group
-            console.print(f"[bold]{escape(group)}[/bold]")
-        colour = _COLOURS[line.status]
-        console.print(f"  [{colour}]{line.status:<7}[/{colour}]  {escape(line.name):<{width}}  {escape(line.finding)}")
-        if line.fix:
-            console.print(f"  {'':<7}  {'':<{width}}  [bold]→ {escape(line.fix)}[/bold]")
-    if needed:
-        console.print(f"memkit does not work on this machine without: {', '.join(line.name for line in needed)}.")
+    from hf_memkit.checks.doctor import diagnose
+    from hf_memkit.common.answer.terminal import show
+
+    checks = diagnose(nvme_path)
+    needed = [check.name for check in checks if check.core and check.status == "missing"]
+    if as_json:
+        print_json([check.to_json() for check in checks])
+    else:
+        show(_answer(checks, needed), console=Console(soft_wrap=True, highlight=False))
     return 1 if needed else 0
+
+
+def _answer(checks: Sequence[Check], needed: Sequence[str]) -> Answer:
+    """A line for each check below the name of its group. `needed`: names of missing things that memkit needs."""
+    from hf_memkit.common.answer.answer import Answer, Lines
+
+    kinds: dict[Status, LineKind] = {"ok": "text", "warning": "warning", "missing": "strong"}
+    width = max(len(check.name) for check in checks)
+    blocks = []
+    for group, of_group in groupby(checks, key=lambda check: check.group):
+        blocks.append(Lines([group], "strong"))
+        for check in of_group:
+            blocks.append(Lines([f"  {check.status:<7}  {check.name:<{width}}  {check.finding}"], kinds[check.status]))
+            if check.fix:
+                blocks.append(Lines([f"{'':<{width + 13}}→ {check.fix}"]))
+    if needed:
+        verdict, reason = "memkit does not work on this machine without", ", ".join(needed)
+        return Answer(title="memkit doctor", verdict=verdict, reason=reason, state="bad", blocks=blocks)
+    return Answer(title="memkit doctor", verdict="memkit works on this machine", state="good", blocks=blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,8 @@ import typer
 from hf_memkit.cli.check import CheckOptions, check_files
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, option, with_options
-from hf_memkit.cli.printing import print_json, say
+from hf_memkit.cli.printing import print_json, say, say_to_stderr
+from hf_memkit.common.errors import InputError
 from hf_memkit.setup.request import Request
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ app = typer.Typer(
 )
 
 
+_Name = Annotated[str, typer.Argument(help="A preset's name.")]
+_DESTINATION = typer.Argument(metavar="[DEST]", help="File or folder, or - to print. Default: NAME.json.")
+
+
 @app.command("list", cls=InEnvironment, help="List the presets, what each saves and what it costs.")
 def list_presets(as_json: Json = False) -> int:
     from hf_memkit.common.answer.answer import Lines, Table
@@ -50,13 +54,9 @@ def list_presets(as_json: Json = False) -> int:
     return 0
 
 
-@app.command(
-    cls=InEnvironment, help="Show one preset: its use, requirements and JSON; with --model its sizes and ledger."
-)
+@app.command(cls=InEnvironment, help="Show a preset: its use, needs and JSON; with --model, the memory it needs.")
 @with_options
-def show(
-    name: Annotated[str, typer.Argument(help="A preset's name.")], *, options: SizingOptions, as_json: Json = False
-) -> int:
+def show(name: _Name, *, options: SizingOptions, as_json: Json = False) -> int:
     from hf_memkit.deepspeed.presets import preset_index
     from hf_memkit.recipes.resolve import resolve
 
@@ -68,9 +68,15 @@ def show(
     needs = [f"{info.gpus} GPUs or more"] if info.gpus > 1 else []
     needs += [f"deepspeed{info.deepspeed}"] if info.deepspeed else []
     rows = {
-        info.name: info.summary, "For": info.audience, "Saves": info.saves, "Costs": info.costs,
-        "Needs": ", ".join([*needs, *info.packages]), "Needs a GPU": info.not_on_cpu,
-    }  # fmt: skip
+        info.name: info.summary,
+        "For": info.audience,
+        "Saves": info.saves,
+        "Costs": info.costs,
+        "Needs": ", ".join([*needs, *info.packages]),
+        "Needs a GPU": info.not_on_cpu,
+    }
+    for problem in setup.problems:
+        say(f"PROBLEM: {problem}")
     for label, value in rows.items():
         if value:
             say(f"{label}: {value}")
@@ -79,15 +85,11 @@ def show(
     return 0
 
 
-@app.command(
-    cls=InEnvironment, help="Write a preset to a file; with --model compute every buffer for that model and machine."
-)
+@app.command(cls=InEnvironment, help="Write a preset to a file; with --model, its buffers for that model and machine.")
 @with_options
 def copy(
-    name: Annotated[str, typer.Argument(help="A preset's name.")],
-    destination: Annotated[
-        str | None, typer.Argument(metavar="[DEST]", help="File or folder. Default: NAME.json.")
-    ] = None,
+    name: _Name,
+    destination: Annotated[str | None, _DESTINATION] = None,
     *,
     options: SizingOptions,
     accelerate: Annotated[bool, option("Also write an accelerate launch config.", "--accelerate")] = False,
@@ -101,8 +103,15 @@ def copy(
     from hf_memkit.recipes.resolve import resolve
 
     setup = resolve(Request(deepspeed=name, **vars(options)))[0]
-    target = user_path(destination) if destination else Path(f"{name}.json")
-    target = target / f"{name}.json" if target.is_dir() or (destination or "").endswith("/") else target
+    if destination == "-":
+        if accelerate or as_json:
+            raise InputError("-: prints the DeepSpeed JSON alone. Give a file, or omit --accelerate and --json")
+        refuse_other_deepspeed(name)
+        print_json(setup["deepspeed.config"])
+        return 0
+    target = user_path(destination or f"{name}.json")
+    if target.is_dir() or (destination or "").endswith("/"):
+        target = target / f"{name}.json"
     launch = target.with_name(f"{target.stem}-accelerate.yaml")
     files = [target, launch] if accelerate else [target]
     refuse_other_deepspeed(name)
@@ -116,6 +125,8 @@ def copy(
     if as_json:
         print_json({"files": [str(file) for file in files], **_to_json(setup)})
         return 0
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
     _print_sizes(setup)
     for file in files:
         say(f"Wrote {file}")
@@ -152,14 +163,16 @@ def _print_sizes(setup: Setup) -> None:
     model, gpu = setup.resolved_for.model, setup.resolved_for.machine.gpu
     blocks: list[AnswerBlock] = []
     if model is not None:
-        sizes = f"{model.parameters:,} parameters, the largest tensor {model.largest_parameter:,}"
-        named = f"Model: {model.name}, {sizes}."
-        on = f"GPU: {gpu.name} ({gpu.source})." if gpu else "GPU: none here and none given (--gpu, --gpu-memory)."
+        sizes = f"{model.parameters:,} parameters, {model.largest_parameter:,} of them in the largest tensor"
+        about_model = f"Model: {model.name}, {sizes}."
+        about_gpu = "GPU: none here, and none given (--gpu)."
+        if gpu is not None:
+            about_gpu = f"GPU: {gpu.name} ({gpu.source})."
         rows = [
             (size["key"].removeprefix("zero_optimization."), json.dumps(size["value"]), size["reason"])
             for size in setup["deepspeed.sizes"]
         ]
-        blocks += [Lines([named, on]), Table(("key", "value", "why"), rows), ledger_block(setup.ledger)]
+        blocks += [Lines([about_model, about_gpu]), Table(("key", "value", "why"), rows), ledger_block(setup.ledger)]
         blocks.append(Lines(["Not included: activations, the loss, and the processes themselves."]))
     blocks.append(Lines([f"Note: {note}" for note in setup.notes]))
-    show_blocks([*blocks, Lines([f"PROBLEM: {problem}" for problem in setup.problems], "warning")])
+    show_blocks(blocks)

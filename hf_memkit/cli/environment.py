@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.catalog.environments import python_of, refuse_too_old_here
-from hf_memkit.cli.options import MORE
+from hf_memkit.cli.options import more
 from hf_memkit.common import boot
 from hf_memkit.common.errors import InputError
 
@@ -32,9 +32,11 @@ _LIMIT_S: Final = 60.0
 def _switch_python(context: typer.Context, python: str | None) -> None:
     """Continues in the environment that trains, unless this process already runs there."""
     if not boot.is_booted and (command_line or python):
-        # `OTHER/bin/python -m hf_memkit` already chooses the Python.
-        named = getattr(sys.modules["__main__"], "__spec__", None) is not None
-        there = python_of(python) if python is not None else None if named else _active()
+        there = None
+        if python is not None:
+            there = python_of(python)
+        elif getattr(sys.modules["__main__"], "__spec__", None) is None:  # not `OTHER/bin/python -m hf_memkit`
+            there = _active()
         if there is not None and not _is_this(there):
             _become(there, "--python" if python is not None else "the active environment")
     if isinstance(context.command, Trains):
@@ -84,16 +86,16 @@ def _trains(python: Path) -> bool:
         return False
 
 
-_Python = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH", is_eager=True, expose_value=False, callback=_switch_python, rich_help_panel=MORE,
-        help="Python of the environment that trains. Default: the active environment's, else memkit's own.",
-    ),
-]  # fmt: skip
+_PYTHON = more(
+    "Python of the environment that trains. Default: the active environment's, else memkit's own.",
+    metavar="PATH",
+    is_eager=True,
+    expose_value=False,
+    callback=_switch_python,
+)
 
 
-def _verb(python: _Python = None) -> None:
+def _verb(python: Annotated[str | None, _PYTHON] = None) -> None:
     """Has the option `--python`, which `InEnvironment` copies."""
 
 

@@ -52,8 +52,8 @@ def explain(
     from rich.console import Console
 
     from hf_memkit.common.answer.answer import Lines
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.common.answer.terminal import show
-    from hf_memkit.measuring.out_of_memory.message import printable
 
     arguments, notes = _arguments(args) if args is not None else (None, [])
     explanations, empty = _explanations(source, arguments)
@@ -75,22 +75,16 @@ def explain(
 
 
 def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
-    """(the arguments in the user's file, with the DeepSpeed config that it names; a line for each part that is
-    ignored). Another tool's file is no error. Raises InputError if there is no such file."""
+    """The arguments in the user's file, with the DeepSpeed config that it names, and a line for each part that is
+    ignored. Another tool's file is no error. Raises InputError if the file cannot be read."""
     from hf_memkit.catalog.argument_values import check_values, misspelt
     from hf_memkit.catalog.former_arguments import former_arguments
     from hf_memkit.catalog.library_versions import current_name
     from hf_memkit.checks.apply import deepspeed_of, deepspeed_of_launcher
     from hf_memkit.checks.reading import read
-    from hf_memkit.common.user_files import user_path
     from hf_memkit.setup.own_arguments import former_lines
 
-    try:
-        file = read(path)
-    except InputError as error:
-        if not user_path(path).is_file():
-            raise
-        return {}, [f"--args ignored: {error}"]
+    file = read(path)
     if file.refusal and not file.content:  # a shell script
         return {}, [f"--args ignored: {file.path}: {file.refusal}"]
     if file.kind == "recipe":
@@ -102,8 +96,11 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
     sections = ("zero_optimization", "fp16", "bf16", "optimizer", "scheduler")
     if file.kind == "deepspeed" and any(isinstance(file.content.get(name), dict) for name in sections):
         return {"deepspeed": file.content}, []
+
     checked, ignored = check_values(file.content)
-    ignored += [f"{name}: did you mean {' or '.join(near)}?" for name in checked if (near := misspelt(str(name)))]
+    for name in checked:
+        if near := misspelt(str(name)):
+            ignored.append(f"{name}: did you mean {' or '.join(near)}?")
     ignored += [f"{name}: appears twice, the last is used" for name in file.duplicates]
     # A value of another type may be another tool's: `bf16: auto`.
     values = {name: value for name, value in file.content.items() if current_name(str(name)) not in checked} | checked
@@ -112,12 +109,16 @@ def _arguments(path: str) -> tuple[Mapping[str, Any], list[str]]:
         values |= {"deepspeed": config.content} if config is not None else {}
     except InputError as error:
         ignored.append(f"deepspeed: {error}")
-    notes = [] if file.refusal else former_lines(str(file.path), file.content)
+
+    notes = []
     if not file.refusal:
-        ignored = [line for line in ignored if line.partition(":")[0] not in former_arguments(file.content)]
+        notes = former_lines(str(file.path), file.content)
+        former = former_arguments(file.content)
+        ignored = [line for line in ignored if line.partition(":")[0] not in former]
     if ignored or file.other:
         whose = f"{file.other.kind}; unknown keys are ignored" if file.other else "ignored, or read as another tool's"
-        notes.append(": ".join([str(file.path), whose, *(["; ".join(ignored[:_LISTED])] if ignored else [])]))
+        note = f"{file.path}: {whose}"
+        notes.append(f"{note}: {'; '.join(ignored[:_LISTED])}" if ignored else note)
     return _with_model(values), notes
 
 
@@ -128,17 +129,17 @@ _LISTED = 5
 def _with_model(values: dict[str, Any]) -> dict[str, Any]:
     """The arguments with the sizes of a model in a local folder, by which an allocation is recognised as logits."""
     from hf_memkit.measuring.out_of_memory.other_names import job_of
+    from hf_memkit.measuring.out_of_memory.run_view import mapping
 
     name = job_of(values).argument("model_name_or_path")
-    config = Path(name) / "config.json" if isinstance(name, str) and name else None
+    if not isinstance(name, str) or not name:
+        return values
     try:
-        content = json.loads(config.read_text(encoding="utf-8")) if config is not None else {}
+        config = mapping(json.loads((Path(name) / "config.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return values
-    text = content.get("text_config") if isinstance(content, dict) else None
-    sizes = {**content, **text} if isinstance(text, dict) else content
-    names = ("vocab_size", "num_attention_heads", "n_head")
-    return {key: sizes[key] for key in names if isinstance(sizes, dict) and key in sizes} | values
+    sizes = {**config, **mapping(config.get("text_config"))}
+    return {key: sizes[key] for key in ("vocab_size", "num_attention_heads", "n_head") if key in sizes} | values
 
 
 def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tuple[list[Explanation], str | None]:
@@ -162,15 +163,15 @@ def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tu
 def _of_log(
     raw: io.BufferedReader[Any], path: Path | None, arguments: Mapping[str, Any] | None
 ) -> tuple[list[Explanation], str | None]:
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.measuring.out_of_memory import Explanation, explain_oom
-    from hf_memkit.measuring.report.sanitize import text
 
     if raw.peek(1):
         start = raw.peek(64)[:64]
         marked = start.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in start
         encoding = "utf-16" if marked else "utf-8"  # PowerShell's `>` writes UTF-16
         return [explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)], None
-    name = "Standard input" if path is None else text(str(path))
+    name = "Standard input" if path is None else printable(str(path))
     how = "python train.py 2>&1 | memkit explain" if path is None else "python train.py > train.log 2>&1"
     why = "a pipe or `>` alone omits standard error, where errors go"
     return [Explanation(None)], f"{name} is empty: {why}. Type: {how}"
@@ -178,9 +179,9 @@ def _of_log(
 
 def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     """One explanation for each rank that ran out of memory in the run's last training."""
+    from hf_memkit.common.answer.safe_text import printable
     from hf_memkit.measuring.out_of_memory import Explanation, explain_killed, explain_oom, explain_records
     from hf_memkit.measuring.report.load import load_run
-    from hf_memkit.measuring.report.sanitize import text
 
     explanations: list[Explanation] = []
     run = load_run(folder)
@@ -196,6 +197,6 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             explanations.append(explain_oom(str(error)))
     if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
-    name = text(folder)
+    name = printable(folder)
     none = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
     return [Explanation(None)], f"{none}\nFor its memory use, type: memkit report {shlex.quote(name)}"

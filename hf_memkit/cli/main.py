@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import sys
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -13,9 +15,10 @@ from typer.core import TyperCommand
 from hf_memkit._version import __version__
 from hf_memkit.catalog.environments import missing_here
 from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict, preset, recipe, report, run
+from hf_memkit.cli.options import INTERRUPTED, show_what_can_be_shown
 from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.common import boot
-from hf_memkit.common.errors import MemkitError, did_you_mean
+from hf_memkit.common.errors import InputError, MemkitError, did_you_mean
 from hf_memkit.run.script import ScriptRun
 
 # click's UsageError through a public name of typer: some versions of typer contain click, others depend on it.
@@ -80,6 +83,8 @@ def _memkit(
 ) -> None:
     context.obj = dict(os.environ)  # the user's own variables, for a script that is predicted
     # `doctor` shows the libraries' own messages, and in `run` they belong to the script.
+    if context.invoked_subcommand != "run":
+        show_what_can_be_shown()
     if context.invoked_subcommand not in ("doctor", "run"):
         quiet_libraries()
 
@@ -101,21 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(note, file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
-        # Without a command, typer has printed the help, and its error has no text.
-        if message := error.format_message().rstrip("."):
-            asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
-            # An error without a subclass is a surplus word.
-            option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            any_other = _INSTEAD.get((asked, "--…"), "") if message.startswith("No such option") else ""
-            words = sys.argv[1:] if arguments is None else arguments
-            if asked == "memkit predict" and not any(word.endswith(".py") or word == "-m" for word in words):
-                any_other = ""  # without a script there are no arguments after --
-            instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
-            if instead:
-                near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
-                instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
-                message = message.partition(" (Possible")[0] + instead
-            print(f"memkit: error: {message} (see `{asked} --help`)", file=sys.stderr)
+        if error.format_message():  # without a command, typer has printed the help, and its error has no text
+            line = _usage_message(error, sys.argv[1:] if arguments is None else arguments)
+            print(f"memkit: error: {line}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if not (message := boot.missing(error.name) or missing_here()):
@@ -123,18 +116,44 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"memkit: error: {message}", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
-        print("memkit: interrupted", file=sys.stderr)  # a recipe has its own line, with --resume
-        return 1
+        print("memkit: interrupted", file=sys.stderr)  # a recipe that trains has its own line, with --resume
+        return INTERRUPTED
     if isinstance(result, ScriptRun):
         result.run()  # outside `try`: its errors are the script's
     return result if isinstance(result, int) else 0
 
 
-def _verb(arguments: list[str] | None) -> str:
+_OUTSIDE: Final = re.compile(r"Invalid value for '(--[\w-]+)': Input should be (greater|less) than or equal to (\d+)")
+"""The parser's message for a number that is too small or too large."""
+
+
+def _usage_message(error: Any, words: list[str]) -> str:
+    """The message of the parser's error, with what to write instead."""
+    message = error.format_message().rstrip(".")
+    if outside := _OUTSIDE.fullmatch(message):
+        flag, side, bound = outside.groups()
+        given = words[words.index(flag) + 1] if flag in words[:-1] else ""
+        message = f"{flag} {given}".rstrip() + f": give {bound} or {'more' if side == 'greater' else 'fewer'}"
+    verb = error.ctx.command_path if error.ctx is not None else _verb(words)
+    # An error of the base class is about a surplus word.
+    option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
+    fix = _INSTEAD.get((verb, option or ""), "")
+    has_script = any(word.endswith(".py") or word == "-m" for word in words)
+    takes_arguments = verb != "memkit predict" or has_script
+    if not fix and option is not None and message.startswith("No such option") and takes_arguments:
+        fix = _INSTEAD.get((verb, "--…"), "")
+    if fix:
+        near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
+        message = message.partition(" (Possible")[0]
+        message += f"{near} {fix[0].upper()}{fix[1:]}" if near else f"; {fix}"
+    return f"{message} (see `{verb} --help`)"
+
+
+def _verb(words: list[str]) -> str:
     """The verb of the command line, such as `"memkit predict"`, for an error of the parser without a context."""
     command: Any = typer.main.get_command(app)
     path = ["memkit"]
-    for word in sys.argv[1:] if arguments is None else arguments:
+    for word in words:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
             break
@@ -144,4 +163,23 @@ def _verb(arguments: list[str] | None) -> str:
 
 def main_and_exit() -> NoReturn:
     environment.command_line[:] = sys.argv[1:]
-    raise SystemExit(main())
+    code = 0
+    try:
+        code = main()
+        sys.stdout.flush()
+    except SystemExit as error:  # rich's, where the reader of the help has ended
+        if not (isinstance(error.__context__, BrokenPipeError) and "--help" in sys.argv):
+            raise
+    except OSError as error:
+        of_answer = error.filename is None and error.errno in _NO_SPACE and sys.argv[1:2] != ["run"]
+        if not of_answer:
+            raise
+        # At its end, Python writes what is left of the answer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"memkit: error: cannot write the answer: {error.strerror}", file=sys.stderr)
+        code = InputError.exit_code
+    raise SystemExit(code)
+
+
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of standard output. Errors of other files have a name; those of a script of `memkit run` are its own."""

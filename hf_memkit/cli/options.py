@@ -21,6 +21,13 @@ RUNS: Final = "Runs of a recipe"
 """Heading of the options of `memkit recipe`, and of `memkit run` for a recipe's folder."""
 
 
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as in a shell: 1 means that it does not fit."""
+
+MOST_GPUS: Final = 100_000
+"""Largest number for `--gpus` and `--nodes`."""
+
+
 def option(text: str, *flags: str, **details: Any) -> Any:
     """`typer.Option` with this help text."""
     return typer.Option(*flags, help=text, **details)
@@ -29,7 +36,7 @@ def option(text: str, *flags: str, **details: Any) -> Any:
 more = functools.partial(option, rich_help_panel=MORE)
 runs = functools.partial(option, rich_help_panel=RUNS)
 
-Nodes = Annotated[int, more("Machines.", min=1)]
+Nodes = Annotated[int, more("Machines.", min=1, max=MOST_GPUS)]
 NvmePath = Annotated[str | None, more("Folder on a fast disk, for ZeRO-Infinity.")]
 Short = Annotated[bool, option("One screen: the verdict and what to change.", "--short")]
 Json = Annotated[bool, option("Print JSON.", "--json")]
@@ -39,9 +46,7 @@ Json = Annotated[bool, option("Print JSON.", "--json")]
 class MachineOptions:
     """A described machine; by default this one."""
 
-    gpu: Annotated[
-        str | None, option("GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
-    ] = None
+    gpu: Annotated[str | None, option("GPU by name or size, such as T4 or 16GB. Default: this machine's.")] = None
     gpu_memory: Annotated[str | None, more("Any GPU of this size with bf16, such as 16GB.")] = None
     ram: Annotated[str | None, more("RAM of the machine, such as 64GB. Default: this machine's.")] = None
 
@@ -56,7 +61,7 @@ class SizingOptions(MachineOptions):
     """The model and the machines for which a preset is computed."""
 
     model: Annotated[str | None, option("Hub ID or local folder: compute sizes and bytes for this model.")] = None
-    gpus: Annotated[int, option("GPUs on each machine.", min=1)] = 1
+    gpus: Annotated[int, option("GPUs on each machine.", min=1, max=MOST_GPUS)] = 1
     nodes: Nodes = 1
     nvme_path: NvmePath = None
 
@@ -71,8 +76,13 @@ def flags_given(options: Any, *names: str) -> list[str]:
 
 
 _FLAGS: Final = {
-    "settings": "--set", "as_json": "--json", "module": "-m", "phases": "--no-phases", "arguments": "arguments",
-}  # fmt: skip
+    "settings": "--set",
+    "as_json": "--json",
+    "module": "-m",
+    "phases": "--no-phases",
+    "arguments": "arguments",
+}
+"""Field → its flag, if it has another name."""
 
 
 def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from hf_memkit.cli.options import show_what_can_be_shown, tell, with_options
+from hf_memkit.cli.options import INTERRUPTED, tell, with_options
 from hf_memkit.cli.plan_options import PlanOptions, read_host, read_prices
 from hf_memkit.cli.printing import print_json, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
@@ -56,8 +56,11 @@ NOT_FINISHED: Final = 3
 def plan(context: typer.Context, *, options: PlanOptions) -> int:
     """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     from hf_memkit.common.answer.document import check_file
+    from hf_memkit.common.answer.page import write_page
+    from hf_memkit.plan.answer import plan_answer
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan_file import check_plan_file, write_plan
+    from hf_memkit.plan.verify import refuse_unverifiable
     from hf_memkit.prediction.running_scripts import refuse_unreadable
 
     options.refuse_other_subjects()
@@ -69,8 +72,6 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     if launched is not None:
         refuse_unreadable(launched.script)
     if options.verify:
-        from hf_memkit.plan.verify import refuse_unverifiable
-
         refuse_unverifiable(None, gpus)
     host = read_host(options.host or (), options.nvme_path)
     machines = options.machines()
@@ -81,46 +82,50 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
         check_plan_file(options.write)
     if options.html is not None:
         check_file(options.html)
-    show_what_can_be_shown()
+
     setups = options.setups(machines, gpus) if launched is None else []
+    script, environment = (launched.script, launched.environment) if launched is not None else (None, None)
     request = PlanRequest(
-        gpus=gpus, environment=launched.environment if launched is not None else None,
-        also=tuple(options.also or ()), limit_s=options.limit, ram_is_given=options.ram is not None, host=host,
-        sequences=options.sequences_per_step, keeps=True,
+        gpus=gpus, environment=environment, also=tuple(options.also or ()), limit_s=options.limit,
+        ram_is_given=options.ram is not None, host=host, sequences=options.sequences_per_step, keeps=True,
     )  # fmt: skip
-    script = launched.script if launched is not None else None
     plans = _planned(script, setups, machines, request, trust_remote_code=options.trust_remote_code)
     if plans is None:
-        return 130  # a shell's code after Ctrl-C: 1 means that nothing fits
+        return INTERRUPTED
     if launched is not None:
         starts = launched if launched.is_launcher else None
-        typed = {"front_end": launched.front_end, "typed": launched.typed}
-        plans = tuple(replace(each, launched=starts, **typed) for each in plans)  # type: ignore[arg-type]
+        plans = tuple(
+            replace(each, launched=starts, front_end=launched.front_end, typed=launched.typed) for each in plans
+        )
     ran: tuple[Verified, ...] = ()
-    if options.verify and launched is not None:
-        only, ran = _verified(plans[0], launched.script, launched.environment)
+    if options.verify and script is not None:
+        only, ran = _verified(plans[0], script, environment)
         plans = (only,)
-    verdicts = {each.verdict for each in plans}
-    fits = "fits" in verdicts
-    files = []
-    if options.write is not None and fits:
-        files.append(str(write_plan(plans[0], options.write)))
-    if options.html is not None:
-        from hf_memkit.common.answer.page import write_page
-        from hf_memkit.plan.answer import plan_answer
 
-        answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
-        files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
+    files = []
+    best = plans[0].proposed
+    not_written = None
+    try:
+        if options.write is not None and best is not None:
+            files.append(str(write_plan(plans[0], options.write)))
+        if options.html is not None:
+            answer = plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None)
+            files.append(str(write_page(options.html, answer, guide="plan.md", command=typed_command())))
+    except InputError as error:  # the answer of a long search is printed first
+        not_written = error
     _show(plans, prices, script, files, options, ran)
-    if options.write is not None and not fits:
-        why = "nothing found yet" if verdicts == {"unfinished"} else "nothing fits"
-        tell(f"--write {options.write}: not written; {why}{' without other code' if plans[0].with_code else ''}")
-    elif options.write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
+    if not_written is not None:
+        raise not_written
+    if options.write is not None and best is None:
+        tell(f"--write {options.write}: not written; the plan proposes no setup")
+    elif options.write is not None and best is not None and plans[0].with_code:
         other = "For a setup with other code, edit the script as shown"
         tell(f"--write {options.write}: holds {best.candidate.name}. {other}")
-    if not fits and "tight" not in verdicts and ("unfinished" in verdicts or len(plans) < len(machines)):
-        return NOT_FINISHED
-    return 0 if (fits or "tight" in verdicts) and (not options.verify or any(each.passed for each in ran)) else 1
+
+    verdicts = {each.verdict for each in plans}
+    if verdicts & {"fits", "tight"}:
+        return 0 if not options.verify or any(each.passed for each in ran) else 1
+    return NOT_FINISHED if "unfinished" in verdicts or len(plans) < len(machines) else 1
 
 
 def _planned(
@@ -136,7 +141,7 @@ def _planned(
         tell(f"{name_of(script)} runs on this machine up to Trainer.train(); files that it writes before stay")
     tell("searching for setups; Ctrl-C prints the best so far")
     try:
-        with ended_by_signals("Ctrl-C: printing the best so far") as ended:
+        with ended_by_signals("Ctrl-C: stopping; the best so far, if any, is printed") as ended:
             request = replace(request, on_judged=_Progress(machines))
             plans = plan_gpus(script, machines, request) if script is not None else ()
             for setup in setups:
@@ -170,11 +175,12 @@ class _Progress:
 
         self._count += 1
         prediction = judgement.prediction
-        gpu = self._gpus.get(prediction.capacity_bytes or 0) if prediction is not None else None
-        step = f", {judgement.seconds:.3g} s a step" if judgement.is_priced and judgement.seconds else ""
-        verdict = prediction.verdict if prediction is not None and not judgement.is_other else "does not fit"
-        fits = f"{verdict}{f' {gpu}' if gpu else ''}"
-        result = f"{format_gib(judgement.needs_bytes)}{step}: {fits}" if prediction is not None else judgement.why
+        result = judgement.why
+        if prediction is not None:
+            step = f", {judgement.seconds:.3g} s a step" if judgement.is_priced and judgement.seconds else ""
+            verdict = "does not fit" if judgement.is_other else prediction.verdict
+            gpu = self._gpus.get(prediction.capacity_bytes or 0, "")
+            result = f"{format_gib(judgement.needs_bytes)}{step}: {verdict} {gpu}".rstrip()
         if judgement.lacks_host:
             result += f": {judgement.why.partition('; on the GPU')[0]}"
         since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
@@ -209,33 +215,31 @@ def _show(
     plans: Sequence[Plan], prices: Mapping[str, float], script: UserScript | None, files: Sequence[str],
     options: PlanOptions, ran: Sequence[Verified],
 ) -> None:  # fmt: skip
-    if options.as_json:
-        from hf_memkit.plan.answer import plans_json
-        from hf_memkit.plan.pasted import pasted
-
-        content = plans_json(plans, prices)
-        request = None
-        if script is not None:
-            request = {
-                "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
-            }  # fmt: skip
-        if options.gpus_to_compare is not None:
-            print_json({"request": request, "gpus": content, "files": list(files)})
-            return
-        best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
-        to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
-        beside = {
-            "faster": faster.candidate.name if faster is not None else None,
-            "with_code": [each.candidate.name for each in plans[0].with_code],
-            "paste": {each.name: pasted(each, own, command=plans[0].front_end).to_json() for each in to_paste},
-            "verified": [each.to_json() for each in ran],
-            "files": list(files),
-        }
-        print_json({"request": request, **content[0], **beside})
-        return
     from hf_memkit.common.answer.terminal import show
-    from hf_memkit.plan.answer import plan_answer
+    from hf_memkit.plan.answer import plan_answer, plans_json
+    from hf_memkit.plan.pasted import pasted
 
-    show(plan_answer(plans, prices, ran, compared=options.gpus_to_compare is not None), short=options.short)
-    for file in files:
-        print(f"Wrote {file}")
+    is_comparison = options.gpus_to_compare is not None
+    if not options.as_json:
+        show(plan_answer(plans, prices, ran, compared=is_comparison), short=options.short)
+        for file in files:
+            print(f"Wrote {file}")
+        return
+
+    content = plans_json(plans, prices)
+    request = None
+    if script is not None:
+        request = {"script": script.target, "is_module": script.is_module, "arguments": list(script.arguments)}
+    if is_comparison:
+        print_json({"request": request, "gpus": content, "files": list(files)})
+        return
+    best, faster, own = plans[0].proposed, plans[0].faster(), plans[0].own.training
+    to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
+    beside = {
+        "faster": faster.candidate.name if faster is not None else None,
+        "with_code": [each.candidate.name for each in plans[0].with_code],
+        "paste": {each.name: pasted(each, own, command=plans[0].front_end).to_json() for each in to_paste},
+        "verified": [each.to_json() for each in ran],
+        "files": list(files),
+    }
+    print_json({"request": request, **content[0], **beside})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hf_memkit.cli.options import show_what_can_be_shown, with_options
+from hf_memkit.cli.options import with_options
 from hf_memkit.cli.predict_options import PredictOptions
 from hf_memkit.cli.printing import print_json
 from hf_memkit.setup.request import Request
@@ -47,7 +47,6 @@ def predict(context: typer.Context, *, options: PredictOptions) -> int:
         from hf_memkit.common.answer.document import check_file
 
         check_file(options.html)
-    show_what_can_be_shown()
     if options.script is not None:
         from hf_memkit.cli.predict_script import predict_script
 

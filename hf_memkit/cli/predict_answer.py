@@ -25,7 +25,7 @@ from hf_memkit.common.answer.answer import (
     WholeGpu,
 )
 from hf_memkit.common.answer.page import write_page
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.answer.terminal import show, show_blocks
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.measuring.report.answer import GLOSSARY
@@ -33,8 +33,8 @@ from hf_memkit.prediction.prediction import size_text
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
-    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
+    from hf_memkit.prediction.script_prediction import BatchNeeds
     from hf_memkit.setup.setup import Setup
 
 
@@ -135,11 +135,13 @@ def details(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Answe
         Bar(name, allocated / GIB, (size_text(allocated), size_text(reserved)), f"phase-{name}")
         for name, (allocated, reserved) in prediction.phases.items()
     ]
+
     capacity = prediction.capacity_bytes / GIB if prediction.capacity_bytes is not None else None
     gpu = WholeGpu(prediction.peak_reserved_bytes[1] / GIB, prediction.outside_allocator_bytes / GIB, capacity)
     basis = [f"Confidence: {prediction.confidence}.", f"Computed from: {prediction.source}."]
     notes = (note.rstrip(".") for note in prediction.notes if note not in leave_out)
-    basis += [f"Note: {text(note, _LONGEST_NOTE)}." for note in notes]
+    basis += [f"Note: {printable(note, _LONGEST_NOTE)}." for note in notes]
+
     return [
         Lines([f"{line}." for line in prediction.summary()], views=View.SHORT),
         Lines(["Omit --short to see RAM and notes; --json prints every number."], views=View.SHORT),
@@ -198,19 +200,20 @@ def accumulated(setup: Setup) -> str:
 
 def sizes(prediction: Prediction) -> dict[str, str]:
     """Rows: reserved memory, the smallest cap, the limit of the GPU, RAM and disk."""
+    level = prediction.confidence.level
     low, high = prediction.peak_reserved_bytes
-    total = [size + prediction.outside_allocator_bytes for size in (low, high)]
-    outside, level = size_text(prediction.outside_allocator_bytes), prediction.confidence.level
-    limit = f"fits up to {size_text(prediction.limit_bytes)}: {full_share_text(level)} of "
-    return {
-        "reserved": f"{_range(low, high)}; with {outside} outside the allocator (context, libraries): "
-        f"{_range(*total)}",
-        "smallest cap": f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory; "
-        f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}",
-        **({"limit": limit + size_text(prediction.room_bytes)} if prediction.capacity_bytes else {}),
-        "host": f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}, "
-        f"disk {size_text(prediction.disk_bytes)}",
-    }
+    outside = prediction.outside_allocator_bytes
+    total = _range(low + outside, high + outside)
+    reserved = f"{_range(low, high)}; with {size_text(outside)} outside the allocator (context, libraries): {total}"
+    cap = f"{size_text(prediction.smallest_cap_bytes)}: with less, training runs out of memory"
+    slack = f"with {slack_text(level)} of slack and what is outside {size_text(prediction.least_bytes)}"
+    rows = {"reserved": reserved, "smallest cap": f"{cap}; {slack}"}
+    if prediction.capacity_bytes:
+        share = f"{full_share_text(level)} of {size_text(prediction.room_bytes)}"
+        rows["limit"] = f"fits up to {size_text(prediction.limit_bytes)}: {share}"
+    ram = f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}"
+    rows["host"] = f"{ram}, disk {size_text(prediction.disk_bytes)}"
+    return rows
 
 
 def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str, micro_batch: int) -> list[str]:

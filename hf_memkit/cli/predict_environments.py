@@ -58,6 +58,7 @@ def _blocks(
     yield Lines(verdicts, short_limit=232)
     yield Lines([f"Warning: {each}." for each in here.warnings], "warning")
     yield Lines([title])
+
     versions = _versions(other)
     names = [*(name for name in _FIRST if name in versions), *(name for name in versions if name not in _FIRST)]
     if not versions:
@@ -65,15 +66,18 @@ def _blocks(
     else:
         libraries = [(name, *(each or "none" for each in versions[name])) for name in names]
         yield Table(("library", "here", "there"), libraries, rows_shown=_ROWS, short_rows=_SHORT_ROWS)
+
     modules = {f"{module or 'outside modules'}: {kind}": pair for (module, kind), pair in comparison.modules.items()}
     if not (comparison.phases or comparison.categories or modules):
-        yield Lines(["No difference: phases, categories and modules need the same there and here."])
+        yield Lines(["All phases, categories and modules need the same memory in both environments."])
     else:
         yield Lines([_peaks(here, there)])
-    tables: dict[str, Mapping[Any, tuple[int, int]]] = {
-        "category": comparison.categories, "phase": comparison.phases, "module": modules
-    }  # fmt: skip
-    for what, pairs in tables.items():
+    tables: list[tuple[str, Mapping[Any, tuple[int, int]]]] = [
+        ("category", comparison.categories),
+        ("phase", comparison.phases),
+        ("module", modules),
+    ]
+    for what, pairs in tables:
         rows = []
         for name, (size_here, size_there) in pairs.items():
             sizes = [format_size(size) if size else "0" for size in (size_here, size_there)]

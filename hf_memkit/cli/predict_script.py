@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hf_memkit.cli.options import tell
+from hf_memkit.cli.options import INTERRUPTED, tell
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, ScriptFailed
 
@@ -20,86 +20,91 @@ if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.cli.predict_options import PredictOptions
-    from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
+    from hf_memkit.prediction.script_prediction import ScriptPrediction
 
 
 def predict_script(options: PredictOptions, environment: Mapping[str, str] | None) -> int:
-    """Predicts the script, prints the prediction and returns the exit code. `environment`: as for `started`."""
+    """Predicts the script, prints the prediction and returns the exit code. `environment`: variables of the script;
+    None: those of this process."""
     launched = options.started("predict", environment, options.nodes)
-    script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
     from hf_memkit.cli.predict_answer import batch_sentences, predict_answer, present, write_prediction
     from hf_memkit.common.answer.terminal import show
 
-    given_ram = options.ram is not None
+    script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
+    ram_is_given = options.ram is not None
     try:
-        with ended_by_signals() as ended:
+        with ended_by_signals() as raise_again:
             from hf_memkit.catalog.environments import find_environment
             from hf_memkit.cli import predict_environments
-            from hf_memkit.prediction.from_script import predict_script_training
+            from hf_memkit.prediction.from_script import predict_job
             from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
 
             compare_with = options.compare_with
             other = find_environment(compare_with, "--compare-with") if compare_with is not None else None
             refuse_unreadable(script)
             machine = options.machine()
-            ended()
+            raise_again()
             name = name_of(script)
-            tell(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
-            with _status(name):
-                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=given_ram)
-                prediction, training = predict_script_training(job)
-                there, why = _compared(job, other) if other is not None else (None, "")
-            tell("nothing was trained or saved, also if the script printed otherwise")
+            tell(f"{name} runs on this machine up to Trainer.train(). Files that it writes before that stay")
+            with _elapsed_time(name):
+                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=ram_is_given)
+                training = predict_job(job)
+                prediction = training.prediction
+                there, why_not = _predict_elsewhere(job, other) if other is not None else (None, "")
+            tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
-        return 130  # a shell's code after Ctrl-C: 1 means that it does not fit
-    if why:
-        prediction = prediction.with_notes(why)
+        return INTERRUPTED
+    if why_not:
+        prediction = prediction.with_notes(why_not)
+    fails = prediction.verdict == "does not fit"
+    remedies = _remedies(prediction) if fails else []
 
-    def instead() -> NextSetup | None:
-        if options.no_search or prediction.verdict != "does not fit" or other is not None or _remedies(prediction):
-            return None
-        if nodes > 1:  # a plan is for one machine
+    def search() -> NextSetup | None:
+        """The nearest setup that fits; a search is for one machine."""
+        if options.no_search or not fails or remedies or other is not None or nodes > 1:
             return None
         from hf_memkit.cli.predict_next import next_setup
         from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        wanted = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=given_ram)
-        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, wanted)))
+        request = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=ram_is_given)
+        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, request)))
 
-    known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
-    known += [*batch_sentences(prediction, training.batches), *_remedies(prediction)]
+    def changes(nearest: NextSetup | None) -> list[str]:
+        return [] if remedies else _advice(prediction, training, nearest)
+
     title = _title(training)
+    known = [note for note in prediction.notes if note.startswith("auto_find_batch_size")]
+    known += [*batch_sentences(prediction, training.batches), *remedies]
     if options.as_json:
-        nearest = instead()
-        asked = {"request": _request_json(training), "try_next": nearest.to_json() if nearest else None}
-        beside = predict_environments.as_json(prediction, there, other) if other is not None else {}
-        print_json({**prediction.to_json(), **asked, **beside})
+        nearest = search()
+        content = prediction.to_json()
+        content["request"] = _request_json(training)
+        content["try_next"] = nearest.to_json() if nearest is not None else None
+        if other is not None:
+            content |= predict_environments.as_json(prediction, there, other)
+        print_json(content)
         if options.html is not None:
-            changes = [*known, *_advice(prediction, training, nearest)]
-            write_prediction(options.html, predict_answer(prediction, title, changes))
+            write_prediction(options.html, predict_answer(prediction, title, [*known, *changes(nearest)]))
     elif other is not None and there is not None:
         show(predict_environments.comparison_answer(prediction, there, other, title), short=options.short)
     else:
-        present(
-            prediction, title, known, lambda: _advice(prediction, training, instead()), short=options.short,
-            html=options.html,
-        )  # fmt: skip
-    return 1 if prediction.verdict == "does not fit" else 0
+        present(prediction, title, known, lambda: changes(search()), short=options.short, html=options.html)
+    return 1 if fails else 0
 
 
-def _compared(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
-    """(the prediction with the other environment's libraries, why there is none)."""
-    from hf_memkit.prediction.from_script import predict_script_training
+def _predict_elsewhere(job: ScriptJob, other: Environment) -> tuple[Prediction | None, str]:
+    """(the prediction with the other environment's libraries or None, why there is none)."""
+    from hf_memkit.prediction.from_script import predict_job
 
     tell(f"predicting with the libraries of {other.python}, to compare")
     try:
-        return predict_script_training(replace(job, other=other))[0], ""
+        return predict_job(replace(job, other=other)).prediction, ""
     except InputError as error:
         return None, f"not compared with {other.python}: {error}"
 
@@ -113,53 +118,59 @@ def is_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def _status(name: str) -> Iterator[None]:
-    """Prints the elapsed time to a terminal in whole lines, which leave the script's own output as it is."""
+def _elapsed_time(name: str) -> Iterator[None]:
+    """Prints the elapsed time to a terminal after 10, 20, 40 … seconds. Whole lines, because the script prints too."""
     if not is_terminal():
         yield
         return
-    done = threading.Event()
+    is_done = threading.Event()
 
-    def lines() -> None:
-        seconds, wait = _FIRST_S, _FIRST_S
-        while not done.wait(wait):
+    def print_lines() -> None:
+        seconds = wait = _FIRST_S
+        while not is_done.wait(wait):
             tell(f"{name} runs: {seconds:.0f} s")
-            seconds, wait = 2 * seconds, seconds
+            wait = seconds
+            seconds *= 2
 
-    threading.Thread(target=lines, daemon=True).start()
+    threading.Thread(target=print_lines, daemon=True).start()
     try:
         yield
     finally:
-        done.set()
+        is_done.set()
 
 
 @contextlib.contextmanager
 def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
-    """SIGTERM raises an exception, as Ctrl-C does, so that the script's processes are ended first.
+    """Makes SIGTERM raise an exception, as Ctrl-C does, so that the script's processes are ended first.
 
-    Yields a function that raises it again, because Python may lose it during an import. `interrupted`: message that is
-    printed at once on Ctrl-C."""
-    came: list[int] = []
+    Yields a function that raises the exception again: Python may lose it during an import.
+
+    Args:
+        interrupted: message that Ctrl-C prints at once.
+    """
+    received: list[int] = []
 
     def leave(number: int, _: FrameType | None = None) -> None:
-        came.append(number)
+        received.append(number)
         if interrupted and number == signal.SIGINT:
             os.write(2, f"\nmemkit: {interrupted}\n".encode())  # `print` may be what was interrupted
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    def again() -> None:
-        for number in came:
+    def raise_again() -> None:
+        for number in received:
             leave(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield again
+        yield raise_again
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    before = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
-    for number in before:
-        signal.signal(number, leave)
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        handler = signal.getsignal(number)
+        if handler not in (None, signal.SIG_IGN):
+            before[number] = handler
+            signal.signal(number, leave)
     try:
-        yield again
+        yield raise_again
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -178,50 +189,49 @@ def searched(find: Callable[[], _T | None], what: str = "the nearest setup of th
         return None
 
 
-def _advice(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
-    """The changes that need a search."""
+def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSetup | None) -> list[str]:
+    """The changes that a search found, or generic ones."""
     from hf_memkit.cli.predict_answer import advice
 
-    if _remedies(prediction):
-        return []
-    change = advice(prediction, instead, "script", training.setup.micro_batch_size)
-    return [*change, f"Its arguments: {instead.flags}"] if instead is not None else change
+    lines = advice(prediction, nearest, "script", training.setup.micro_batch_size)
+    if nearest is not None:
+        lines.append(f"Its arguments: {nearest.flags}")
+    return lines
 
 
 def _remedies(prediction: Prediction) -> list[str]:
-    """What to change if a smaller batch does not help."""
-    if prediction.verdict != "does not fit":
-        return []
-    kept = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
-    if prediction.peak_phase == "evaluate" and kept is not None:
-        less = "preprocess_logits_for_metrics" not in kept  # the script may have it already
-        other = ", or keep less of the predictions: preprocess_logits_for_metrics" if less else ""
-        return [f"Set eval_accumulation_steps=1{other}."]
+    """What to change where a smaller batch does not help; empty if it may help."""
+    metrics = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
+    if prediction.peak_phase == "evaluate" and metrics is not None:
+        if "preprocess_logits_for_metrics" in metrics:  # the script may have it already
+            return ["Set eval_accumulation_steps=1."]
+        return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]
     return []
 
 
-def _title(training: ScriptTraining) -> str:
+def _title(training: ScriptPrediction) -> str:
     from hf_memkit.cli.predict_answer import accumulated, gpus_of
     from hf_memkit.prediction.running_scripts import name_of
 
-    setup, traced, model = training.setup, training.traced, training.traced.model
-    name = setup["model.name"]
-    named = model.kind if name == model.kind else f"{model.kind} ({name})"
+    setup = training.setup
+    traced = training.traced
+    model = traced.model
+    name = model.kind
+    if setup["model.name"] != model.kind:
+        name += f" ({setup['model.name']})"
     parameters = f"{model.parameters:,} parameters"
     if model.trainable_parameters != model.parameters:
         parameters += f", {model.trainable_parameters:,} of them trainable"
     rows = traced.rows or setup.micro_batch_size
-    shape = f"{rows} × {traced.sequence_length} tokens" if traced.sequence_length else f"a batch of {rows}"
-    return (
-        f"{name_of(training.script)}: {traced.trainer}, {named}, {parameters}; {gpus_of(setup)}; "
-        f"{shape} per GPU{accumulated(setup)}"
-    )
+    batch = f"{rows} × {traced.sequence_length} tokens" if traced.sequence_length else f"a batch of {rows}"
+    job = f"{name_of(training.script)}: {traced.trainer}, {name}, {parameters}; {gpus_of(setup)}"
+    return f"{job}; {batch} per GPU{accumulated(setup)}"
 
 
-def _request_json(training: ScriptTraining) -> dict[str, Any]:
+def _request_json(training: ScriptPrediction) -> dict[str, Any]:
     from hf_memkit.cli.predict_answer import batches_json
 
     setup, traced = training.setup, training.traced

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hf_memkit.cli.environment import InEnvironment
-from hf_memkit.cli.options import Json, SizingOptions, option, with_options
+from hf_memkit.cli.options import Json, SizingOptions, flags_given, option, with_options
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
@@ -39,54 +39,42 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques joined by +, such as lean+lora.")]
+_SET = option(
+    "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
+)
+_ARGS = option("Your own arguments (YAML or JSON). They take precedence.", "--args", metavar="FILE")
+_TECHNIQUE = option("Use this technique instead of the preset's for the same purpose. Repeatable.", metavar="NAME")
+_FOR = option("Script that reads them: trainer, run_clm or trl.", "--for", metavar="SCRIPT")
+_DESTINATION = typer.Argument(
+    metavar="[DEST]", help="File (.yaml or .json), folder, or - to print. Default: NAME.yaml (run_clm: NAME.json)."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PresetOptions(SizingOptions):
     """Options of `show` and `copy`."""
 
-    batch_size: Annotated[
-        int | None, option("Sequences an optimizer step, all GPUs together (the global batch).", min=1)
-    ] = None
+    batch_size: Annotated[int | None, option("Sequences in an optimizer step, on all GPUs together.", min=1)] = None
     sequence_length: Annotated[int | None, option("Tokens in a sequence.", min=1)] = None
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
-        ),
-    ] = None
-    args: Annotated[
-        str | None, option("Your own arguments (YAML or JSON). They take precedence.", "--args", metavar="FILE")
-    ] = None
-    technique: Annotated[
-        list[str] | None,
-        option(
-            "Use this technique instead of the preset's for the same purpose. Repeatable.",
-            "--technique",
-            metavar="NAME",
-        ),
-    ] = None
-    script: Annotated[str, option("Script that reads them: trainer, run_clm or trl.", "--for", metavar="SCRIPT")] = (
-        "trainer"
-    )
+    settings: Annotated[list[str] | None, _SET] = None
+    args: Annotated[str | None, _ARGS] = None
+    technique: Annotated[list[str] | None, _TECHNIQUE] = None
+    script: Annotated[str, _FOR] = "trainer"
 
     def request(self, name: str) -> Request:
+        sizing = {field.name: getattr(self, field.name) for field in fields(SizingOptions)}
         return Request(
-            preset=name, techniques=tuple(self.technique or ()), model=self.model, gpu=self.gpu,
-            gpu_memory=self.gpu_memory, ram=self.ram, gpus=self.gpus, nodes=self.nodes,
-            global_batch_size=self.batch_size, sequence_length=self.sequence_length, nvme_path=self.nvme_path,
-        )  # fmt: skip
+            preset=name,
+            techniques=tuple(self.technique or ()),
+            global_batch_size=self.batch_size,
+            sequence_length=self.sequence_length,
+            **sizing,
+        )
 
 
-@app.command(
-    "list",
-    cls=InEnvironment,
-    help="List the presets and whom each is for; with --techniques, what each technique saves and costs.",
-)
+@app.command("list", cls=InEnvironment, help="List the presets and the jobs that each is for, or the techniques.")
 def list_presets(
-    techniques: Annotated[
-        bool, option("List the techniques instead, with what each saves and costs.", "--techniques")
-    ] = False,
+    techniques: Annotated[bool, option("List the techniques: what each saves and costs.", "--techniques")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.preset_answer import presets_answer, techniques_answer
@@ -105,16 +93,14 @@ def list_presets(
     return 0
 
 
-@app.command(
-    cls=InEnvironment,
-    help="Show every setting of a preset with its reason; with --model, its bytes and the batch that fits.",
-)
+@app.command(cls=InEnvironment, help="Show a preset: each setting with its reason; with --model, the memory it needs.")
 @with_options
 def show(name: Name, *, options: PresetOptions, as_json: Json = False) -> int:
     from hf_memkit.cli.preset_answer import preset_answer
     from hf_memkit.common.answer import terminal
 
-    setup, script = _resolved(name, options), options.script
+    setup = _resolve(name, options)
+    script = options.script
     if as_json:
         print_json({**setup.to_json(), **_file_of(setup, script).to_json()})
     else:
@@ -122,19 +108,11 @@ def show(name: Name, *, options: PresetOptions, as_json: Json = False) -> int:
     return 0
 
 
-@app.command(
-    cls=InEnvironment, help="Write a preset as YAML or JSON for HfArgumentParser, your own arguments included."
-)
+@app.command(cls=InEnvironment, help="Write a preset and your own arguments to a YAML or JSON file for your script.")
 @with_options
 def copy(
     name: Name,
-    destination: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[DEST]",
-            help="File (.yaml or .json), folder, or - to print. Default: NAME.yaml (run_clm: NAME.json).",
-        ),
-    ] = None,
+    destination: Annotated[str | None, _DESTINATION] = None,
     *,
     options: PresetOptions,
     overwrite: Annotated[bool, option("Replace existing files.", "--overwrite")] = False,
@@ -145,61 +123,64 @@ def copy(
 
     script = options.script
     target = _target(name, destination, script)
-    setup = _resolved(name, options)
+    setup = _resolve(name, options)
     assert setup.request is not None
     if former := former_arguments(setup.request.arguments):  # the parsers of the installed libraries fail on them
-        lines = (f"{setup.request.args_file}: {name}: {each.fix} ({each.why})" for name, each in former.items())
+        lines = (f"{setup.request.args_file}: {key}: {each.fix} ({each.why})" for key, each in former.items())
         raise SettingError("\n".join(lines))
     shown = _file_of(setup, script, "DEEPSPEED.json")
     _refuse_without_use(shown, name, script)
     if target is None:
         print(shown.text(as_yaml=True), end="")
-        preset_answer.printed(setup, _file_of(setup, script))
+        preset_answer.print_problems(setup, _file_of(setup, script))
         return 0
+
     new_folder = not target.parent.exists()
     files = _write(target, setup, script, options.args, overwrite=overwrite)
     if as_json:
-        content = {"files": [str(file) for file in files], **_file_of(setup, script, _deepspeed(files)).to_json()}
-        print_json({**setup.to_json(), **content})
+        written = _file_of(setup, script, _deepspeed(files))
+        print_json({**setup.to_json(), "files": [str(file) for file in files], **written.to_json()})
         return 0
-    preset_answer.written(setup, shown, files, script, new_folder=new_folder)
+    preset_answer.print_files(setup, shown, files, script, new_folder=new_folder)
     return 0
 
 
-def _resolved(name: str, options: PresetOptions) -> Setup:
+def _resolve(name: str, options: PresetOptions) -> Setup:
     """The setup of the preset. All input is checked before anything is written."""
     from hf_memkit.presets.not_in_file import SCRIPTS
     from hf_memkit.recipes.resolve import read_own_arguments, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
 
-    request, script = read_own_arguments(options.request(name), options.settings or (), options.args), options.script
+    script = options.script
+    request = read_own_arguments(options.request(name), options.settings or (), options.args)
     if script not in SCRIPTS:
-        known = ", ".join(SCRIPTS)
-        raise InputError(f"--for {script}: unknown{did_you_mean(script, SCRIPTS) or f'; write one of {known}'}")
+        fix = did_you_mean(script, SCRIPTS) or f"; write one of {', '.join(SCRIPTS)}"
+        raise InputError(f"--for {script}: unknown{fix}")
     if request.nvme_path is not None:
         request = replace(request, nvme_path=_folder(request.nvme_path))
-    needless = {"--ram": request.ram, "--sequence-length": request.sequence_length}
-    names = ", ".join(name for name, value in needless.items() if value)
-    without = SettingError(f"{names}: nothing can be computed without --model; add it, or omit {names}")
-    if names and not (request.model or request.arguments.get("model_name_or_path")):
-        raise without  # before torch is imported
+    needs_model = " and ".join(flags_given(options, "ram", "sequence_length"))
+    no_model = SettingError(f"{needs_model}: no effect without a model. Add --model, or omit {needs_model}")
+    if needs_model and not (request.model or request.arguments.get("model_name_or_path")):
+        raise no_model  # before torch is imported
+
     setup = resolve_partly(request)
     if request.nvme_path is not None and "nvme_path" not in str(setup.get("deepspeed.config")):
-        raise SettingError(
-            f"--nvme-path: preset {request.preset!r} does not use the disk. Omit --nvme-path, or choose infinity"
-        )
-    setup = replace(setup, problems=(*filter(None, [emulated_by_setup(setup)]), *setup.problems))
+        unused = f"preset {request.preset!r} does not use the disk"
+        raise SettingError(f"--nvme-path: {unused}. Omit --nvme-path, or choose preset infinity")
+    if problem := emulated_by_setup(setup):
+        setup = replace(setup, problems=(problem, *setup.problems))
     job = setup.resolved_for
-    if names and job.model is None:
-        raise without
+    if job.model is None:
+        if needs_model:
+            raise no_model
+        return setup
+    if job.machine.gpu is None:
+        return setup.with_notes("no GPU here and none given (--gpu): computed for a GPU with bf16, of any size")
     # Only if a size was solved for, the ledger has activations on the GPU.
     solved = any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
-    if job.model is not None and job.machine.gpu is not None and not setup.problems and not solved:
+    if not setup.problems and not solved:
         predict = f"memkit predict --model {job.model.name} --preset {request.preset}"
-        setup = setup.with_notes(f"whether this batch fits is not predicted: {predict}")
-    if job.model is not None and job.machine.gpu is None:
-        note = "this machine has no GPU and none is named (--gpu): assuming one with bf16, of any size"
-        setup = setup.with_notes(note)
+        setup = setup.with_notes(f"to see whether this batch fits, type: {predict}")
     return setup
 
 
@@ -208,9 +189,7 @@ def _folder(path: str) -> str:
         raise InputError("--nvme-path: empty; give a folder on a fast disk")
     folder = user_path(path)
     if not folder.exists() and not folder.absolute().parent.is_dir():
-        raise InputError(
-            f"--nvme-path {path}: neither it nor its parent folder exists. Give a folder on the disk to use."
-        )
+        raise InputError(f"--nvme-path {path}: no such folder. Give an existing folder, or a new one in it.")
     return str(folder)
 
 
@@ -226,16 +205,11 @@ def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
 def _refuse_without_use(file: ArgumentFile, name: str, script: str) -> None:
     """Refuses an empty file, and one with which the script would train differently from the preset."""
     if not file.entries:
-        raise InputError(
-            f"preset {name!r} sets no argument, so there is no file to write. "
-            f"memkit preset show {name} has its lines of code"
-        )
+        raise InputError(f"preset {name!r} sets no arguments. To see its lines of code: memkit preset show {name}")
     missing = [each.setting for each in file.outside if each.essential]
     if missing and script != "trainer":
-        raise InputError(
-            f"--for {script}: this script cannot run preset {name!r}: it has no argument for {'; '.join(missing)}. "
-            f"Write it for a script of yours: memkit preset copy {name} --for trainer"
-        )
+        lacks = f"this script has no argument for {'; '.join(missing)}, which preset {name!r} needs"
+        raise InputError(f"--for {script}: {lacks}. For your own script: memkit preset copy {name} --for trainer")
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
@@ -254,15 +228,18 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
 def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
     """Writes the file and, with DeepSpeed, its JSON beside; returns both."""
     config = setup.get("deepspeed.config")
-    files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
+    files = [target]
+    if config is not None:
+        files.append(target.with_name(f"{target.stem}-deepspeed.json"))
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):
         raise InputError(f"{target}: --args reads this file; give another name")
     for file in files:
         refuse_existing(file, overwrite=overwrite)
-    texts = [_file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
-    texts += [json.dumps(config, indent=2) + "\n"] if config is not None else []
-    for file, text in zip(files, texts, strict=True):
-        write_text(file, text, overwrite=overwrite)
+
+    text = _file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")
+    write_text(target, text, overwrite=overwrite)
+    if config is not None:
+        write_text(files[1], json.dumps(config, indent=2) + "\n", overwrite=overwrite)
     return files
 
 

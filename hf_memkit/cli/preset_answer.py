@@ -21,23 +21,17 @@ def presets_answer() -> Answer:
     from hf_memkit.presets import PRESETS
     from hf_memkit.setup.techniques.registry import FAMILIES, TECHNIQUES
 
-    rows = [(name, each.audience, ", ".join(each.techniques)) for name, each in PRESETS.items()]
-    by_family = {
-        family: ", ".join(name for name, each in TECHNIQUES.items() if each.family == family) for family in FAMILIES
-    }
-    joined = "Techniques; join them to a preset by + (memkit preset list --techniques: what each saves and costs):"
-    show_one = "Show one: memkit preset show NAME. Write its arguments to a file: memkit preset copy NAME args.yaml."
-    return Answer(
-        title="Presets",
-        verdict=f"{len(PRESETS)} presets",
-        reason="memory settings for your own script.",
-        blocks=(
-            Table(("preset", "for", "techniques"), rows, whole=True),
-            Lines([joined]),
-            Facts([(f"  {family.replace('_', ' ')}", names) for family, names in by_family.items() if names]),
-            Lines([show_one]),
-        ),
-    )
+    presets = [(name, each.audience, ", ".join(each.techniques)) for name, each in PRESETS.items()]
+    families = []
+    for family in FAMILIES:
+        if names := [name for name, each in TECHNIQUES.items() if each.family == family]:
+            families.append((f"  {family.replace('_', ' ')}", ", ".join(names)))
+    join = "Techniques, which can be joined to a preset by + (memkit preset list --techniques shows more):"
+    show = "Show one: memkit preset show NAME. Write its arguments to a file: memkit preset copy NAME args.yaml."
+    table = Table(("preset", "for", "techniques"), presets, whole=True)
+    blocks = (table, Lines([join]), Facts(families), Lines([show]))
+    reason = "memory settings for your own script."
+    return Answer(title="Presets", verdict=f"{len(PRESETS)} presets", reason=reason, blocks=blocks)
 
 
 def techniques_answer() -> Answer:
@@ -47,8 +41,10 @@ def techniques_answer() -> Answer:
     blocks: list[AnswerBlock] = []
     for family in FAMILIES:
         members = [each for each in TECHNIQUES.values() if each.family == family]
-        blocks += [Lines([""])] if members and blocks else []
-        blocks += [Lines([family.replace("_", " ")], "strong")] if members else []
+        if members and blocks:
+            blocks.append(Lines([""]))
+        if members:
+            blocks.append(Lines([family.replace("_", " ")], "strong"))
         for each in members:
             values = ", ".join(f"{name} ({kind.__name__})" for name, kind in each.values.items())
             rows = {"saves": each.saves, "costs": each.costs, "not when": each.not_when, "values": values}
@@ -63,11 +59,11 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
     from hf_memkit.presets import PRESETS
     from hf_memkit.setup.techniques.registry import TECHNIQUES
 
-    parts = [part.strip() for part in setup.preset.split("+")]
     lines = [f"PROBLEM: {problem}" for problem in setup.problems]
-    lines += [f"{part}: {PRESETS[part].audience}" if part in PRESETS else f"{part}: a technique" for part in parts]
+    for part in map(str.strip, setup.preset.split("+")):
+        lines.append(f"{part}: {PRESETS[part].audience if part in PRESETS else 'a technique'}")
     rows = [(name, TECHNIQUES[name].saves, TECHNIQUES[name].costs) for name in setup.techniques]
-    beside = "".join(f" --technique {name}" for name in _beside(setup))
+    options = "".join(f" --technique {name}" for name in _added_techniques(setup))
     return Answer(
         title=f"Preset: {setup.preset}",
         verdict=lines[0],
@@ -77,26 +73,25 @@ def preset_answer(setup: Setup, file: ArgumentFile) -> Answer:
             Table(("technique", "saves", "costs"), rows, whole=True),
             settings_block(s for s in setup.settings if s.key not in ("model.origin", "model.architecture")),
             ledger_block(setup.ledger),
-            Lines(list(_aside(setup, file)), "command"),
-            Lines([f"Write this to a file: memkit preset copy {setup.preset} args.yaml{beside}"], "command"),
+            Lines(list(_remarks(setup, file)), "command"),
+            Lines([f"Write this to a file: memkit preset copy {setup.preset} args.yaml{options}"], "command"),
         ),
     )
 
 
-def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
+def print_files(setup: Setup, file: ArgumentFile, paths: list[Path], script: str, *, new_folder: bool = False) -> None:
     """Prints the written files and how to use them; to standard error the settings that they cannot contain."""
-    target = files[0]
-    if missing := [each.setting for each in shown.outside if each.essential]:
-        say_to_stderr(
-            f"Note: this file alone is not preset {setup.preset!r}. Your script must also set: "
-            f"{'; '.join(missing)} (below)"
-        )
+    for problem in setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
+    if missing := [each.setting for each in file.outside if each.essential]:
+        also = f"Your script must also set: {'; '.join(missing)} (below)"
+        say_to_stderr(f"Note: this file alone is not preset {setup.preset!r}. {also}")
     if new_folder:
-        say(f"Created the folder {target.parent}")
-    for file in files:
-        say(f"Wrote {file}")
-    _print_use(target, script)
-    for line in (*_aside(setup, shown), *(f"PROBLEM: {problem}" for problem in setup.problems)):
+        say(f"Created the folder {paths[0].parent}")
+    for path in paths:
+        say(f"Wrote {path}")
+    _print_use(paths[0], script)
+    for line in _remarks(setup, file):
         say_to_stderr(line)
 
 
@@ -110,27 +105,26 @@ def _print_use(target: Path, script: str) -> None:
     elif is_json:
         say(f"Use it: python SCRIPT {target}, with no other argument: that is how transformers' examples read it")
     elif script == "run_clm":
-        say_to_stderr(f"Note: transformers' examples read JSON only; memkit preset copy … {target.stem}.json")
+        say_to_stderr(f"Note: transformers' examples read JSON only: memkit preset copy … {target.stem}.json")
     else:
         say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
 
 
-def printed(setup: Setup, file: ArgumentFile) -> None:
-    """Prints to standard error that the printed file lacks settings, and the setup's problems."""
-    outside = len(file.outside)
-    if outside:
-        things = "1 thing" if outside == 1 else f"{outside} things"
-        say_to_stderr(f"Note: {things} cannot be set by arguments; see the comments at the end")
+def print_problems(setup: Setup, file: ArgumentFile) -> None:
+    """Prints to standard error how many settings the file lacks, and the setup's problems."""
     for problem in setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")
+    if count := len(file.outside):
+        settings = "1 setting" if count == 1 else f"{count} settings"
+        say_to_stderr(f"Note: {settings} cannot be in this file; see the comments at its end")
 
 
-def _beside(setup: Setup) -> tuple[str, ...]:
+def _added_techniques(setup: Setup) -> tuple[str, ...]:
     """Techniques that were requested in addition to the preset."""
     return setup.request.techniques if setup.request is not None else ()
 
 
-def _aside(setup: Setup, file: ArgumentFile) -> Iterator[str]:
+def _remarks(setup: Setup, file: ArgumentFile) -> Iterator[str]:
     """Lines: what the file overrides, and settings that it cannot contain."""
     for each in file.replaced:
         yield f"Override: {each}"
@@ -139,7 +133,8 @@ def _aside(setup: Setup, file: ArgumentFile) -> Iterator[str]:
         for line in file.outside:
             yield f"  {line.setting}: {line.reason}"
             yield f"      {line.line}"
-        beside = f", techniques={json.dumps(_beside(setup))}" if _beside(setup) else ""
-        yield f'Or do all of it in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)'
+        added = _added_techniques(setup)
+        techniques = f", techniques={json.dumps(added)}" if added else ""
+        yield f'Or do all of it in Python: hf_memkit.preset("{setup.preset}"{techniques}, …).trainer(…)'
     for note in file.notes:
         yield f"Note: {note}"

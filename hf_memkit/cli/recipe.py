@@ -37,12 +37,11 @@ def recipe(*, options: RecipeOptions) -> int:
 
     if options.name is None:
         if given := [flag for flag in flags_given(options) if flag not in _OF_LIST]:
-            raise InputError(
-                f"{', '.join(given)}: no recipe named. Write memkit recipe NAME {given[0]} …, such as "
-                "bert-large-on-8gb; memkit recipe lists all names"
-            )
+            raise InputError(f"{', '.join(given)}: needs a recipe. Write memkit recipe NAME {given[0]} …")
         return list_recipes(options)
     if options.copy is not None:
+        if others := [flag for flag in flags_given(options) if flag not in ("--name", "--copy")]:
+            raise InputError(f"--copy copies the recipe's file; omit {', '.join(others)}")
         return copy_recipe(options.name, Path(expand(options.copy) or options.copy))
     return run_recipe(options)
 

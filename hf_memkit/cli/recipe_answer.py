@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hf_memkit.checks import Problem
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
-    from hf_memkit.prediction.from_script import BatchNeeds
+    from hf_memkit.prediction.script_prediction import BatchNeeds
     from hf_memkit.recipes.schema import Recipe
     from hf_memkit.run.folder import RecipeRun
     from hf_memkit.setup.setup import Setup

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.cli.environment import command_line
 from hf_memkit.cli.options import flags_given
@@ -21,7 +21,7 @@ from hf_memkit.cli.recipe_options import (
     read_request,
     refuse_data,
     rehearses,
-    resolved_run,
+    resolve_run,
 )
 from hf_memkit.cli.run_folder import as_one_of_its_ranks, refuse_mistakes, refuse_too_few_gpus, run_folder, train
 from hf_memkit.common.errors import InputError
@@ -38,30 +38,32 @@ if TYPE_CHECKING:
 
 def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
+    run = _resume if options.resume else _start
+    return as_one_of_its_ranks(lambda ranks: run(options, ranks), trains=not options.shown_only)
 
-    def job(ranks: Ranks) -> int:
-        if not options.resume:
-            return _resolved(options, ranks)
-        from hf_memkit.recipes.schema import load_recipe
-        from hf_memkit.run.folder import unfinished_run
 
-        settings = (
-            "model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path",
-            "overwrite", "dry_run", "export",
-        )  # fmt: skip
-        if others := flags_given(options, *settings):
-            raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
-        if not ranks.is_first:
-            return run_folder(Path(), options, ranks)
+_KEPT_BY_A_RUN: Final = (
+    *("model", "data", "gpu", "gpu_memory", "ram", "settings", "max_steps", "sequence_length", "nvme_path"),
+    *("overwrite", "dry_run", "export"),
+)
+"""Options that contradict `--resume`."""
+
+
+def _resume(options: RecipeOptions, ranks: Ranks) -> int:
+    from hf_memkit.recipes.schema import load_recipe
+    from hf_memkit.run.folder import unfinished_run
+
+    if others := flags_given(options, *_KEPT_BY_A_RUN):
+        raise InputError(f"--resume: the run keeps its settings. Omit {', '.join(others)}")
+    folder = Path()  # known by the first rank
+    if ranks.is_first:
         request = options.request
         folder = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
-        return run_folder(folder, options, ranks)
-
-    return as_one_of_its_ranks(job)
+    return run_folder(folder, options, ranks)
 
 
-def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
-    """Shows, exports or runs the setup. Of several ranks, rank 0 decides what runs."""
+def _start(options: RecipeOptions, ranks: Ranks) -> int:
+    """Resolves the recipe, then shows, exports or runs its setup. Of several ranks, rank 0 decides what runs."""
     from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.recipes.by_data import judge_of
     from hf_memkit.recipes.schema import load_recipe
@@ -69,16 +71,17 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
     from hf_memkit.run.launch import launch
 
     if options.short and not options.dry_run:
-        raise InputError("--short: only with --dry-run; add it, or omit --short")
+        raise InputError("--short: only with --dry-run. Add --dry-run, or omit --short")
     if options.short and options.as_json:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if options.dry_run and options.export is not None:
-        raise InputError(
-            "--dry-run, --export: mutually exclusive. --dry-run shows the setup; --export writes it as a script."
-        )
+        raise InputError("--dry-run, --export: mutually exclusive. Omit one of them.")
+    if options.export is not None and Path(options.export).is_file():
+        raise InputError(f"--export {options.export}: a file. Give a folder")
     launched = options.place(ranks) if ranks.launched else None
     if not ranks.is_first and not options.shown_only:
         return _train(RecipeRun.from_json(ranks.share("job")), ranks, options)
+
     recipe = load_recipe(options.request.recipe or "")
     request = read_request(options, recipe, launched)
     if options.export is not None:
@@ -87,6 +90,7 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
         refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # the default folder is known only with the setup
+
     # `machine_here` may start CUDA with all GPUs visible, so for one GPU it comes after `use_one_gpu`.
     here = machine_here(request) if recipe.gpus > 1 else None
     rehearsal = here is not None and rehearses(options, here)
@@ -96,49 +100,50 @@ def _resolved(options: RecipeOptions, ranks: Ranks) -> int:
         return launch(command_line, place)
     if place.gpus == 1:
         use_one_gpu()
+
     judge = judge_of(request)
-    job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
+    job, prediction = resolve_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
         return _show(options, recipe, job, prediction, judge)
     if options.export is not None:
-        from hf_memkit.cli.recipe_answer import exported
-        from hf_memkit.recipes.export import export_script, start_command
-        from hf_memkit.run.training import mistakes_of_run
-
-        for problem in job.setup.problems:
-            say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
-        for mistake in mistakes_of_run(job):
-            say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
-        written = export_script(_with(prediction, job), Path(options.export))
-        return exported(written, options.as_json, start_command(job, str(written[0])))
-    overwrite = options.overwrite or bool(request.output)
-    job = _checked(job, recipe, options, prediction, judge, overwrite=overwrite)
+        return _export(job, prediction, Path(options.export), as_json=options.as_json)
+    _print_and_check(job, recipe, options)
+    job = _predict(job, recipe, prediction, judge)
     ranks.share("job", job.to_json())
     return _train(job, ranks, options)
 
 
-def _checked(
-    job: RecipeRun, recipe: Recipe, options: RecipeOptions, prediction: Prediction | None, judge: Judge, *,
-    overwrite: bool,
-) -> RecipeRun:  # fmt: skip
-    """Prints the run and refuses one that cannot run; returns it with its prediction."""
+def _export(job: RecipeRun, prediction: Prediction | None, folder: Path, *, as_json: bool) -> int:
+    from hf_memkit.cli.recipe_answer import exported
+    from hf_memkit.recipes.export import export_script, start_command
+    from hf_memkit.run.training import mistakes_of_run
+
+    for problem in job.setup.problems:
+        say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
+    for mistake in mistakes_of_run(job):
+        say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
+    files = export_script(_with_prediction(job, prediction), folder)
+    return exported(files, as_json, start_command(job, str(files[0])))
+
+
+def _print_and_check(job: RecipeRun, recipe: Recipe, options: RecipeOptions) -> None:
+    """Prints what will run, and refuses a run that cannot."""
     from hf_memkit.cli.recipe_answer import opening
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.run.folder import refuse_used
-    from hf_memkit.setup import build as train
+    from hf_memkit.setup import build
 
-    train.refuse_random_weights(job.setup)
-    train.require_packages(job.setup)
+    build.refuse_random_weights(job.setup)
+    build.require_packages(job.setup)
     if not options.as_json:
         for line in opening(recipe, job.target or job.setup, job):
             say(line)
     if not job.is_rehearsal and job.setup.problems:
-        instead = "" if options.request.variant == "auto" else ". --variant auto takes the first that fits"
-        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{instead}")
-    if not overwrite:
+        fix = "" if options.request.variant == "auto" else ". --variant auto takes the first that fits"
+        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{fix}")
+    if not options.overwrite and not options.request.output:  # a requested folder is checked earlier
         refuse_used(job.output)
     refuse_mistakes(job)
-    return _with_prediction(job, recipe, prediction, judge)
 
 
 def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
@@ -155,20 +160,20 @@ def _show(options: RecipeOptions, recipe: Recipe, job: RecipeRun, prediction: Pr
     prediction = prediction or judge(target)
     batches = batches_of(judge, target, prediction)
     if options.as_json:
-        beside = {
-            "checks": [mistake.to_json() for mistake in mistakes],
-            "prediction": prediction.to_json(),
-            "batches": batches_json(batches),
-        }
-        print_json({**_resolved_json(recipe, target), **job.to_json(), **beside})
+        content = {**_to_json(recipe, target), **job.to_json()}
+        content["checks"] = [mistake.to_json() for mistake in mistakes]
+        content["prediction"] = prediction.to_json()
+        content["batches"] = batches_json(batches)
+        print_json(content)
         return 0
-    fails = prediction.verdict == "does not fit"
-    instead = next_variant(recipe, target, judge=judge) if fails else None
+    instead = None
+    if prediction.verdict == "does not fit":
+        instead = next_variant(recipe, target, judge=judge)
     show(setup_answer(recipe, target, job, mistakes, prediction, instead, batches), short=options.short)
     return 0
 
 
-def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
+def _to_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     job = setup.resolved_for
     assert job.model is not None  # a recipe names one
     return {
@@ -184,28 +189,27 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _with_prediction(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
-    """The run with its prediction, or that of a rehearsal's target; warns if it does not fit. Returns the run without
-    one if it cannot be predicted."""
+def _predict(job: RecipeRun, recipe: Recipe, prediction: Prediction | None, judge: Judge) -> RecipeRun:
+    """The run with a prediction, which `judge` makes unless there is one; warns if it does not fit. Returns the run
+    without one if it cannot be predicted."""
     from hf_memkit.catalog.models import hub_reachable
     from hf_memkit.common.errors import MemkitError
     from hf_memkit.recipes.variant_search import nearest_that_fits
 
-    if job.target is not None:
-        return _with(prediction, job)
-    try:
-        prediction = prediction or judge(job.setup)
-        if prediction.verdict == "does not fit":
-            other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), judge=judge)
-            instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
-            say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
-    except MemkitError as error:
-        say_to_stderr(f"memkit: note: no prediction: {error}")
-        return job
-    return _with(prediction, job)
+    if job.target is None:
+        try:
+            prediction = prediction or judge(job.setup)
+            if prediction.verdict == "does not fit":
+                other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), judge=judge)
+                fix = f"Predicted to fit: --variant {other}" if other else "No later variant is predicted to fit"
+                say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}. {fix}")
+        except MemkitError as error:
+            say_to_stderr(f"memkit: note: no prediction: {error}")
+            return job
+    return _with_prediction(job, prediction)
 
 
-def _with(prediction: Prediction | None, job: RecipeRun) -> RecipeRun:
+def _with_prediction(job: RecipeRun, prediction: Prediction | None) -> RecipeRun:
     """The run with this prediction, which for a rehearsal is that of its target."""
     if prediction is None:
         return job
@@ -214,9 +218,11 @@ def _with(prediction: Prediction | None, job: RecipeRun) -> RecipeRun:
     # RAM and disk of this machine may differ from those of the machine with the GPU: `gpu_verdict` ignores them.
     machine = job.target.resolved_for.machine
     plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
-    about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
-    verdict = {"gpu_verdict": prediction.with_verdict(plenty).verdict}
-    return replace(job, target_prediction={**prediction.to_json(), **about, **verdict})
+    content = prediction.to_json()
+    content["gpu"] = machine.gpu.name if machine.gpu is not None else None
+    content["ram_gib"] = machine.ram_bytes / GIB
+    content["gpu_verdict"] = prediction.with_verdict(plenty).verdict
+    return replace(job, target_prediction=content)
 
 
 def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
@@ -227,9 +233,8 @@ def _train(job: RecipeRun, ranks: Ranks, options: RecipeOptions) -> int:
         try:
             Path(job.output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(
-                f"--output {job.output}: not writable ({error.strerror}). Choose another folder"
-            ) from None
+            why = f"cannot be written ({error.strerror})"
+            raise InputError(f"--output {job.output}: {why}. Choose another folder") from None
         export_script(job, Path(job.output))
 
     return train(job, ranks, options, write)

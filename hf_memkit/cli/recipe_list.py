@@ -45,13 +45,15 @@ def list_recipes(options: RecipeOptions) -> int:
 def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
     table = []
     for row in rows:
-        sizes = {each["variant"]: each["predicted_card_gib"] for each in row["variants_predicted"]}
-        peaks = [f"{name} {'not predicted' if gib is None else f'{gib:.1f}'}" for name, gib in sizes.items()]
         gpu = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
-        table.append((row["name"], gpu, ", ".join(peaks), row["summary"]))
+        sizes = []
+        for variant in row["variants_predicted"]:
+            gib = variant["predicted_card_gib"]
+            sizes.append(f"{variant['variant']} {'not predicted' if gib is None else f'{gib:.1f}'}")
+        table.append((row["name"], gpu, ", ".join(sizes), row["summary"]))
     columns = ("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
     hints = [
-        "List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.",
+        "List those that fit your GPU: memkit recipe --gpu 16GB, or --gpu T4.",
         "Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.",
     ]
     return Answer(
@@ -70,10 +72,10 @@ def copy_recipe(name: str, target: Path) -> int:
 
     recipe = load_recipe(name)
     if target.suffix not in (".yaml", ".yml"):
-        raise InputError(f"--copy {target}: not a .yaml file; write --copy {target}.yaml")
+        raise InputError(f"--copy {target}: not a .yaml file. Write --copy {target}.yaml")
     refuse_existing(target, overwrite=False, instead="give another name after --copy")
     write_text(target, recipe.path.read_text(encoding="utf-8"), make_folder=False)
-    print(f"Wrote {target}. Change it, then: memkit recipe {target}")
+    print(f"Wrote {target}. Change it, then type: memkit recipe {target}")
     return 0
 
 
@@ -81,9 +83,10 @@ def _row(recipe: Recipe) -> dict[str, Any]:
     from hf_memkit.catalog.hardware import Machine, gpu_of_size
     from hf_memkit.recipes.stored_predictions import options
 
-    endless = 2**60
-    machine = Machine(gpu_of_size(recipe.card), endless, endless, ".", 1)
-    predicted = {option.predicted.variant: option for option in options(recipe, machine)}
+    unlimited = 2**60
+    machine = Machine(gpu_of_size(recipe.card), unlimited, unlimited, ".", 1)
+    predicted = {option.predicted.variant: _predicted(option) for option in options(recipe, machine)}
+    unknown = {"predicted_card_gib": None}
     return {
         "name": recipe.name,
         "summary": recipe.summary,
@@ -92,10 +95,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
         "gpus": recipe.gpus,
         "model": recipe.model.hub_id,
         "variants": list(recipe.variants),
-        "variants_predicted": [
-            {"variant": name, **(_predicted(predicted[name]) if name in predicted else {"predicted_card_gib": None})}
-            for name in recipe.variants
-        ],
+        "variants_predicted": [{"variant": name, **predicted.get(name, unknown)} for name in recipe.variants],
     }
 
 
@@ -121,14 +121,14 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
 
     assert machine.gpu is not None
     fit, others = fitting(recipes, machine)
-    named = {option.recipe.name for some in (*fit, *others) for option in some}
-    unknown = [recipe.name for recipe in recipes if recipe.name not in named]
+    predicted = {options[0].recipe.name for options in (*fit, *others)}
+    unknown = [recipe.name for recipe in recipes if recipe.name not in predicted]
     if as_json:
         content = {
             "gpu": machine.gpu.to_json(),
             "ram_gib": machine.ram_bytes / GIB,
-            "fits": [_json(option) for some in fit for option in some],
-            "does_not_fit": [_json(option) for some in others for option in some],
+            "fits": [_json(option) for options in fit for option in options],
+            "does_not_fit": [_json(option) for options in others for option in options],
             "not_predicted": unknown,
         }
         print_json(content)
@@ -140,56 +140,54 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
 def _fitting_answer(
     machine: Machine, gpu: Gpu, fit: Sequence[Sequence[Option]], others: Sequence[Sequence[Option]], unknown: list[str]
 ) -> Answer:
-    rows = []
-    for some in fit:
-        best, one = some[0], some[0].predicted
-        times = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
-        also = ", ".join(option.predicted.variant for option in some[1:])
-        rows.append(
-            (
-                Cell(command(best), f"{best.recipe.summary}{f'; also fit: {also}' if also else ''}"),
-                Cell(f"{times}{best.gpu_bytes / GIB:.1f}", "tight" if best.verdict == "tight" else ""),
-                f"{best.ram_bytes / GIB:.1f}",
-                f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
-            )
-        )
-    notes = ["Predicted, not measured. GPU, RAM: GiB, CUDA context included."]
-    notes.append("batch: micro-batch · accumulation of one GPU × length.")
+    notes = [
+        "Predicted, not measured. GPU, RAM: GiB, CUDA context included.",
+        "batch: micro-batch · accumulation of one GPU × length.",
+    ]
     if not gpu.bf16:
-        notes.append(
-            f"Without a GPU these commands rehearse for the recipe's own GPU; with --gpu {gpu.name}, for that "
-            "one (fp16)."
-        )
+        here = f"with --gpu {gpu.name}, for that one (fp16)"
+        notes.append(f"Without a GPU these commands rehearse for the recipe's own GPU; {here}.")
     if others:
-        least = [min(some, key=lambda option: option.gpu_bytes) for some in others]
-        needs = [
-            f"{each.recipe.name} (its {each.predicted.variant}: {format_size(each.gpu_bytes)} of the GPU, "
-            f"{format_size(each.ram_bytes)} of RAM)"
-            for each in least
-        ]
+        needs = []
+        for options in others:
+            least = min(options, key=lambda option: option.gpu_bytes)
+            sizes = f"{format_size(least.gpu_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
+            needs.append(f"{least.recipe.name} (its {least.predicted.variant}: {sizes})")
         notes.append(f"Does not fit: {'; '.join(needs)}.")
     if unknown:
-        kind = "" if gpu.bf16 else " in fp16, and most variants need bf16"
-        notes.append(
-            f"No stored prediction for this kind of GPU{kind}: {', '.join(unknown)}. "
-            f"Predict one now: memkit recipe NAME --dry-run, with this --gpu."
-        )
+        kind = "this kind of GPU" if gpu.bf16 else "GPUs without bf16, which most variants need"
+        notes.append(f"No stored prediction for {kind}: {', '.join(unknown)}.")
+        notes.append("Predict one now: memkit recipe NAME --dry-run, with this --gpu.")
+
+    columns = ("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch")
     dtype = "bf16" if gpu.bf16 else "fp16 only"
-    size, ram = format_size(gpu.capacity_bytes), format_size(machine.ram_bytes)
-    table = Table(("run, or rehearse without a GPU", ">GPU", ">RAM", ">batch"), rows, whole=True)
     return Answer(
         title="Recipes that fit",
-        verdict=f"{gpu.name} ({size}, {dtype}), {ram} of RAM",
-        reason="what uses most of the GPU comes first.",
-        blocks=(table, Lines(notes)),
+        verdict=f"{gpu.name} ({format_size(gpu.capacity_bytes)}, {dtype}), {format_size(machine.ram_bytes)} of RAM",
+        reason="what uses most of the GPU comes first." if fit else "no recipe fits.",
+        blocks=(Table(columns, [_fitting_row(options) for options in fit], whole=True), Lines(notes)),
     )
+
+
+def _fitting_row(options: Sequence[Option]) -> tuple[str | Cell, ...]:
+    """A recipe's best variant that fits, with the names of the others."""
+    best, *others = options
+    one = best.predicted
+    summary = best.recipe.summary
+    if others:
+        summary += f"; also fit: {', '.join(option.predicted.variant for option in others)}"
+    gpus = one.gpus * one.nodes
+    gpu = f"{gpus} × {best.gpu_bytes / GIB:.1f}" if gpus > 1 else f"{best.gpu_bytes / GIB:.1f}"
+    batch = f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}"
+    tight = "tight" if best.verdict == "tight" else ""
+    return Cell(command(best), summary), Cell(gpu, tight), f"{best.ram_bytes / GIB:.1f}", batch
 
 
 def command(option: Option) -> str:
     """The command that runs the variant, or rehearses it without a GPU."""
-    first = next(iter(option.recipe.variants))
-    name = option.predicted.variant
-    return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
+    variant = option.predicted.variant
+    is_first = variant == next(iter(option.recipe.variants))
+    return f"memkit recipe {option.recipe.name}" + ("" if is_first else f" --variant {variant}")
 
 
 def _json(option: Option) -> dict[str, Any]:

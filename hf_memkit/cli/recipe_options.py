@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,44 +22,35 @@ if TYPE_CHECKING:
     from hf_memkit.run.ranks import LaunchLayout
 
 
+_DATA = option(f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}")
+_SET = option("Override a TrainingArguments field that no variant sets. Repeatable.", "--set", metavar="KEY=VALUE")
+_RANDOM_WEIGHTS = more("If the model's weights cannot be loaded, train from random ones.", "--random-weights")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions(FolderOptions, MachineOptions):
     name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None
     variant: Annotated[str, more("Variant of the recipe; auto: the first that fits GPU, RAM and disk.")] = "auto"
     model: Annotated[str | None, more("Use this model (hub ID or folder) instead of the recipe's.")] = None
-    data: Annotated[
-        str | None, option(f"Your data: a file, a folder or a hub ID. Formats: {documentation('your-own-recipe.md')}")
-    ] = None
+    data: Annotated[str | None, _DATA] = None
     max_steps: Annotated[int | None, more("Stop after this many optimizer steps.", min=1)] = None
     sequence_length: Annotated[int | None, more("Tokens in a sequence.", min=2)] = None
     output: Annotated[str, option("Folder for checkpoints, records and the model.")] = ""
     nvme_path: Annotated[str | None, more("Folder on a fast disk, for the infinity variant.")] = None
-    settings: Annotated[
-        list[str] | None,
-        option(
-            "Override a TrainingArguments field, except those that the variant sets. Repeatable.",
-            "--set",
-            metavar="KEY=VALUE",
-        ),
-    ] = None
-    dry_run: Annotated[
-        bool, option("Show whether it fits and every setting with its reason. Run nothing.", "--dry-run")
-    ] = False
+    settings: Annotated[list[str] | None, _SET] = None
+    dry_run: Annotated[bool, option("Show whether it fits, and each setting with its reason.", "--dry-run")] = False
     short: Short = False
-    random_weights: Annotated[
-        bool, more("Where the model's weights cannot be reached, train from random ones.", "--random-weights")
-    ] = False
+    random_weights: Annotated[bool, _RANDOM_WEIGHTS] = False
     export: Annotated[str | None, more("Write a plain script that does the same.", metavar="DIR")] = None
     copy: Annotated[str | None, more("Write the recipe's YAML file, to change.", metavar="FILE")] = None
 
     @property
     def request(self) -> Request:
         """The request without the user's own arguments, GPUs and nodes."""
-        return Request(
-            recipe=self.name, variant=self.variant, model=expand(self.model), data=expand(self.data), gpu=self.gpu,
-            gpu_memory=self.gpu_memory, ram=self.ram, max_steps=self.max_steps, sequence_length=self.sequence_length,
-            output=expand(self.output) or "", nvme_path=expand(self.nvme_path),
-        )  # fmt: skip
+        names = ("variant", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length")
+        values: dict[str, Any] = {name: getattr(self, name) for name in names}
+        values |= {name: expand(getattr(self, name)) for name in ("model", "data", "nvme_path")}
+        return Request(recipe=self.name, output=expand(self.output) or "", **values)
 
     @property
     def shown_only(self) -> bool:
@@ -118,13 +109,17 @@ def default_processes(recipe: Recipe, *, rehearses: bool) -> int:
     return min(2, recipe.gpus) if rehearses else recipe.gpus
 
 
-def resolved_run(
+def resolve_run(
     options: RecipeOptions, recipe: Recipe, request: Request, here: Machine, place: LaunchLayout, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
-    """(the run or rehearsal, the prediction that chose it or None). Raises DoesNotFitError if no variant fits, or the
-    described GPU is larger than this machine's.
+    """(the run or rehearsal, the prediction that chose it or None).
 
-    Stored predictions come first, unless the data matters. A rehearsal uses no others, so it starts at once."""
+    Stored predictions are used first, unless the data matters. A rehearsal that starts uses no others, so that it
+    starts at once.
+
+    Raises:
+        DoesNotFitError: no variant fits, or the described GPU is larger than this machine's.
+    """
     from hf_memkit.catalog.hardware import described_gpu
     from hf_memkit.common.errors import DoesNotFitError
     from hf_memkit.recipes.rehearse import rehearse
@@ -132,44 +127,46 @@ def resolved_run(
     from hf_memkit.recipes.variant import needs_less
     from hf_memkit.run.folder import RecipeRun
 
-    rehearsed = rehearses(options, here)
-    gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
-    request = replace(request, gpus=gpus, nodes=place.nodes)
-    at_once = rehearsed and not options.dry_run
-    stored = at_once or request.data is None
+    is_rehearsal = rehearses(options, here)
+    at_once = is_rehearsal and not options.dry_run
     described = described_gpu(request.gpu, request.gpu_memory)
+    gpus = max(place.gpus, recipe.gpus) if is_rehearsal else place.gpus
+    request = replace(request, gpus=gpus, nodes=place.nodes)
+    stored = at_once or request.data is None
     runs = not options.shown_only or (options.dry_run and described is None)
+    predictor = None if at_once else judge
     try:
-        setup, prediction = resolve(
-            request, None if at_once else judge, recipe=recipe, here=here, stored=stored, runs=runs
-        )
+        setup, prediction = resolve(request, predictor, recipe=recipe, here=here, stored=stored, runs=runs)
     except DoesNotFitError:
         if not at_once:
             raise
         # A rehearsal needs little memory, and prints the target's problems.
         first = replace(request, variant=next(iter(recipe.variants)))
         setup, prediction = resolve(first, recipe=recipe, here=here, stored=True)
-        why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
+        why = "the recipe's first choice; no variant would fit this machine, which only rehearses it"
         setup = replace(setup, why=why)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_gpu(described, here.gpu)
-    job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
-    if rehearsed:
+
+    if is_rehearsal:
         job = rehearse(recipe, setup, gpus=place.gpus)
-    elif options.random_weights:
-        job = replace(job, setup=job.setup.put("model.random_weights", True, "--random-weights"))
-    asked, less = request.recipe or recipe.name, needs_less(recipe, job.setup)
-    return replace(job, asked=asked, needs_less=less), prediction
+    else:
+        job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
+        if options.random_weights:
+            job = replace(job, setup=setup.put("model.random_weights", True, "--random-weights"))
+    needs = needs_less(recipe, job.setup)
+    return replace(job, asked=request.recipe or recipe.name, needs_less=needs), prediction
 
 
 def _refuse_another_gpu(described: Gpu, here: Gpu) -> None:
     """Refuses a described GPU that is larger than this machine's, or has bf16 that this one lacks."""
     from hf_memkit.common.errors import DoesNotFitError
 
-    if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
-        smaller = described.usable_bytes > here.usable_bytes
-        lacks = f"less memory than {described.name}" if smaller else f"no bf16, which {described.name} has"
-        raise DoesNotFitError(
-            f"this machine's {here.name} has {lacks}. Omit --gpu and --gpu-memory to run here, or add --dry-run or "
-            f"--export"
-        )
+    if described.usable_bytes > here.usable_bytes:
+        has = f"less memory than {described.name}"
+    elif described.bf16 and not here.bf16:
+        has = f"no bf16, which {described.name} has"
+    else:
+        return
+    fix = "To run here, omit --gpu and --gpu-memory. Or add --dry-run or --export"
+    raise DoesNotFitError(f"this machine's {here.name} has {has}. {fix}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import Json, option, show_what_can_be_shown
+from hf_memkit.cli.options import Json, option
 from hf_memkit.cli.printing import print_json, typed_command
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -32,16 +32,20 @@ def report(
     """Show the memory report of a run, finished or running."""
     from rich.console import Console
 
+    from hf_memkit.common.answer.document import check_file
     from hf_memkit.common.answer.terminal import show
     from hf_memkit.common.errors import InputError
     from hf_memkit.measuring.report import following
     from hf_memkit.measuring.report.answer import PAGE, report_answer, report_json, write_page
     from hf_memkit.measuring.report.load import load_run
 
-    show_what_can_be_shown()
     if follow and as_json:
         raise InputError("--follow, --json: mutually exclusive. Omit --follow to print the run once.")
     console = Console(highlight=False)
+    if html is not None:
+        path = Path(html)
+        path = path / PAGE if path.is_dir() else path
+        check_file(path)
     if follow:
         run = following.follow(run_dir, console, modules=modules)
         if run is None:
@@ -53,8 +57,6 @@ def report(
         elif html is None:
             show(report_answer(run, modules=modules), console=console)
     if html is not None:
-        path = Path(html)
-        path = path / PAGE if path.is_dir() else path
         write_page(run, path, typed_command())
         if not as_json:
             console.print(f"Wrote {path}", markup=False, soft_wrap=True)

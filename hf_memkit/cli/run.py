@@ -48,20 +48,21 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 class RunCommand(Trains):
-    """With `--`, memkit's options precede it. Without it, all words after the script's name belong to the script, as
-    after `python`; options that only memkit has are refused there. A recipe's folder has no arguments."""
+    """Without `--`, all words after the script's name are the script's, as after `python`; options that only memkit
+    has are refused there. Options may follow a recipe's folder, which has no arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = "--" in args
         if not ctx.allow_interspersed_args:
             script = self.make_parser(ctx).parse_args(list(args))[0].get("script")
             ctx.allow_interspersed_args = isinstance(script, str) and _recipes_folder(script) is not None
-        given = list(args)
-        left = super().parse_args(ctx, args)
-        words = ctx.params.get("arguments") or []
-        if words and not ctx.allow_interspersed_args:
-            _refuse_lost_options(self, given[: len(given) - len(words)], words, is_module=ctx.params["module"])
-        return left
+        typed = list(args)
+        remaining = super().parse_args(ctx, args)
+        arguments = ctx.params.get("arguments") or []
+        if arguments and not ctx.allow_interspersed_args:
+            before = typed[: len(typed) - len(arguments)]
+            _refuse_lost_options(self, before, arguments, is_module=ctx.params["module"])
+        return remaining
 
 
 def _recipes_folder(word: str) -> Path | None:
@@ -79,28 +80,34 @@ def _refuse_lost_options(
 ) -> None:
     """Refuses options of this command among the script's arguments, unless the script has them too. `before`: the
     words up to the script's name."""
-    own = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
     lost: list[str] = []
-    for number, word in enumerate(arguments):
-        name, glued, value = word.partition("=")
-        option = own.get(name) if name.startswith("--") else None
-        if option is None or name == "--help" or getattr(option, "rich_help_panel", None) == RUNS:
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        option = options.get(name) if name.startswith("--") and name != "--help" else None
+        if option is None or getattr(option, "rich_help_panel", None) == RUNS:
+            rest.append(word)
             continue
-        takes = not getattr(option, "is_flag", False)
-        if takes and not glued:
-            value = next(iter(arguments[number + 1 : number + 2]), "")
-        if _is_memkits(name, value, before[-1], is_module=is_module):
-            lost += [word] if glued or not takes else [word, value]
-    if not lost:
-        return
-    rest = list(arguments)
-    for word in lost:
-        rest.remove(word)
-    ours = shlex.join([*lost, *before, *(["--", *rest] if rest else [])])
-    raise InputError(
-        f"{shlex.join(lost)}: stands behind the script without a --, so the script would get it. For memkit, write: "
-        f"memkit run {ours}; for the script: memkit run {shlex.join([*before, '--', *arguments])}"
-    )
+        value_follows = not equals and not getattr(option, "is_flag", False)
+        if value_follows:
+            value = words[0] if words else ""
+        if not _is_memkits(name, value, before[-1], is_module=is_module):
+            rest.append(word)
+            continue
+        lost.append(word)
+        if value_follows and words:
+            lost.append(words.pop(0))
+
+    if lost:
+        for_memkit = shlex.join([*lost, *before, *(["--", *rest] if rest else [])])
+        for_script = shlex.join([*before, "--", *arguments])
+        raise InputError(
+            f"{shlex.join(lost)}: memkit's option or the script's? For memkit, write: memkit run {for_memkit}; "
+            f"for the script: memkit run {for_script}"
+        )
 
 
 def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
@@ -115,19 +122,21 @@ def _is_memkits(name: str, value: str, script: str, *, is_module: bool) -> bool:
             return False
         return True
     field = name.removeprefix("--").replace("-", "_")
-    own = re.compile(rf"(--{field}\b|--{field.replace('_', '-')}\b)(?![-_])|^\s+{field}\s*:\s*\w", re.MULTILINE)
-    return not any(own.search(text) for text in _texts(script, is_module=is_module))
+    flags = rf"--{field}\b|--{field.replace('_', '-')}\b"
+    of_script = re.compile(rf"({flags})(?![-_])|^\s+{field}\s*:\s*\w", re.MULTILINE)
+    return not any(of_script.search(text) for text in _texts(script, is_module=is_module))
 
 
 def _texts(script: str, *, is_module: bool) -> Iterator[str]:
     """The texts of the script and of the Python files near it."""
-    folder, files = Path(script).parent, [Path(script)]
+    file = Path(script)
     if is_module:
-        target = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
-        if target is None or target.origin is None:
+        spec = importlib.machinery.PathFinder.find_spec(script.partition(".")[0], [str(Path.cwd()), *sys.path])
+        if spec is None or spec.origin is None:
             return
-        folder, files = Path(target.origin).parent, [Path(target.origin)]
-    for path in itertools.islice(itertools.chain(files, folder.glob("*.py"), folder.glob("*/*.py")), _MOST_FILES):
+        file = Path(spec.origin)
+    files = itertools.chain([file], file.parent.glob("*.py"), file.parent.glob("*/*.py"))
+    for path in itertools.islice(files, _MOST_FILES):
         with contextlib.suppress(OSError):
             yield path.read_text(errors="replace")
 
@@ -144,13 +153,11 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
     launched = read_command(words)
     close_workers()
     if "--log" in options and any("torch" in word for word in launched.before):  # torchrun's parser also reads them
-        raise InputError(
-            "--log: torchrun takes it for an abbreviation of --log-dir; omit it, or use accelerate launch"
-        )
+        raise InputError("--log: torchrun reads it as its own --log-dir. Omit it, or use accelerate launch")
     script = launched.script
     target = ["-m", script.target] if script.is_module else [script.target]
-    own = UserScript(boot.BOOT, arguments=("run", *options, *target, "--", *script.arguments))
-    command = launched.with_script(own)
+    memkit_run = UserScript(boot.BOOT, arguments=("run", *options, *target, "--", *script.arguments))
+    command = launched.with_script(memkit_run)
     try:
         os.execvp(command[0], command)
     except OSError as error:
@@ -160,51 +167,35 @@ def _become(words: Sequence[str], options: Sequence[str]) -> NoReturn:
 def _run_folder(folder: Path, options: FolderOptions, of_script: list[str]) -> int:
     """Runs the folder. `of_script`: given options that only a script has."""
     if of_script:
-        raise InputError(
-            f"{', '.join(of_script)}: only for a script; {folder / 'args.yaml'} holds what the folder trains with"
-        )
+        raise InputError(f"{', '.join(of_script)}: only for a script. Change {folder / 'args.yaml'} instead")
     quiet_libraries()
     if options.resume and options.overwrite:
-        raise InputError("--resume, --overwrite: mutually exclusive. --overwrite starts again.")
+        raise InputError("--resume, --overwrite: mutually exclusive. --overwrite replaces the run.")
     return as_one_of_its_ranks(lambda ranks: run_folder(folder, options, ranks))
+
+
+_SCRIPT = typer.Argument(metavar="SCRIPT", help="Script; with -m a module; or a folder that memkit recipe wrote.")
+_ARGUMENTS = typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")
+_RECORDS = option("Folder for records and page. Default: the Trainer's output_dir.", metavar="DIR")
+_PREDICT = option("Predict the script first. The report compares predicted and measured.", "--predict")
+_PLAN = option("Run with the settings of a plan, which override the script's. Prints each override.", metavar="FILE")
+_NO_PHASES = option(
+    "Do not reset torch's peak counter, for a script that reads it.", " /--no-phases", show_default=False
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(FolderOptions):
     """Options for a script, in addition to those for a recipe's folder."""
 
-    script: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCRIPT",
-            help="Path of the script; with -m, a module's dotted name; or a folder that memkit recipe wrote.",
-        ),
-    ]
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")] = (
-        None
-    )
+    script: Annotated[str, _SCRIPT]
+    arguments: Annotated[list[str] | None, _ARGUMENTS] = None
     module: Annotated[bool, option("SCRIPT is a module name, as after `python -m`.", "-m")] = False
-    records: Annotated[
-        str | None, option("Folder for records and page. Default: the Trainer's output_dir.", metavar="DIR")
-    ] = None
-    log: Annotated[
-        str, option("Memory figures added to the Trainer's logs and dashboards.", metavar="few|all|none")
-    ] = "few"
-    predict: Annotated[
-        bool, option("Predict the script first. The report compares predicted and measured.", "--predict")
-    ] = False
-    plan: Annotated[
-        str | None,
-        option(
-            "Override the script's settings with a plan's: fields of TrainingArguments, options of "
-            "from_pretrained, environment variables. Prints each override; warns where the script's value remains.",
-            metavar="FILE",
-        ),
-    ] = None
-    phases: Annotated[
-        bool,
-        option("Do not reset torch's peak counter, for a script that reads it.", " /--no-phases", show_default=False),
-    ] = True
+    records: Annotated[str | None, _RECORDS] = None
+    log: Annotated[str, option("Memory figures in the Trainer's logs and dashboards.", metavar="few|all|none")] = "few"
+    predict: Annotated[bool, _PREDICT] = False
+    plan: Annotated[str | None, _PLAN] = None
+    phases: Annotated[bool, _NO_PHASES] = True
 
 
 @with_options
@@ -213,35 +204,40 @@ def run(context: typer.Context, *, options: RunOptions) -> ScriptRun | int:
     of_script = flags_given(options, "arguments", "module", "records", "log", "predict", "plan", "phases")
     of_folder = flags_given(options, *(field.name for field in fields(FolderOptions)))
     script, plan = options.script, options.plan
-    job = None if options.module else _recipes_folder(script)
+    recipes_folder = None if options.module else _recipes_folder(script)
     # With a plan or arguments, a recipe's script is the user's script.
-    if job is not None and (not of_script or of_folder or Path(script).is_dir()):
-        return _run_folder(job, options, of_script)
+    if recipes_folder is not None and (not of_script or of_folder or Path(script).is_dir()):
+        return _run_folder(recipes_folder, options, of_script)
+
     if of_folder:
-        raise InputError(
-            f"{', '.join(of_folder)}: only for a folder that memkit recipe wrote; a script's own stand after --"
-        )
+        only = "only for a folder that memkit recipe wrote"
+        raise InputError(f"{', '.join(of_folder)}: {only}. Write the script's arguments after --")
     if options.log not in LOGS:
         raise InputError(f"--log {options.log}: unknown. Give one of {', '.join(LOGS)}.")
-    # The script may change its folder.
-    folder = user_path(options.records).absolute() if options.records is not None else None
-    if folder is not None and folder.exists() and not folder.is_dir():
+    # An absolute path, because the script may change its folder.
+    records = user_path(options.records).absolute() if options.records is not None else None
+    if records is not None and records.exists() and not records.is_dir():
         raise InputError(f"--records {options.records}: a file. Give a folder.")
     if plan is not None and options.predict:
         raise InputError("--predict, --plan: mutually exclusive. Omit --predict: the plan has its prediction.")
     planned = PlannedRun.read(plan) if plan is not None else None
+
     if not options.module and is_command(script):
         if options.predict:
-            raise InputError("--predict: not with a command; write memkit predict -- COMMAND")
-        plan_file = str(user_path(plan).absolute()) if plan is not None else None
-        passed_on = {"--records": folder, "--plan": plan_file, "--log": options.log if "--log" in of_script else None}
-        own = [word for name, each in passed_on.items() if each is not None for word in (name, str(each))]
-        _become((script, *(options.arguments or ())), [*own, *([] if options.phases else ["--no-phases"])])
+            raise InputError("--predict: not with a command. Predict it first: memkit predict -- COMMAND")
+        passed_on = ["--records", str(records)] if records is not None else []
+        passed_on += ["--plan", str(user_path(plan).absolute())] if plan is not None else []
+        passed_on += ["--log", options.log] if "--log" in of_script else []
+        passed_on += [] if options.phases else ["--no-phases"]
+        _become((script, *(options.arguments or ())), passed_on)
+
     # A launcher passes it as the script's first argument.
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     ranks = [f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None]
     target = UserScript.at(script, [*ranks, *(options.arguments or ())], is_module=options.module)
-    prediction = predict_script(target) if options.predict else planned.prediction if planned is not None else None
-    callback = {"output_dir": folder, "log": options.log, "phases": options.phases, "summary": "stderr"}
+    prediction = planned.prediction if planned is not None else None
+    if options.predict:
+        prediction = predict_script(target)
+    callback = {"output_dir": records, "log": options.log, "phases": options.phases, "summary": "stderr"}
     return ScriptRun(target, {**callback, "prediction": prediction}, planned)

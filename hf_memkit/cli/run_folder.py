@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
-from hf_memkit.cli.options import flags_given, runs
+from hf_memkit.cli.options import INTERRUPTED, MOST_GPUS, flags_given, runs
 from hf_memkit.common.errors import InputError
 from hf_memkit.run.ranks import (
     FOLDER_VARIABLE,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class FolderOptions:
     """Options for a run of a recipe's folder."""
 
-    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1)] = None
-    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1)] = None
+    gpus: Annotated[int | None, runs("GPUs on each machine.", "--gpus", min=1, max=MOST_GPUS)] = None
+    nodes: Annotated[int | None, runs("Machines.", "--nodes", min=1, max=MOST_GPUS)] = None
     node_rank: Annotated[int | None, runs("Number of this machine, from 0.", min=0)] = None
     master_addr: Annotated[str | None, runs("Address of machine 0.")] = None
     master_port: Annotated[int | None, runs("Free port of machine 0. Default: 29500.", min=1, max=65535)] = None
@@ -57,19 +57,15 @@ class FolderOptions:
         address, port = self.master_addr or "", self.master_port or MASTER_PORT
         place = LaunchLayout(self.gpus or gpus, self.nodes or nodes, self.node_rank or 0, address, port)
         if place.nodes == 1:
-            if needless := self._of_several_machines():
-                raise InputError(
-                    f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
-                )
+            if names := ", ".join(self._of_several_machines()):
+                raise InputError(f"{names}: only for several machines. Add --nodes N, or omit {names}")
             return place
         missing = [] if place.master_addr else ["--master-addr ADDRESS (of machine 0)"]
         missing += [f"--node-rank N (0 to {place.nodes - 1})"] if self.node_rank is None else []
         if missing and not self.shown_only:
             raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
         if place.node_rank >= place.nodes:
-            raise InputError(
-                f"--node-rank {place.node_rank}: must be below --nodes {place.nodes}; write 0 to {place.nodes - 1}"
-            )
+            raise InputError(f"--node-rank {place.node_rank}: too large. Write 0 to {place.nodes - 1}")
         return place
 
     def _of_several_machines(self) -> list[str]:
@@ -79,33 +75,31 @@ class FolderOptions:
     def _place_of_launcher(self, ranks: Ranks) -> LaunchLayout:
         place = LaunchLayout(ranks.local_world_size, ranks.nodes)
         if place.processes != ranks.world_size:
-            raise InputError(
-                f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
-                f"start the same number on each machine"
-            )
-        for flag, asked, started in (("--gpus", self.gpus, place.gpus), ("--nodes", self.nodes, place.nodes)):
-            if asked is not None and asked != started:
-                raise InputError(
-                    f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
-                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
-                )
-        needless = self._of_several_machines()
-        if needless and FOLDER_VARIABLE not in os.environ:  # memkit starts its ranks with all options
-            raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
+            counts = f"{ranks.world_size} processes, {ranks.local_world_size} of them on this machine"
+            raise InputError(f"the launcher started {counts}. Start the same number on each machine")
+        started = f"the launcher started {place.gpus} processes on each of {place.nodes} machines"
+        if self.gpus not in (None, place.gpus):
+            raise InputError(f"--gpus {self.gpus}: {started}. Omit --gpus")
+        if self.nodes not in (None, place.nodes):
+            raise InputError(f"--nodes {self.nodes}: {started}. Omit --nodes")
+        names = ", ".join(self._of_several_machines())
+        if names and FOLDER_VARIABLE not in os.environ:  # memkit starts its ranks with all options
+            raise InputError(f"{names}: set by the launcher. Omit {names}")
         return place
 
 
-def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
-    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line."""
+def as_one_of_its_ranks(job: Callable[[Ranks], int], *, trains: bool = True) -> int:
+    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line. `trains`:
+    whether there is something to resume."""
     ranks = ranks_from_environment()
     try:
         with errors_to_launcher():
             return job(ranks)
     except KeyboardInterrupt:  # typer would exit silently
         if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one prints it
-            intact = "records and the last checkpoint are intact: continue with --resume"
-            print(f"\nmemkit: interrupted; {intact}", file=sys.stderr)
-        return 1
+            intact = "; records and the last checkpoint are intact: continue with --resume" if trains else ""
+            print(f"\nmemkit: interrupted{intact}", file=sys.stderr)
+        return INTERRUPTED if FOLDER_VARIABLE not in os.environ else 1
 
 
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
@@ -142,7 +136,9 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
 
     close_workers()
     as_json = options.as_json
-    say = printing.silent if not ranks.is_first else printing.say_to_stderr if as_json else printing.say
+    say = printing.say_to_stderr if as_json else printing.say
+    if not ranks.is_first:
+        say = printing.silent
     # Standard output is for the JSON: Trainer prints its logs there.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
@@ -163,20 +159,19 @@ def refuse_too_few_gpus(place: LaunchLayout) -> None:
 
     visible = torch.cuda.device_count()
     if 0 < visible < place.gpus:
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = f"CUDA_VISIBLE_DEVICES={shown} leaves {visible}" if shown else f"this machine has {visible}"
-        raise InputError(f"--gpus {place.gpus}: {why}. Give --gpus {visible} or fewer.")
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        limit = f"CUDA_VISIBLE_DEVICES={variable} leaves {visible}" if variable else f"this machine has {visible}"
+        raise InputError(f"--gpus {place.gpus}: {limit}. Give --gpus {visible} or fewer.")
 
 
 def _same_processes(job: RecipeRun, place: LaunchLayout) -> None:
     """Refuses another number of processes: batch, data order and ZeRO checkpoints depend on it."""
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
-        machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
-        options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
-        raise InputError(
-            f"{job.output}: has {job.gpus} processes{machines}, among which its batch and checkpoints are split; add "
-            f"{options}"
-        )
+        machines, options = "", f"--gpus {job.gpus}"
+        if job.nodes > 1:
+            machines, options = f" on each of {job.nodes} machines", f"{options} --nodes {job.nodes}"
+        split = f"its batch and checkpoints are for {job.gpus} processes{machines}"
+        raise InputError(f"{job.output}: {split}. Add {options}")
 
 
 def refuse_mistakes(job: RecipeRun) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hf_memkit.cli.options import Json, MachineOptions, Short, flags_given, more, option, tell
+from hf_memkit.cli.options import MOST_GPUS, Json, MachineOptions, Short, flags_given, more, option, tell
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import names
+from hf_memkit.common.user_files import is_there
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import Launched, is_command, read_command
 
@@ -24,48 +25,40 @@ if TYPE_CHECKING:
 
 no_script = functools.partial(option, rich_help_panel="Instead of a script: a model or a recipe")
 
+_SCRIPT = typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training.")
+_ARGUMENTS = typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
+_GPUS = option("GPUs of one machine that train together. Default: the command's, or 1.", min=1, max=MOST_GPUS)
+_ARGS = no_script("With --model: your own arguments (YAML or JSON). They take precedence.", metavar="FILE")
+_SET = no_script(
+    "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
     """A training script, or the description of a training without one."""
 
-    script: Annotated[
-        str | None,
-        typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training."),
-    ] = None
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
-    ] = None
+    script: Annotated[str | None, _SCRIPT] = None
+    arguments: Annotated[list[str] | None, _ARGUMENTS] = None
     model: Annotated[str | None, no_script("Hub ID or local folder. No weights are loaded.")] = None
     recipe: Annotated[str | None, no_script("Recipe name or YAML file.")] = None
     variant: Annotated[str, no_script("With --recipe: variant; auto: the first that fits.")] = "auto"
-    preset: Annotated[
-        str | None, no_script("With --model: preset, or several joined by +. Default: Trainer's defaults.")
-    ] = None
+    preset: Annotated[str | None, no_script("With --model: preset, or several joined by +. Default: none.")] = None
     batch_size: Annotated[int | None, no_script("With --model: per_device_train_batch_size.", min=1)] = None
     sequence_length: Annotated[int | None, no_script("Tokens in a sequence.", min=1)] = None
     accumulation: Annotated[int | None, no_script("With --model: gradient_accumulation_steps.", min=1)] = None
-    args: Annotated[
-        str | None, no_script("With --model: your own arguments (YAML or JSON). They take precedence.", metavar="FILE")
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        no_script(
-            "Override a TrainingArguments field, or a value such as rank=32. Repeatable.", "--set", metavar="KEY=VALUE"
-        ),
-    ] = None
-    trust_remote_code: Annotated[
-        bool, no_script("With --model: run code that comes with it.", "--trust-remote-code")
-    ] = False
+    args: Annotated[str | None, _ARGS] = None
+    settings: Annotated[list[str] | None, _SET] = None
+    trust_remote_code: Annotated[bool, no_script("With --model: run the model's own code.", "--trust-remote-code")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(MachineOptions, SubjectOptions):
     """A training, the machine for it and how to print the answer."""
 
-    gpus: Annotated[
-        int | None, option("GPUs of one machine that train together. Default: the command's, or 1.", min=1)
-    ] = None
+    gpus: Annotated[int | None, _GPUS] = None
     module: Annotated[bool, more("SCRIPT is a module, as after `python -m`.", "-m")] = False
     html: Annotated[str | None, more("Write one HTML page.", metavar="FILE")] = None
     short: Short = False
@@ -100,10 +93,8 @@ class TrainingOptions(MachineOptions, SubjectOptions):
         from hf_memkit.recipes.resolve import read_own_arguments
         from hf_memkit.setup.own_arguments import wrong_counts
 
-        request = replace(
-            request, recipe=self.recipe, variant=self.variant, model=self.model, preset=self.preset or "",
-            sequence_length=self.sequence_length, trust_remote_code=self.trust_remote_code,
-        )  # fmt: skip
+        names = ("recipe", "variant", "model", "sequence_length", "trust_remote_code")
+        request = replace(request, preset=self.preset or "", **{name: getattr(self, name) for name in names})
         if self.recipe is not None:
             return self._read_recipe(request)
         if self.variant != "auto":
@@ -118,10 +109,9 @@ class TrainingOptions(MachineOptions, SubjectOptions):
                 raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
             request = replace(request, preset=name)
             techniques = tuple(each for each in techniques if each in PRESETS)
-        request = read_own_arguments(
-            replace(request, techniques=techniques), self.settings or (), self.args,
-            batch_size=self.batch_size, accumulation=self.accumulation,
-        )  # fmt: skip
+        request = replace(request, techniques=techniques)
+        pairs, batch_size, accumulation = self.settings or (), self.batch_size, self.accumulation
+        request = read_own_arguments(request, pairs, self.args, batch_size=batch_size, accumulation=accumulation)
         if problems := wrong_counts(request.arguments):
             raise SettingError("\n".join(problems))
         return None, request
@@ -143,7 +133,7 @@ class TrainingOptions(MachineOptions, SubjectOptions):
 
 def _user_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str) -> UserScript:
     """The script or module; refuses a path without a file."""
-    if not is_module and not Path(target).exists():
+    if not is_module and not is_there(target):
         if target in names("recipes"):
             raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
         is_path = target.endswith(".py") or target.startswith((".", "/")) or target.count("/") > 1
@@ -173,17 +163,14 @@ def _refuse_several_gpus(words: Sequence[str], environment: Mapping[str, str]) -
     command up to the script."""
     tasks = re.search(r"(?:^| )(?:-n|--ntasks(?:-per-node)?)[ =]?([2-9]|\d\d+)\b", " ".join(words))
     if "srun" in words and tasks is not None:
-        raise InputError(
-            f"srun{tasks[0]}: starts Python {tasks[1]} times, which Trainer does not see; write srun torchrun, or "
-            "srun accelerate launch"
-        )
+        cause = f"starts {tasks[1]} processes that Trainer does not connect"
+        raise InputError(f"srun{tasks[0]}: {cause}. Write srun torchrun, or srun accelerate launch")
     visible = environment.get("CUDA_VISIBLE_DEVICES", "").strip(",")
     if "," in visible:
         count = len(visible.split(","))
-        raise InputError(
-            f"CUDA_VISIBLE_DEVICES={visible}: in one process Trainer copies the model to {count} GPUs in each step "
-            f"(nn.DataParallel), which is not predicted; write torchrun --nproc_per_node {count}, or name one GPU"
-        )
+        cause = f"one process with {count} GPUs uses nn.DataParallel, which memkit cannot predict"
+        fix = f"Write torchrun --nproc_per_node {count}, or name one GPU"
+        raise InputError(f"CUDA_VISIBLE_DEVICES={visible}: {cause}. {fix}")
 
 
 _OWN: Final = "Write the script's own argument, such as: --"

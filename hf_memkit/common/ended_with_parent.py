@@ -27,6 +27,14 @@ def end_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
     _end_with(ctypes.CDLL(None).prctl, parent, by)
 
 
+def describe_death(status: int) -> str | None:
+    """How a process with this status of `os.waitpid` died: `"SIGKILL"`, `"exit code 1"`; None: it did not."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}" if code else None
+
+
 def ends_with_this(by: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
     """A `preexec_fn` that sends the new program the signal `by` when this thread ends. SIGTERM is for launchers, which
     then end their ranks; SIGKILL for programs that may handle SIGTERM otherwise."""

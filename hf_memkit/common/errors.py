@@ -1,23 +1,5 @@
-"""The errors that memkit raises.
-
-```
-MemkitError
-├── InputError            wrong input: the value, its place, and the fix (exit code 2)
-│   ├── RecipeError       an invalid recipe file; lists all of its problems
-│   ├── DataError         training data that cannot be used
-│   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
-│   ├── ScriptFailed      a user's script that raised, or ended, before it trained
-│   ├── NoKernel          an operation that a GPU refuses in the type of its tensors
-│   └── Unmodelled        a setting or operation whose memory a trace cannot show
-├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
-├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
-└── RunError              a run that started and could not go on (exit code 1)
-    └── TraceFailed       a training that could not be traced for a prediction
-```
-
-The command line shows the message of each as one line, `memkit: error: …`. Anything else that escapes is a bug and
-keeps its traceback.
-"""
+"""The errors that memkit raises. The command line prints the message, `memkit: error: …`, and exits with `exit_code`.
+Any other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Find `recipes/` and `ds_configs/`, in the installed package or in a checkout, and pages of `docs/`. A file's stem is
-its name; there is no registry."""
+"""Find `recipes/`, `ds_configs/` (installed or in a checkout) and pages of `docs/`. A file's stem is its name."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ def documentation(page: str) -> str:
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind`: `"recipes"` or `"ds_configs"`. A wheel has it next to this module; an editable install at
-    the top of the checkout."""
+    """The folder of `kind`, `"recipes"` or `"ds_configs"`: beside this module in a wheel, else atop the checkout."""
     inside = _INSIDE / kind
     return inside if inside.is_dir() else _CHECKOUT / kind
 
@@ -33,8 +31,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """The file of `kind` with this name. Raises InputError if there is no such file; names the nearest one and the
-    command that lists all."""
+    """The file of `kind` with this name. Raises InputError with the nearest name and the command that lists all."""
     known = names(kind)
     if name not in known:
         named = {"recipes": ("recipe", "memkit recipe"), "ds_configs": ("DeepSpeed preset", "memkit ds list")}

@@ -22,34 +22,22 @@ _FACTOR = {
 
 
 def parse_size(text: str, subject: str = "") -> int:
-    """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30).
-
-    Args:
-        text: a number and a unit.
-        subject: start of an error message, such as `"RAM"`.
-
-    Raises:
-        InputError: `text` is not a size, has no unit, or is not above zero.
-    """
+    """Bytes in a size such as `"16GB"` (16 × 10**9) or `"15.1 GiB"` (15.1 × 2**30). Raises InputError if `text` is not
+    a size, has no unit, or is not above zero. `subject`: start of the message, such as `"--ram"`."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
     place = f"{subject}: " if subject else ""
     if match and not match[2] and float(match[1]) > 0:
         raise InputError(f"{place}{text!r} has no unit; did you mean {match[1]}GB?")
     factor = _FACTOR.get(match[2].lower()) if match else None
-    if match is None or factor is None or float(match[1]) <= 0:
+    if match and factor is not None and float(match[1]) <= 0:
+        raise InputError(f"{place}{text!r} must be above 0; give a size such as 16GB")
+    if match is None or factor is None:
         raise InputError(f"{place}{text!r} is not a size; write a number and a unit, such as 16GB or 15.1GiB")
     return int(float(match[1]) * factor)
 
 
 def parse_rate(text: str) -> float:
-    """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`.
-
-    Args:
-        text: a number, a unit of size, and `/s`.
-
-    Raises:
-        InputError: `text` is not a rate of bytes, or not above zero.
-    """
+    """Bytes a second: `"6GB/s"` is 6 × 10**9. Raises InputError if `text` is not a rate of bytes above zero."""
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*(/\s*s)?\s*", text)
     unit = match[2] if match else ""
     if match is None or float(match[1]) <= 0:
@@ -72,8 +60,7 @@ def format_gib(size_bytes: float) -> str:
 
 
 def format_size(size_bytes: float) -> str:
-    """A size in a readable unit: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`. A unit is used from 0.1 of it on, so that
-    only 0 bytes are shown as 0.00."""
+    """A size such as `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`: units from 0.1 on, so that only 0 bytes are 0.00."""
     if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
         return format_gib(size_bytes)
     size, unit = (MIB, "MiB") if abs(size_bytes) >= MIB / 10 else (KIB, "KiB")

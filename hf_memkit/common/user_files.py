@@ -1,8 +1,8 @@
-"""Read and write the user's files: parsing with limits on nesting and size, and writing that never follows broken
-links."""
+"""Read and write the user's files: parsing limits nesting and size; writing never follows broken links."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -14,8 +14,7 @@ from hf_memkit.common.errors import InputError
 T = TypeVar("T")
 
 _MOST: Final = 100_000
-"""Maximum number of values on one level. A few lines of YAML aliases can expand to a thousand million values, or refer
-to themselves."""
+"""Maximum of values on one level. Few lines of YAML aliases can expand to 10^9 values, or refer to themselves."""
 
 _DEEPEST: Final = 100
 """Maximum nesting, so that code may recurse over a content. A DeepSpeed config has five levels."""
@@ -34,7 +33,7 @@ def parsed(place: str, parse: Callable[[str], T], text: str) -> T:
         if not level:
             return content
         if len(level) > _MOST:
-            raise InputError(f"{place}: holds more than {_MOST} values, counting its aliases. Give a shorter file")
+            raise InputError(f"{place}: more than {_MOST} values, with YAML aliases expanded. Give a shorter file")
     raise _too_deep(place)
 
 
@@ -48,29 +47,64 @@ def _too_deep(place: str) -> InputError:
     return InputError(f"{place}: nested more than {_DEEPEST} levels deep. Give a config with fewer nested brackets")
 
 
+def content_problem(content: object) -> str:
+    """Why the content of a JSON or YAML file cannot be used; empty for a mapping.
+
+    >>> content_problem([1])
+    'is a list, not keys and values. Write lines such as KEY: VALUE'
+    """
+    if isinstance(content, dict):
+        return ""
+    if content is None:
+        return "is empty. Write keys and values in it, such as KEY: VALUE"
+    kind = "a list" if isinstance(content, list) else "a single value"
+    return f"is {kind}, not keys and values. Write lines such as KEY: VALUE"
+
+
+def text_of(path: Path) -> str:
+    """The text of a file in UTF-8. Raises InputError if it cannot be read; names the file and the fix."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        reason = "is not text (UTF-8)"
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror}"
+    raise InputError(f"{path}: {reason}. Give a JSON or YAML file")
+
+
 def user_path(path: str | Path) -> Path:
     """`path` with `~` and `~user` expanded; an unknown user is left as in a shell."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether the file or folder exists. Raises InputError if a folder on its path may not be entered."""
+    try:
+        return Path(path).exists()
+    except PermissionError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}). Give a file that you may read") from None
 
 
 def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another name, or --overwrite") -> None:
     """Check that `write_text` may write `path`. Raises InputError if `path` exists and `overwrite` is false (the
     message ends with `instead`), or it is a broken link."""
     if path.is_symlink() and not path.exists():
-        raise InputError(
-            f"{path}: a link to {path.readlink()}, which does not exist. Remove it, or choose another name"
-        )
+        raise InputError(f"{path}: a broken link, to {path.readlink()}. Remove it, or give another name")
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; {instead}")
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: bool = True) -> None:
     """Write a file and, with `make_folder`, its folder. Never writes through a broken link. Raises InputError if the
-    file cannot be written, or exists and `overwrite` is false."""
+    file cannot be written, or exists and `overwrite` is false; a new file that could not be completed is removed."""
+    is_new = not os.path.lexists(path)
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if overwrite and path.exists() else "x", encoding="utf-8") as file:  # x follows no link
             file.write(text)
     except OSError as error:
+        if is_new and not isinstance(error, FileExistsError):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written ({error.strerror}). Choose another path") from None

@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 from hf_memkit.common.errors import InputError
+from hf_memkit.common.user_files import is_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,11 @@ class UserScript:
         package. Raises InputError if there is no such file, it is a notebook, or a folder without `__main__.py`."""
         if not is_module:
             path = Path(target)
-            if not path.exists():
+            if not is_there(path):
                 raise InputError(f"{target}: no such file; write the path of your training script")
             if path.suffix == ".ipynb":
-                raise InputError(
-                    f"{target}: a notebook. In it, call hf_memkit.attach(trainer) for a report of the training, and "
-                    f"hf_memkit.predict_trainer(trainer, gpu=…) before it"
-                )
+                calls = "hf_memkit.predict_trainer(trainer, gpu=…), or hf_memkit.attach(trainer) for a report"
+                raise InputError(f"{target}: a notebook. In the notebook, before trainer.train(), call {calls}")
             if path.is_dir() and not (path / "__main__.py").exists():
                 raise InputError(f"{target}: a folder without __main__.py; write the path of a script in it")
         return cls(target, is_module, tuple(arguments))
@@ -89,20 +88,15 @@ class UserScript:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _spec(f"{self.target}.__main__")
             if spec is None:
-                raise InputError(
-                    f"-m {self.target}: a package without __main__.py. Name a module in it: -m {self.target}.MODULE"
-                )
+                why = "a package without __main__.py"
+                raise InputError(f"-m {self.target}: {why}. Name a module in it: -m {self.target}.MODULE")
         if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
-            raise InputError(
-                f"-m {self.target}: no such module; check its name, or run memkit where `python -m` finds it"
-            )
+            raise InputError(f"-m {self.target}: no such module. Check its name, and the folder that you are in")
         code = spec.loader.get_code(spec.name)
         if code is None:
             raise InputError(f"-m {self.target}: no Python code to run; name a module that is a .py file")
-        vars(main).update(
-            __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __package__=spec.parent,
-            __loader__=spec.loader,
-        )  # fmt: skip
+        vars(main).update(__file__=spec.origin, __cached__=spec.cached, __spec__=spec)
+        vars(main).update(__package__=spec.parent, __loader__=spec.loader)
         return str(spec.origin), code
 
 

@@ -10,8 +10,7 @@ from importlib.machinery import ModuleSpec
 
 
 def when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
-    """Call `then` with the module after its import, or now if it is imported already. Several calls for one module run
-    in the order of registration."""
+    """Call `then` with the module after its import, or now if imported. Calls for one module run in order."""
     if name in sys.modules:
         then(sys.modules[name])
     else:

@@ -23,8 +23,7 @@ def install(model: nn.Module, *, pin_memory: bool = True) -> Callable[[], None]:
     """Checkpoints every layer of `model`, with inputs in (pinned) host memory; returns a function that undoes it.
 
     Raises:
-        ValueError: the model has no layer that transformers can checkpoint, or `pin_memory` is True and torch finds
-            no accelerator.
+        ValueError: no layer that transformers can checkpoint, or `pin_memory` is True without an accelerator.
     """
     accelerator = torch.accelerator.current_accelerator()
     if pin_memory and accelerator is None:

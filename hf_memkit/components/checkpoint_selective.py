@@ -60,16 +60,16 @@ def install(model: nn.Module) -> Callable[[], None]:
 
 
 class _Products:
-    """Keeps one layer's attention and all its matrix products except the last. Backward does not need the output of
-    the last product, and torch stops recomputing before it. The products of a layer are counted during its first
-    forward pass."""
+    """Keeps one layer's attention and its matrix products except the last: backward does not need its output, and
+    torch stops recomputing before it. A layer's products are counted during its first forward pass."""
 
     def __init__(self) -> None:
         self._counted = 0
 
     def contexts(self) -> Any:
         """The two contexts of one forward pass, as torch expects them from `context_fn`."""
-        last, seen = self._counted, {False: 0, True: 0}
+        last = self._counted
+        seen = {False: 0, True: 0}
 
         def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             if operator in _PRODUCTS:

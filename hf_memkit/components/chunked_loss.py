@@ -114,7 +114,9 @@ class _ChunkedLoss:
     """The replaced methods of one model."""
 
     def __init__(self, model: Any, sums: ChunkedSum) -> None:
-        self.model, self.head, self.sums = model, sums.head, sums
+        self.model = model
+        self.head = sums.head
+        self.sums = sums
         self.name = type(model).__name__
         self.armed = False
         self.own_forward = model.forward
@@ -122,7 +124,8 @@ class _ChunkedLoss:
 
     def install(self) -> Callable[[], None]:
         """Replaces methods of this model and its output embedding; returns a function that undoes it."""
-        model, head = self.model, self.head
+        model = self.model
+        head = self.head
         new = {
             (model, _STATE): self,
             (model, "forward"): types.MethodType(_signed(self.signature), model),
@@ -146,7 +149,8 @@ class _ChunkedLoss:
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own forward; with labels, the output embedding and the loss are replaced."""
-        training, gradients = self.model.training, torch.is_grad_enabled()
+        training = self.model.training
+        gradients = torch.is_grad_enabled()
         if {**self.signature.bind_partial(*args, **kwargs).arguments, **kwargs}.get("labels") is None:
             if training and gradients:
                 raise RuntimeError(

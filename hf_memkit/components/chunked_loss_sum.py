@@ -23,7 +23,7 @@ from hf_memkit.components.chunked_loss_logits import Step, vocabulary_of
 
 ENGINES = ("auto", "liger", "torch", "loop")
 
-_CHUNK_BYTES = 256 * 2**20
+_CHUNK_BYTES = 256 * 2**20  # assumed, as is the next
 _MOST_TOKENS = 1024
 
 
@@ -47,7 +47,10 @@ class ChunkedSum:
     """
 
     def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
-        self.head, self.chunk, self.smoothing, self.engine = head, chunk, smoothing, engine
+        self.head = head
+        self.chunk = chunk
+        self.smoothing = smoothing
+        self.engine = engine
         self.head_forward: Callable[..., Any] = head.forward
         self.work: Callable[[Tensor], Tensor] | None = None
 

@@ -15,8 +15,7 @@ from transformers import EvalPrediction
 
 
 def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
-    """The class with the largest logit of each example: int64, (examples,). The hidden states that encoder-decoder
-    models return as well are dropped."""
+    """The class with the largest logit of each example: int64, (examples,). The first of several outputs counts."""
     scores: Any = logits[0] if isinstance(logits, tuple) else logits
     best: Tensor = scores.argmax(dim=-1)
     return best
@@ -38,7 +37,8 @@ def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:
     """`accuracy`: the share of correct predictions. `macro_f1`: the mean of the classes' F1 scores. F1 of a class is 2
     × correct / (predicted + actual). As in scikit-learn (`f1_score(average="macro")`) every class that is predicted or
     occurs counts, with 0 if no prediction of it is correct."""
-    predicted, actual = np.asarray(prediction.predictions).ravel(), np.asarray(prediction.label_ids).ravel()
+    predicted = np.asarray(prediction.predictions).ravel()
+    actual = np.asarray(prediction.label_ids).ravel()
     if not len(actual):
         return {}
     classes = int(max(predicted.max(), actual.max())) + 1

@@ -9,10 +9,9 @@ torchao copies a gradient to the host as soon as backward has computed it (torch
 - gradients are freed on the GPU only without accumulation, because torchao would use only the last micro-batch's;
 - several processes, DeepSpeed, FSDP and loss scaling (fp16) are refused.
 
-Also, a learning rate schedule must reach the small tensors that stay on the GPU. accelerate loads an empty state into
-every optimizer (accelerate 1.15.0: optimizer.py, `AcceleratedOptimizer.__init__`), which makes torch replace the group
-dictionaries, and torchao's `param_groups` still lists the old ones for these tensors: their learning rate would never
-change.
+Also, the learning rate of the small tensors on the GPU must change. accelerate loads an empty state into every
+optimizer (accelerate 1.15.0: optimizer.py, `AcceleratedOptimizer.__init__`). torch then replaces the parameter groups,
+but torchao's `param_groups` keeps the old ones of these tensors, which a schedule changes in vain.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
         params: as for any optimizer; frozen ones are omitted.
         max_grad_norm: total norm to which gradients are clipped before the step; 0: no clipping.
         offload_gradients: free a gradient's memory on the GPU as soon as it is on the host.
-        minimal_size: the minimum of elements for a parameter to be stepped on the host.
+        minimal_size: minimum elements of a parameter that steps on the host.
         options: of `torch.optim.AdamW`.
     """
 
@@ -54,7 +53,7 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The current groups: torchao's own list goes stale (see above)."""
+        """The current groups, because torchao's list goes stale when a state is loaded."""
         optimizers = [*([self.d_opt] if self.d_opt is not None else []), *self.optim_dict.values()]
         return [group for optimizer in optimizers for group in optimizer.param_groups]
 
@@ -92,8 +91,8 @@ def trainer_options(
         model: not used: torchao skips frozen parameters.
         processing_class: not used.
         arguments: learning rate, betas and epsilon come from these TrainingArguments.
-        max_grad_norm: as for `CPUOffloadAdamW`.
-        offload_gradients: as for `CPUOffloadAdamW`; None: True if gradients are not accumulated.
+        max_grad_norm: total norm to which gradients are clipped; 0: no clipping.
+        offload_gradients: whether a gradient is freed on the GPU once it is in RAM; None: unless they accumulate.
 
     Raises:
         RuntimeError: there is no CUDA or XPU GPU.
@@ -101,6 +100,7 @@ def trainer_options(
     """
     if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
         raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU. Omit it on this machine")
+
     accumulation = arguments.gradient_accumulation_steps
     problems = []
     if arguments.world_size > 1 or arguments.n_gpu > 1:
@@ -123,6 +123,7 @@ def trainer_options(
         )
     if problems:
         raise ValueError("\n".join(problems))
+
     options = {
         "lr": arguments.learning_rate,
         "betas": (arguments.adam_beta1, arguments.adam_beta2),

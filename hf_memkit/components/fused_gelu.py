@@ -1,8 +1,7 @@
 """Replaces activation functions that transformers composes of many operations by one operation each, to save memory.
 
-GPT-2's `gelu_new` is written as a product of powers and a tanh, and autograd keeps five tensors as large as the
-feed-forward layer for it; torch's own GELU keeps only its input and recomputes the rest in backward. The formula is
-the same, the rounding differs.
+GPT-2's `gelu_new` is a product of powers and a tanh: autograd keeps five tensors as large as the feed-forward
+layer. torch's GELU keeps only its input and recomputes the rest in backward: the same formula, with other rounding.
 """
 
 from __future__ import annotations

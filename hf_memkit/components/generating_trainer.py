@@ -1,7 +1,6 @@
 """transformers' Seq2SeqTrainer with Trainer's argument `optimizer_cls_and_kwargs`.
 
-The constructor of Seq2SeqTrainer lacks it (transformers 5.23.0: trainer_seq2seq.py, `__init__`), so it supports only
-the optimizers that `optim` names.
+The constructor of Seq2SeqTrainer lacks it, and supports only optimizers of `optim` (transformers 5.23.0).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 _WORD = re.compile(r"[^\W_]+")
 
 
@@ -48,7 +48,8 @@ def rouge_l(text: str, target: str) -> float:
     Words are runs of letters and digits, in lower case, not stemmed. For English this matches Google's `rouge_score`;
     in other scripts it also counts the words that `rouge_score` drops.
     """
-    words, expected = _WORD.findall(text.lower()), _WORD.findall(target.lower())
+    words = _WORD.findall(text.lower())
+    expected = _WORD.findall(target.lower())
     lengths = [0] * (len(expected) + 1)  # of the longest common subsequence with the first N expected words
     for word in words:
         row = [0]

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from transformers import EvalPrediction
 
-_TRIES = 10
+_TRIES = 10  # as in torchvision's RandomResizedCrop
 
 
 class ImageBatches:
@@ -38,7 +38,8 @@ class ImageBatches:
         """The batch. Raises OSError if a file is missing or is not an image."""
         pixels: list[Tensor] = []
         for row in rows:
-            image, options = open_image(row["image"]), {}
+            image = open_image(row["image"])
+            options = {}
             if row.get("augment"):
                 image = _random_part(image, self._size, self._smallest_crop)
                 options = {"do_resize": False, "do_center_crop": False}
@@ -79,13 +80,17 @@ def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> 
     for _ in range(_TRIES):
         area = width * height * _uniform(smallest, 1.0)
         ratio = math.exp(_uniform(math.log(3 / 4), math.log(4 / 3)))
-        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        wide = round(math.sqrt(area * ratio))
+        high = round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            left, top = int(_uniform(0, width - wide + 1)), int(_uniform(0, height - high + 1))
+            left = int(_uniform(0, width - wide + 1))
+            top = int(_uniform(0, height - high + 1))
             break
     else:
-        wide, high = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
-        left, top = (width - wide) // 2, (height - high) // 2
+        wide = min(width, max(1, round(height * 4 / 3)))
+        high = min(height, max(1, round(width * 4 / 3)))
+        left = (width - wide) // 2
+        top = (height - high) // 2
     part = image.resize(size[::-1], Image.Resampling.BICUBIC, box=(left, top, left + wide, top + high))
     return ImageOps.mirror(part) if _uniform(0, 1) < 0.5 else part
 

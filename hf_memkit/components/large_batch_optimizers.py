@@ -1,11 +1,10 @@
 """bitsandbytes' LARS and LAMB, which also train parameters that start at zero.
 
-Both scale a parameter's update by the norm of the parameter itself: `min(1, max_unorm × ‖w‖ / ‖update‖)` (bitsandbytes
-0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468). The norm of a bias is zero when training starts,
-so the update is scaled to zero in every step. The papers' code uses a ratio of 1 if a norm is zero (You et al.
-2017, arXiv 1708.03888; You et al. 2019, arXiv 1904.00962). Here the ratio applies to parameters of two dimensions or
-more; biases and norms are updated without one. The states are fp32: 8-bit LARS and LAMB of bitsandbytes compute no
-ratio at all on a CPU (backends/cpu/ops.py 507-543), and are refused on CUDA (backends/cuda/ops.py 1025-1056).
+Both scale a parameter's update by the parameter's norm: `min(1, max_unorm × ‖w‖ / ‖update‖)` (bitsandbytes 0.50.2:
+backends/cpu/ops.py 324-340, backends/default/ops.py 459-468). A bias starts at zero, so that its norm scales every
+update to zero. The papers' code uses a ratio of 1 if a norm is zero (You et al. 2017, arXiv 1708.03888; You et al.
+2019, arXiv 1904.00962). Here only parameters of two or more dimensions have one. The states are fp32: bitsandbytes'
+8-bit forms compute no ratio on a CPU (backends/cpu/ops.py 507-543) and fail on CUDA (backends/cuda/ops.py 1025-1056).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """torchao's 8- and 4-bit AdamW, with fp32 states for parameters that torchao does not quantise.
 
-torchao keeps the states of small or indivisible parameters in the parameter's own dtype
-(torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 =
-0.999 a step changes it by at most 0.1 % downwards, and bf16 cannot distinguish numbers closer than 0.4 %, so it
-never falls, and rises only if a squared gradient is several times larger. In GPT-2 this affects norms and biases, and
-the word embedding if it is not padded.
+torchao keeps the states of small or indivisible parameters in the parameter's dtype (torchao: optim/adam.py,
+`_new_buffer`). In bf16 the second moment then never falls: with beta2 = 0.999 a step lowers it by at most 0.1 %, and
+bf16 cannot distinguish numbers closer than 0.4 %. It rises only if a squared gradient is several times larger. In
+GPT-2 this affects norms and biases, and the word embedding if it is not padded.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from torchao import optim
 
 class _Fp32States:
     """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume. `compiled=False` runs the
-    step without torch.compile: the same arithmetic with more temporaries, for machines where compiling takes longer
-    than the run."""
+    same step uncompiled, with more temporaries, for machines where compiling takes longer than the run."""
 
     state: dict[Any, dict[str, Any]]
     param_groups: list[dict[str, Any]]

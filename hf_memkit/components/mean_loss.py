@@ -2,9 +2,8 @@
 
 If a model's `forward` accepts any keyword, Trainer assumes that the model divides the summed loss by the labels of the
 whole step, and does not divide by the number of micro-batches (transformers 5.23.0: trainer.py 518-528 and 2107-2112).
-Whisper accepts any keyword but computes the mean of its micro-batch (modeling_whisper.py,
-`WhisperForConditionalGeneration.forward`): with gradient accumulation over N micro-batches its gradients and its
-logged loss would be N times too large.
+Whisper accepts any keyword but computes the mean of its micro-batch (modeling_whisper.py): over N accumulated
+micro-batches its gradients and its logged loss would be N times too large.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ def install(model: nn.Module) -> Callable[[], None]:
     get_base: Any = getattr(model, "get_base_model", None)
     inner: Any = model if get_base is None else get_base()
     attributes = vars(inner)
-    had, before = "accepts_loss_kwargs" in attributes, attributes.get("accepts_loss_kwargs")
+    had = "accepts_loss_kwargs" in attributes
+    before = attributes.get("accepts_loss_kwargs")
     inner.accepts_loss_kwargs = False
 
     def undo() -> None:

@@ -3,10 +3,9 @@
 Two forms. Padding-free: the whole micro-batch in one row without padding. Packed: rows of a fixed length, filled with
 as many whole sequences as fit (first fit, longest first); only the rest of a row is padded.
 
-Sequences in one row must not see each other. transformers builds the mask for that from position ids that restart at
-0, but only for models that pass them on, without an attention mask and without a cache (transformers 5.23.0:
-masking_utils.py 873-883). Other models silently read the row as one text. So the model is tested first: a change of
-the first sequence of a row must not change the logits of the second.
+Sequences in one row must not affect each other. transformers builds the mask for that from position ids that restart
+at 0, if the model passes them on, without an attention mask and a cache (transformers 5.23.0: masking_utils.py
+873-883). Other models silently read the row as one text. Therefore the model is tested first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DataCollatorWithFlattening, TrainerCallback
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 
 
 def trainer_options(
@@ -66,7 +65,8 @@ def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
     11 tokens, without gradients, in evaluation mode and without a cache. The model does not change. NaN logits count
     as a leak, because they cannot be compared. `autocast`: the dtype to compute in. Default: that of the weights."""
     device = next(model.parameters()).device
-    first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
+    first = torch.arange(1, 7)  # any tokens that every vocabulary has
+    second = torch.arange(2, 7)
     rows = (torch.cat([first, second]), torch.cat([first.flip(0), second]))
     positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None].to(device)
     modes = {module: module.training for module in model.modules()}
@@ -84,7 +84,8 @@ def leaks(model: nn.Module, autocast: torch.dtype | None = None) -> bool:
     first_logits, second_logits = (output[:, len(first) :].float() for output in outputs)
     mixture = any("expert" in name for name in vars(getattr(model, "config", None) or object))
     eps = torch.finfo(autocast or outputs[0].dtype).eps
-    tolerance = (64 if eps < 1e-5 else 4) * eps * float(first_logits.abs().max()) if mixture else 0.0
+    roundings = 64 if eps < 1e-5 else 4
+    tolerance = roundings * eps * float(first_logits.abs().max()) if mixture else 0.0
     return not bool((first_logits - second_logits).abs().max() <= tolerance)  # True for NaN as well
 
 
@@ -115,44 +116,29 @@ class _TestOnDevice(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is not None and not _partitioned(model):
             # Flash attention computes in 16 bits only; so does the training, through autocast or 16-bit weights.
-            _refuse_leaks(model, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
+            sixteen_bit = torch.float16 if args.fp16 else None
+            _refuse_leaks(model, torch.bfloat16 if args.bf16 else sixteen_bit)
 
 
 class PaddingFree:
     """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
 
     Uses transformers' DataCollatorWithFlattening, which ignores attention masks; so padding is removed first.
-
-    Attributes:
-        tokens: counted over all batches made so far in this process; `padding_tokens` is always 0.
     """
 
-    padding_tokens = 0
-
     def __init__(self, *, flash: bool = False) -> None:
-        self.tokens = 0
         # With given boundaries flash attention does not search them in every layer, which waits for the GPU.
         self._flatten = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        cut = [_text_of(sample) for sample in samples]
-        batch: dict[str, Any] = dict(self._flatten(cut))
-        self.tokens += batch["input_ids"].numel()
-        return batch
+        return dict(self._flatten([_text_of(sample) for sample in samples]))
 
 
 class PackedRows:
-    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
-
-    Attributes:
-        length: tokens in a row.
-        tokens, padding_tokens: counted over all batches made so far in this process.
-    """
+    """Collator: a list of samples → `input_ids`, `labels` and `position_ids` of shape (rows, `length`)."""
 
     def __init__(self, length: int, *, padding: int = 0) -> None:
         self.length = length
-        self.tokens = 0
-        self.padding_tokens = 0
         self._padding = padding
 
     def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -174,11 +160,9 @@ class PackedRows:
             else:
                 rows[fitting].append(text)
                 left[fitting] -= size
-        self.tokens += len(rows) * self.length - sum(left)
-        self.padding_tokens += sum(left)
-        return {name: torch.tensor([self._row(name, row) for row in rows]) for name in ("input_ids", "labels")} | {
-            "position_ids": torch.tensor([self._positions(row) for row in rows])
-        }
+        batch = {name: torch.tensor([self._row(name, row) for row in rows]) for name in ("input_ids", "labels")}
+        batch["position_ids"] = torch.tensor([self._positions(row) for row in rows])
+        return batch
 
     def _row(self, name: str, row: list[dict[str, list[int]]]) -> list[int]:
         fill = self._padding if name == "input_ids" else _IGNORED

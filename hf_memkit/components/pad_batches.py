@@ -1,14 +1,12 @@
 """A collator that pads each batch to its own longest sample, rounded up to a multiple.
 
-transformers has collators that pad; each pads some of the inputs. This one pads the token inputs and the labels of
-causal, masked, classification and encoder-decoder models alike. It never treats a token of the text as padding
-(GPT-2's padding token is its end-of-text token, whose labels DataCollatorForLanguageModeling drops), removes earlier
-padding, and omits inputs that the model does not take. It always pads on the right: padding on the
-left would shift the positions of models that count them from the first column, such as GPT-2.
+It pads the token inputs and the labels of causal, masked, classification and encoder-decoder models; each collator of
+transformers pads some of them. It removes earlier padding, omits inputs that the model does not accept, and never
+treats a token of the text as padding (DataCollatorForLanguageModeling drops the labels of GPT-2's end-of-text tokens).
+It pads on the right, because GPT-2 and others count positions from the first column.
 
-In causal models the first label of a sample is ignored: nothing predicts it, but Trainer counts it if it does not
-recognise the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`; GPT-2's class has no loss type),
-and would divide the summed loss by one label per sample too many.
+In causal models the first label of a sample is ignored: nothing predicts it, but Trainer counts it if it does not know
+the loss (transformers 5.23.0: trainer.py 2316-2328, `_loss_shifts_labels`), and would divide by too many labels.
 """
 
 from __future__ import annotations
@@ -67,11 +65,7 @@ def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, 
 class PadBatches:
     """Collator: a list of samples → `{input: tensor}` of shape (samples, tokens), or (samples,) for numbers.
 
-    `tokens` is the length of the longest sample, rounded up to `multiple`, but at most `longest`.
-
-    Attributes:
-        multiple: the number of tokens is rounded up to a multiple of it.
-        tokens, padding_tokens: tokens of text and of padding in all batches so far in this process.
+    `tokens` is the length of the longest sample, rounded up to a multiple of `multiple`, but at most `longest`.
     """
 
     def __init__(
@@ -85,8 +79,6 @@ class PadBatches:
         encoder_decoder: bool = False,
     ) -> None:
         self.multiple = multiple
-        self.tokens = 0
-        self.padding_tokens = 0
         self._fill = {"input_ids": padding, "decoder_input_ids": padding, "labels": _IGNORED}  # others: 0
         self._keep = keep
         self._causal = causal
@@ -100,8 +92,6 @@ class PadBatches:
         if differing := {name for row in rows for name in row.keys() ^ names}:
             raise ValueError(f"only some samples of a batch have {', '.join(sorted(differing))}. Give all or none")
         width = self._width(max(len(row["input_ids"]) for row in rows))
-        self.tokens += sum(len(row["input_ids"]) for row in rows)
-        self.padding_tokens += sum(width - len(row["input_ids"]) for row in rows)
         batch = {}
         for name in names:
             values = [row[name] for row in rows]

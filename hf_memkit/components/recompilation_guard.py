@@ -18,39 +18,30 @@ from transformers.utils import logging
 _LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_frame.py, gb_type
 
 
-def trainer_options(
-    *, model: nn.Module, processing_class: Any, arguments: Any, settled_after: int = 50, most: int = 8
-) -> dict[str, Any]:
-    """A callback that raises RuntimeError if nothing was compiled or torch gave up compiling; see RecompilationGuard.
+_SETTLED_AFTER = 50
+"""Steps after which no new graph is expected. Assumed."""
 
-    Args:
-        model, processing_class: not used.
-        arguments: the TrainingArguments.
-        settled_after: steps after which no new graph is expected.
-        most: graphs that may be compiled after that without a warning.
+_MOST_LATE = 8
+"""Graphs that may be compiled later without a warning. Assumed."""
 
-    Raises:
-        ValueError: a number is below 0.
-    """
-    if settled_after < 0 or most < 0:
-        raise ValueError(f"settled_after={settled_after}, most={most}: both must be at least 0")
-    return {"callbacks": [RecompilationGuard(settled_after, most)]}
+
+def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
+    """A callback that raises RuntimeError if nothing was compiled, or if torch gave up compiling."""
+    return {"callbacks": [RecompilationGuard()]}
 
 
 class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
     """Counts graphs (`torch._dynamo.utils.counters["stats"]["unique_graphs"]`, of the whole process).
 
     Raises RuntimeError after a step in which torch gave up compiling, or after a first step that compiled nothing.
-    Warns, once, if more than `most` graphs were compiled after step `settled_after`.
+    Warns, once, of many graphs that were compiled late.
 
     Attributes:
         graphs: compiled since training began, as of the last step.
     """
 
-    def __init__(self, settled_after: int = 50, most: int = 8) -> None:
+    def __init__(self) -> None:
         self.graphs = 0
-        self._settled_after = settled_after
-        self._most = most
         self._before = 0
         self._given_up_before = 0
         self._at_settling: int | None = None
@@ -60,7 +51,8 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._before = counters["stats"]["unique_graphs"]
         self._given_up_before = _given_up()
-        self._steps, self._at_settling = 0, None
+        self._steps = 0
+        self._at_settling = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._steps += 1
@@ -79,14 +71,15 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
                 f"{self._steps} steps. Pad to a larger multiple for fewer shapes (technique pad-to-multiple, "
                 "pad_multiple=128). TORCH_LOGS=recompiles prints the reasons"
             )
-        if self._at_settling is None and self._steps >= self._settled_after:
+        if self._at_settling is None and self._steps >= _SETTLED_AFTER:
             self._at_settling = self.graphs
-        elif self._at_settling is not None and self.graphs - self._at_settling > self._most and not self._warned:
+        late = self.graphs - self._at_settling if self._at_settling is not None else 0
+        if late > _MOST_LATE and not self._warned:
             self._warned = True
             logging.get_logger("transformers.memkit").warning(
-                f"torch.compile compiled {self.graphs - self._at_settling} more graphs after step "
-                f"{self._settled_after}. Each takes as long as a first step, and memory. Pad to a larger multiple for "
-                "fewer shapes (pad_multiple=128). TORCH_LOGS=recompiles prints the reasons"
+                f"torch.compile compiled {late} more graphs after step {_SETTLED_AFTER}. Each takes as long as a "
+                "first step, and memory. Pad to a larger multiple for fewer shapes (pad_multiple=128). "
+                "TORCH_LOGS=recompiles prints the reasons"
             )
 
 

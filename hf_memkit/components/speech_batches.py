@@ -1,7 +1,6 @@
 """A collator that opens sound when it makes a batch: rows with file names or bytes → spectrograms and labels.
 
-The data set stays as small as its list of files; the data loader's workers decode, resample and compute spectrograms
-while the GPU computes.
+The data set stays as small as its list of files; the data loader's workers decode and resample while the GPU computes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ class SpeechBatches:
     `WhisperProcessor`; `dtype`: of the spectrograms, such as that of 16-bit weights. Default: float32."""
 
     def __init__(self, processor: Any, *, dtype: torch.dtype | None = None) -> None:
-        self._extractor, self._tokenizer = processor.feature_extractor, processor.tokenizer
+        self._extractor = processor.feature_extractor
+        self._tokenizer = processor.tokenizer
         self._dtype = dtype
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -49,9 +49,8 @@ def label_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 class WordErrors:
-    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches. Words
-    are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are kept for
-    an evaluation set of any size."""
+    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, from two sums over batches.
+    Words are compared without case and punctuation, as Whisper's tokenizer normalises them."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -79,9 +78,8 @@ class WordErrors:
 
 
 def word_errors(reference: Sequence[str], words: Sequence[str]) -> int:
-    """The fewest insertions, deletions and substitutions of words that turn `words` into `reference`. This is their
-    Levenshtein distance (1966). Divided by the words of the reference it is the word error rate, which can exceed
-    1."""
+    """The fewest insertions, deletions and substitutions of words that turn `words` into `reference` (Levenshtein
+    1966). Divided by the words of the reference it is the word error rate, which can exceed 1."""
     row = np.arange(len(words) + 1)
     steps = np.arange(len(words) + 1)
     for number, word in enumerate(reference, 1):

@@ -1,8 +1,7 @@
 """Reads sound files as one channel of samples at the model's rate.
 
-WAV is read by this module, because Python's `wave` refuses formats that many programs write: floats in all its
-versions, and the "extensible" header of 24-bit files before 3.12. Other formats (FLAC, MP3, OGG …) are read by
-soundfile.
+This module reads WAV, because Python's `wave` refuses floats and, before 3.12, the "extensible" header of 24-bit
+files, which many programs write. soundfile reads other formats (FLAC, MP3, OGG …).
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import io
 import math
 import struct
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 
-_PCM: Final = 1
+_PCM: Final = 1  # format tags of WAV (Microsoft, mmreg.h), as the next two
 _FLOAT: Final = 3
 _EXTENSIBLE: Final = 0xFFFE
 _EDGE: Final = 0.05
@@ -46,12 +45,12 @@ def seconds_of(source: str | Path | bytes) -> float:
     """Length in seconds, read from the header.
 
     Raises:
-        SoundError, OSError: as `read_sound`.
+        SoundError, OSError: it cannot be read.
     """
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     if _is_wav(content):
-        channels, rate, bits, _, data = _wav_parts(content)
-        return len(data) / (channels * bits // 8) / rate
+        wav = _wav_parts(content)
+        return len(wav.data) / (wav.channels * wav.bits // 8) / wav.rate
     try:
         header = _soundfile().info(io.BytesIO(content))
     except RuntimeError as error:
@@ -69,7 +68,8 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
     if rate == wanted or not len(samples):
         return samples
     common = math.gcd(rate, wanted)
-    up, down = wanted // common, rate // common
+    up = wanted // common
+    down = rate // common
     length = math.ceil(len(samples) * up / down)
     blocks = math.ceil((len(samples) + rate // 10) / down)  # whole blocks give a whole number of new samples
     spectrum = np.fft.rfft(samples, blocks * down)
@@ -120,12 +120,22 @@ def _is_wav(content: bytes) -> bool:
     return content[:4] == b"RIFF" and content[8:12] == b"WAVE"
 
 
-def _wav_parts(content: bytes) -> tuple[int, int, int, int, bytes]:
-    """(channels, rate, bits of a sample, kind, data) of a WAV file."""
+class _Wav(NamedTuple):
+    """A WAV file; `rate` in samples a second, `bits` of a sample, `kind`: `_PCM` or `_FLOAT`."""
+
+    channels: int
+    rate: int
+    bits: int
+    kind: int
+    data: bytes
+
+
+def _wav_parts(content: bytes) -> _Wav:
     form: tuple[int, int, int, int] | None = None
     place = 12
     while place + 8 <= len(content):
-        name, size = content[place : place + 4], struct.unpack_from("<I", content, place + 4)[0]
+        name = content[place : place + 4]
+        size = struct.unpack_from("<I", content, place + 4)[0]
         body = content[place + 8 : place + 8 + size]
         if name == b"fmt " and len(body) >= 16:
             kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", body)
@@ -142,7 +152,7 @@ def _wav_parts(content: bytes) -> tuple[int, int, int, int, bytes]:
                     f"a WAV file of format {kind}, {bits} bits, {channels} channel(s), {rate} Hz. Save it as PCM of "
                     "8, 16, 24 or 32 bits, or as floats"
                 )
-            return channels, rate, bits, kind, body
+            return _Wav(channels, rate, bits, kind, body)
         place += 8 + size + size % 2
     raise SoundError("a WAV file without sound data: damaged or cut off. Save it again, or remove it")
 

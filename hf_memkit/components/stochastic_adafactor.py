@@ -52,7 +52,8 @@ class Adafactor(Optimizer):
 
     def _step_one(self, parameter: Tensor, rate: float, decay: float) -> None:
         assert parameter.grad is not None
-        gradient, state = parameter.grad.float(), self.state[parameter]
+        gradient = parameter.grad.float()
+        state = self.state[parameter]
         if not state:
             state["step"] = 0
             if parameter.dim() < 2:
@@ -61,6 +62,7 @@ class Adafactor(Optimizer):
                 state["exp_avg_sq_row"] = gradient.new_zeros(gradient.shape[:-1])
                 state["exp_avg_sq_col"] = gradient.new_zeros(gradient.shape[:-2] + gradient.shape[-1:])
         state["step"] += 1
+
         keeps = 1.0 - state["step"] ** _DECAY
         update = gradient.square().add_(_FLOOR)
         if parameter.dim() < 2:
@@ -72,6 +74,7 @@ class Adafactor(Optimizer):
             by_row = (rows / rows.mean(dim=-1, keepdim=True)).rsqrt_().unsqueeze(-1)
             update = torch.mul(by_row, columns.unsqueeze(-2).rsqrt(), out=update).mul_(gradient)
         del gradient
+
         root_mean_square = update.norm(2) / update.numel() ** 0.5
         update.div_((root_mean_square / _CLIP).clamp_(min=1.0)).mul_(rate)
         weights = parameter.float()  # a copy of 16-bit weights; fp32 weights themselves

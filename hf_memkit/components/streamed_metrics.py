@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction
 
-_IGNORED = -100
+_IGNORED = -100  # labels that the loss ignores (torch: cross_entropy, `ignore_index`)
 
 Metric = Callable[[EvalPrediction], dict[str, Any]]
 
@@ -42,8 +42,7 @@ def most_likely(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
 
 
 class TokenAccuracy:
-    """`compute_metrics` for `batch_eval_metrics`: the share of labels that are predicted correctly. Two numbers are
-    kept for an evaluation set of any size."""
+    """`compute_metrics` for `batch_eval_metrics`: the share of correctly predicted labels, from two sums."""
 
     def __init__(self, *, shift: bool) -> None:
         """`shift`: predictions at position i belong to label i + 1, as in causal language models."""
@@ -52,9 +51,11 @@ class TokenAccuracy:
         self._all = 0
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
-        predicted, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        predicted = _array(prediction.predictions)
+        labels = _array(prediction.label_ids)
         if self._shift:
-            predicted, labels = predicted[..., :-1], labels[..., 1:]
+            predicted = predicted[..., :-1]
+            labels = labels[..., 1:]
         counted = labels != _IGNORED
         self._right += int((predicted[counted] == labels[counted]).sum())
         self._all += int(counted.sum())
@@ -72,7 +73,8 @@ def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
     kept: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def compute_metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, Any]:
-        predicted, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        predicted = _array(prediction.predictions)
+        labels = _array(prediction.label_ids)
         if predicted.dtype.kind == "f":
             raise ValueError(
                 "predictions are logits, which would all be kept. Give Trainer "

@@ -41,8 +41,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
     """Hooks layers until the first optimizer step, and raises RuntimeError there if too few ran again in backward.
 
     Attributes:
-        layers, recomputed: number of layers in the first step's backward, and of those that were recomputed; None
-            before it.
+        layers, recomputed: number of layers in the first step, and of those recomputed in backward; None before it.
     """
 
     def __init__(self, every: int = 1) -> None:
@@ -94,7 +93,8 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
             return
         self._remove()
         expected = self._ran if self._every == 1 else {*sorted(self._ran)[:1], *(self._ran & self._flagged)}
-        self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
+        self.layers = len(self._ran)
+        self.recomputed = len(self._ran & self._again)
         if not self._ran:
             raise RuntimeError(
                 f"activation checkpointing has no effect: {type(model).__name__} ran no layer to checkpoint. Omit it "

@@ -1,11 +1,9 @@
 """The `aio` section for one disk, from a measurement of some seconds on that disk.
 
 It uses DeepSpeed's handle and the values that DeepSpeed tries (deepspeed 0.19.8: nvme/perf_run_sweep.py,
-DEFAULT_SWEEP_CONFIG), one setting at a time. DeepSpeed's tuner, `ds_nvme_tune`, starts a process for each of 64
-combinations, which takes minutes, and prints `num_threads`, a key that DeepSpeed does not read
-(runtime/swap_tensor/aio_config.py: the name is `intra_op_parallelism`). Larger `block_size` values are not tried:
-tensors smaller than a block are not swapped (runtime/swap_tensor/optimizer_utils.py, `min_aio_bytes`). A child process
-measures, because the handle ends its process at an error.
+DEFAULT_SWEEP_CONFIG), one setting at a time: DeepSpeed's own tuner, `ds_nvme_tune`, takes minutes. Larger `block_size`
+values are not tried: tensors smaller than a block are not swapped (runtime/swap_tensor/optimizer_utils.py,
+`min_aio_bytes`). A child process measures, because the handle ends its process at an error.
 """
 
 from __future__ import annotations
@@ -55,20 +53,17 @@ class AioMeasurement:
     """Measurement on one folder's disk.
 
     Attributes:
-        settings: the `aio` section.
         read_gb_s, write_gb_s: speed with these settings, in 10**9 bytes a second.
         file_bytes: size of the file that was written and read, without the page cache. A disk with a cache may be
             slower with larger files.
-        trials: number of settings that were measured.
-        why: reason for these settings.
     """
 
-    settings: Mapping[str, int | bool]
+    settings: Mapping[str, int | bool]  # the `aio` section
     read_gb_s: float
     write_gb_s: float
     file_bytes: int
-    trials: int
-    why: str
+    trials: int  # number of settings that were measured
+    why: str  # reason for these settings
 
     @property
     def label(self) -> str:

@@ -3,10 +3,8 @@
 With Trainer nothing reads the section `activation_checkpointing` of DeepSpeed's JSON: it takes effect only in models
 that call `deepspeed.checkpointing.checkpoint`. Here a transformers model's layers are made to call it.
 
-Plain checkpointing keeps the input of each layer. Of these inputs `partition` keeps a share on every tensor-parallel
-rank (Rajbhandari et al. 2020, arXiv 1910.02054, 6.1: P_a), `cpu` keeps them in RAM (P_a+cpu), `contiguous` copies them
-to permanent buffers, against fragmentation (M_D). This costs an all-gather or a copy a layer, and the reentrant form
-of checkpointing. Not for encoder-decoder models.
+Plain checkpointing keeps the input of each layer on each GPU (Rajbhandari et al. 2020, arXiv 1910.02054, 6.1). ZeRO-R
+costs an all-gather or a copy a layer, and the reentrant form of checkpointing. Not for encoder-decoder models.
 """
 
 from __future__ import annotations
@@ -37,9 +35,9 @@ def zero_r_checkpointing(
 
     Args:
         model: the model whose layers are checkpointed.
-        partition: each tensor-parallel rank keeps its share of a checkpoint.
-        contiguous: checkpoints are copied to permanent buffers; needs `partition`.
-        cpu: checkpoints are kept in RAM.
+        partition: each tensor-parallel rank keeps its share of a checkpoint (the paper's P_a).
+        contiguous: checkpoints are copied to permanent buffers, against fragmentation (M_D); needs `partition`.
+        cpu: checkpoints are kept in RAM (P_a+cpu).
         tensor_parallel: object with the tensor-parallel group, such as `engine.mpu` under AutoTP.
 
     Raises:

@@ -13,8 +13,7 @@ from torch.nn import Module
 from hf_memkit.common.terms import Place
 from hf_memkit.deepspeed.engine_terms import Term
 
-Tensors = dict[tuple[Place, Term], Any]
-"""(place, term) → tensors, in any nesting of lists and dictionaries."""
+Tensors = dict[tuple[Place, Term], Any]  # (place, term) → tensors, in any nesting of lists and dictionaries
 
 
 def engine_tensors(zero: Any, module: Module) -> dict[tuple[Place, Term], list[Tensor]]:

@@ -44,19 +44,12 @@ _REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "lustre", "gpfs", 
 
 @dataclass(frozen=True)
 class Preflight:
-    """Problems and notes; each line names the folder and the fix.
+    """Problems and notes; each line names the folder and the fix."""
 
-    Attributes:
-        unusable: why DeepSpeed cannot swap to this folder at all.
-        shortages: too little disk, or too little memory that may be locked.
-        missing: a library to install.
-        notes: working settings that may be slow.
-    """
-
-    unusable: tuple[str, ...] = ()
-    shortages: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()  # why DeepSpeed cannot swap to this folder at all
+    shortages: tuple[str, ...] = ()  # too little disk, or too little memory that may be locked
+    missing: tuple[str, ...] = ()  # a library to install
+    notes: tuple[str, ...] = ()  # working settings that may be slow
 
     def raise_problems(self) -> None:
         """Raise the most severe kind of problem, with all lines of that kind."""
@@ -207,21 +200,13 @@ Owner = Literal["running", "ended", "unknown"]
 
 @dataclass(frozen=True)
 class Leftover:
-    """Swap files in a folder before a run begins.
+    """Swap files in a folder before a run begins."""
 
-    Attributes:
-        path: the folder with the files, or the lock file of a run that has not written any yet.
-        size_bytes: their size on the disk.
-        idle_s: seconds since the last write.
-        owner: see `Owner`.
-        who: process and host of the run that owns them; empty if unknown.
-    """
-
-    path: Path
-    size_bytes: int
-    idle_s: float
-    owner: Owner
-    who: str
+    path: Path  # the folder with the files, or the lock file of a run that has not written any yet
+    size_bytes: int  # their size on the disk
+    idle_s: float  # seconds since the last write
+    owner: Owner  # see `Owner`
+    who: str  # process and host of the run that owns them; empty if unknown
 
     @property
     def line(self) -> str:

@@ -36,8 +36,7 @@ _BUILDERS: Final = {
 
 
 def extensions_folder(*, cpu: bool) -> Path:
-    """Folder for the operators of this DeepSpeed and torch, next to torch's other extensions; CPU and GPU builds have
-    different flags."""
+    """Folder for operators of this DeepSpeed and torch, next to its other extensions; CPU and GPU flags differ."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"

@@ -14,17 +14,11 @@ from hf_memkit.deepspeed.settings import ZeroSettings
 
 @dataclass(frozen=True, slots=True)
 class SteppingOptimizer:
-    """The optimizer that steps.
+    """The optimizer that steps."""
 
-    Attributes:
-        optimizer: its class; None: Trainer's optimizer, as in `optim`.
-        same_algorithm: whether it computes the same as `optim`.
-        why: the reason in one line.
-    """
-
-    optimizer: str | None
-    same_algorithm: bool
-    why: str
+    optimizer: str | None  # its class; None: Trainer's optimizer, as in `optim`
+    same_algorithm: bool  # whether it computes the same as `optim`
+    why: str  # the reason in one line
 
 
 def stepping_optimizer(config: Mapping[str, Any], optim: str) -> SteppingOptimizer:
@@ -64,13 +58,18 @@ def _optimizer_of_json(config: Mapping[str, Any], kind: str, optim: str, *, offl
     parameters = config["optimizer"].get("params")
     torch_adam = isinstance(parameters, Mapping) and parameters.get("torch_adam") is True
     if name in ("adam", "adamw"):
-        optimizer = "AdamW" if torch_adam else "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+        optimizer = "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
         same = find_optimizer(optim).deepspeed == "adamw"
+        if torch_adam:
+            optimizer = "AdamW"
     elif name == "lion":
-        optimizer, same = ("DeepSpeedCPULion" if offloaded else "FusedLion"), find_optimizer(optim).deepspeed == "lion"
+        optimizer = "DeepSpeedCPULion" if offloaded else "FusedLion"
+        same = find_optimizer(optim).deepspeed == "lion"
     elif name == "adagrad":
-        optimizer, same = ("DeepSpeedCPUAdagrad" if offloaded else "Adagrad"), optim == "adagrad"
+        optimizer = "DeepSpeedCPUAdagrad" if offloaded else "Adagrad"
+        same = optim == "adagrad"
     else:
-        optimizer, same = kind, optim == name
+        optimizer = kind
+        same = optim == name
     why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use optim"
     return SteppingOptimizer(optimizer, same, why)

@@ -18,8 +18,7 @@ from hf_memkit.common.errors import MissingPackageError
 
 
 def load(name: str, nvme_path: str | None = None) -> dict[str, Any]:
-    """The DeepSpeed preset `name`, with `nvme_path` as its folder for swap files. Raises InputError if there is no
-    such preset."""
+    """The DeepSpeed preset `name`, with `nvme_path` as its folder for swap files. Raises InputError if unknown."""
     config: dict[str, Any] = json.loads(resources.find("ds_configs", name).read_text(encoding="utf-8"))
     for section in config.get("zero_optimization", {}).values():
         if nvme_path is not None and isinstance(section, dict) and section.get("device") == "nvme":
@@ -31,27 +30,20 @@ class PresetInfo(BaseModel):
     """One entry of the index.
 
     Attributes:
-        name: the JSON file's stem.
-        summary: one line.
-        audience: users that it suits.
         saves, costs: compared with plain training on one GPU.
-        gpus: minimum number of GPUs at which it is useful.
-        deepspeed: specifier of the versions that run it; None: every supported one.
-        packages: further packages that it needs.
-        not_on_cpu: why it needs a GPU; None: it also runs on a CPU.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str
-    summary: str
-    audience: str = Field(alias="for")
+    name: str  # the JSON file's stem
+    summary: str  # one line
+    audience: str = Field(alias="for")  # users that it suits
     saves: str
     costs: str
-    gpus: int = Field(default=1, ge=1)
-    deepspeed: str | None = None
-    packages: tuple[str, ...] = ()
-    not_on_cpu: str | None = None
+    gpus: int = Field(default=1, ge=1)  # minimum number of GPUs at which it is useful
+    deepspeed: str | None = None  # specifier of the versions that run it; None: every supported one
+    packages: tuple[str, ...] = ()  # further packages that it needs
+    not_on_cpu: str | None = None  # why it needs a GPU; None: it also runs on a CPU
 
     def runs_on(self, deepspeed_version: str) -> bool:
         """Whether this version of DeepSpeed supports the preset."""

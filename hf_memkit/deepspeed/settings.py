@@ -24,25 +24,15 @@ _DTYPE_BYTES = {  # deepspeed: runtime/config.py, `DtypeEnum`
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """`offload_optimizer` or `offload_param` (deepspeed: runtime/zero/offload_config.py).
+    """`offload_optimizer` or `offload_param` (deepspeed: runtime/zero/offload_config.py)."""
 
-    Attributes:
-        device: where the states go.
-        pin_memory: whether their RAM is page-locked.
-        buffer_count: pinned buffers for NVMe.
-        buffer_elements: elements of one buffer (`offload_param` only).
-        max_in_cpu: elements that stay in RAM even with NVMe (`offload_param` only).
-        pipelined: reads and writes overlap the step (`offload_optimizer` only).
-        ratio: offloaded share of the sub-groups (`offload_optimizer`, stage 3 only).
-    """
-
-    device: Device = "none"
-    pin_memory: bool = True
-    buffer_count: int = 4
-    buffer_elements: int = 100_000_000
-    max_in_cpu: int = 1_000_000_000
-    pipelined: bool = False
-    ratio: float = 1.0
+    device: Device = "none"  # where the states go
+    pin_memory: bool = True  # whether their RAM is page-locked
+    buffer_count: int = 4  # pinned buffers for NVMe
+    buffer_elements: int = 100_000_000  # elements of one buffer (`offload_param` only)
+    max_in_cpu: int = 1_000_000_000  # elements that stay in RAM even with NVMe (`offload_param` only)
+    pipelined: bool = False  # reads and writes overlap the step (`offload_optimizer` only)
+    ratio: float = 1.0  # offloaded share of the sub-groups (`offload_optimizer`, stage 3 only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,48 +40,34 @@ class ZeroSettings:
     """The keys of a DeepSpeed JSON that affect memory. Fields with `_elements` count elements, not bytes.
 
     Attributes:
-        stage: 0 to 3.
-        element_bytes: bytes of a weight in the model: 2 under fp16, bf16 or "auto", otherwise 4.
         master_bytes, moment_bytes: bytes of a master weight, and of one of Adam's two moments.
-        accumulator_bytes: bytes of an accumulated gradient (`data_types.grad_accum_dtype`).
-        bucket_elements: `reduce_bucket_size`.
-        buckets: number of these buffers that exist at once.
-        sub_group_elements: `sub_group_size`.
         live_elements, prefetch_elements, persistent_elements: stage 3's `stage3_max_live_parameters`,
             `stage3_prefetch_bucket_size` and `stage3_param_persistence_threshold`.
-        sequential: `stage3_allgather_sequential`.
-        memory_efficient_linears: `memory_efficient_linear`.
-        secondary_partition: `zero_hpz_partition_size`.
-        aio_block_bytes: `aio.block_size`; smaller tensors are not swapped.
-        aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of swapped tensors.
-        optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
         zenflow_share: share of the gradients that ZenFlow applies at once (`zenflow.topk_ratio`); 0 without ZenFlow.
-        zenflow_overlap: its step runs in a separate process (`zenflow.overlap_step`).
-        gathers_to_save: `stage3_gather_16bit_weights_on_model_save`.
     """
 
-    stage: int
-    element_bytes: int
+    stage: int  # 0 to 3
+    element_bytes: int  # bytes of a weight in the model: 2 under fp16, bf16 or "auto", otherwise 4
     master_bytes: int
     moment_bytes: int
-    accumulator_bytes: int
-    bucket_elements: int
-    buckets: int
-    sub_group_elements: int
+    accumulator_bytes: int  # bytes of an accumulated gradient (`data_types.grad_accum_dtype`)
+    bucket_elements: int  # `reduce_bucket_size`
+    buckets: int  # number of these buffers that exist at once
+    sub_group_elements: int  # `sub_group_size`
     live_elements: int
     prefetch_elements: int
     persistent_elements: int
-    sequential: bool
-    secondary_partition: int
+    sequential: bool  # `stage3_allgather_sequential`
+    secondary_partition: int  # `zero_hpz_partition_size`
     optimizer: Offload
     parameters: Offload
-    aio_block_bytes: int
-    aio_parallelism: int
-    optimizer_type: str | None
-    memory_efficient_linears: bool = True
+    aio_block_bytes: int  # `aio.block_size`; smaller tensors are not swapped
+    aio_parallelism: int  # `aio.intra_op_parallelism`, which sets the alignment of swapped tensors
+    optimizer_type: str | None  # `optimizer.type`; None if Trainer makes the optimizer
+    memory_efficient_linears: bool = True  # `memory_efficient_linear`
     zenflow_share: float = 0.0
-    zenflow_overlap: bool = False
-    gathers_to_save: bool = False
+    zenflow_overlap: bool = False  # its step runs in a separate process (`zenflow.overlap_step`)
+    gathers_to_save: bool = False  # `stage3_gather_16bit_weights_on_model_save`
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> ZeroSettings:
@@ -116,10 +92,9 @@ class ZeroSettings:
         contiguous = zero.get("contiguous_gradients", True) is not False
         offloaded = _offload(zero, "offload_optimizer", Offload(buffer_count=4))
         overlap = zero.get("overlap_comm", stage == 3)
-        if stage == 3:
-            buckets = 1 if contiguous else 0
-        else:
-            buckets = (2 if overlap is True else 1) if contiguous or offloaded.device != "none" else 0
+        buckets = 0
+        if contiguous or (stage < 3 and offloaded.device != "none"):
+            buckets = 2 if stage < 3 and overlap is True else 1
         kind = section_of(config, "optimizer").get("type")
         return cls(
             stage=stage,

@@ -22,18 +22,16 @@ GPU_SHARE: Final = 0.02
 """Maximum share of the GPU for the gradient buckets. ZeRO-R uses a constant size (Rajbhandari et al. 2020, arXiv
 1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""
 
-PREFETCH_ELEMENTS: Final = 50_000_000
-"""DeepSpeed's default of `stage3_prefetch_bucket_size`: 100 MB in 16 bit."""
+PREFETCH_ELEMENTS: Final = 50_000_000  # DeepSpeed's default of `stage3_prefetch_bucket_size`: 100 MB in 16 bit
 
-SMALLEST_BUCKET_ELEMENTS: Final = 5_000_000
-"""10 MB in 16 bit. Smaller messages are dominated by latency."""
+SMALLEST_BUCKET_ELEMENTS: Final = 5_000_000  # 10 MB in 16 bit. Smaller messages are dominated by latency.
 
 PINNED_SHARE: Final = 0.9
 """Maximum share of RAM for page-locked states, which cannot be swapped out: the rest is for the system."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SizedKey:
     """One computed value; `key`: its dotted path in the JSON."""
 
     key: str
@@ -46,19 +44,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sized:
-    """A sized preset.
+    """A sized preset."""
 
-    Attributes:
-        config: the DeepSpeed JSON.
-        choices: every value that differs from the preset's constant or was confirmed for the machine.
-        ledger: memory of this config, DeepSpeed's part of the job only.
-        notes: warnings for the user.
-    """
-
-    config: dict[str, Any]
-    choices: tuple[Choice, ...]
-    ledger: Ledger
-    notes: tuple[str, ...]
+    config: dict[str, Any]  # the DeepSpeed JSON
+    choices: tuple[
+        SizedKey, ...
+    ]  # every value that differs from the preset's constant or was confirmed for the machine
+    ledger: Ledger  # memory of this config, DeepSpeed's part of the job only
+    notes: tuple[str, ...]  # warnings for the user
 
 
 def size_preset(
@@ -108,7 +101,7 @@ class _Sizing:
         self.model, self.machine = model, machine
         self.gpus, self.processes, self.nodes = gpus, gpus * nodes, nodes
         self.accumulation, self.adapters = accumulation, adapters
-        self.choices: dict[str, Choice] = {}
+        self.choices: dict[str, SizedKey] = {}
         self.notes: list[str] = []
 
     def ledger(self) -> Ledger:
@@ -123,7 +116,7 @@ class _Sizing:
         for name in sections:
             section = section[name]
         section[key] = value
-        self.choices[path] = Choice(path, value, reason)
+        self.choices[path] = SizedKey(path, value, reason)
 
     def _offload(self, part: str) -> dict[str, Any]:
         section: dict[str, Any] = self.zero.get(part, {})

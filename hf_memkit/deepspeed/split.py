@@ -20,15 +20,13 @@ class Split:
     """One process's share.
 
     Attributes:
-        processes: total number of processes.
         flat_groups: stages 1 and 2: elements of each parameter group's flat buffer, held by every process.
-        flat_shares: elements of one process's share of each flat buffer.
         shares: stage 3: elements of one process's share of each parameter, by parameter group.
     """
 
-    processes: int
+    processes: int  # total number of processes
     flat_groups: tuple[int, ...]
-    flat_shares: tuple[int, ...]
+    flat_shares: tuple[int, ...]  # elements of one process's share of each flat buffer
     shares: tuple[tuple[int, ...], ...]
 
     @property

@@ -1,5 +1,4 @@
-"""Memory of ZeRO stages 0, 1 and 2, also with ZenFlow. Lines refer to deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
-unless a file is named."""
+"""Memory of ZeRO stages 0 to 2, also with ZenFlow. Lines are of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py."""
 
 from __future__ import annotations
 

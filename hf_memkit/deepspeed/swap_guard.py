@@ -1,10 +1,9 @@
 """Stops a run that can no longer write or read its swapped states, before wrong ones reach a checkpoint.
 
-DeepSpeed ignores the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/deepspeed_aio_common.cpp,
-`_do_io_complete`), so a full disk silently loses states. A missing file is a bare `AssertionError`, and pending
-operations then abort the process (deepspeed_py_io_handle.cpp, `_stop_threads`). The guard wraps the I/O handles of one
-engine: it reserves a file's blocks before the first write (later writes reuse them), checks that this write filled
-them, checks a file's size before a read, and waits for pending operations before it raises.
+DeepSpeed ignores the results of its reads and writes (`nvme.py`), so a full disk silently loses states. The guard
+wraps the I/O handles of one engine: it reserves a file's blocks before the first write, checks that this write filled
+them, checks a file's size before a read, and waits for pending operations before it raises, because they would abort
+the process (deepspeed 0.19.8: deepspeed_py_io_handle.cpp, `_stop_threads`).
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ def _replace_handle(holder: Any, name: str, guards: list[_Guard]) -> None:
 
 
 def _make_room(path: str, size: int) -> bool:
-    """Reserve the file's blocks unless it has that size. Returns whether they were reserved. Raises OSError if there
-    is no room."""
+    """Reserve the file's blocks unless it has that size. Returns whether it did. Raises OSError without room."""
     try:
         if os.stat(path).st_size >= size:  # noqa: PTH116 (asked at every swap)
             return False

@@ -15,11 +15,9 @@ from hf_memkit.setup.job import PROCESS_BYTES, process_row
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import applies
 
-_PCIE_GB_S: Final = 32.0
-"""In one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
+_PCIE_GB_S: Final = 32.0  # in one direction (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)
 
-_DISK_GB_S: Final = 8.0
-"""In one direction, 4 lanes: the maximum of an NVMe disk of that generation."""
+_DISK_GB_S: Final = 8.0  # in one direction, 4 lanes: the maximum of an NVMe disk of that generation
 
 _WHY_CPU_ADAM: Final = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "
@@ -59,8 +57,7 @@ def zero3(setup: Setup) -> Setup:
 @applies("zero3-offload")
 def zero3_offload(setup: Setup) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857): about 20
-    bytes a parameter. All weights cross the bus in every forward and backward pass; `zero2-offload` moves them once a
-    step."""
+    bytes a parameter. All weights cross the bus in every forward and backward; with `zero2-offload` once a step."""
     setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the GPU")
     return setup if setup.resolved_for.model is None else setup.with_notes(_minimum_step_time(setup))
 
@@ -84,8 +81,7 @@ def zero3_infinity(setup: Setup) -> Setup:
 
 def _minimum_step_time(setup: Setup) -> str:
     """Minimum time of a step's transfers over the bus, computed and not measured. A micro-batch reads the weights in
-    forward and in backward. Weights that may stay gathered (`stage3_max_live_parameters`) count as never moved: a
-    lower bound."""
+    forward and in backward. Weights that may stay gathered (`stage3_max_live_parameters`) count as never moved."""
     job = setup.resolved_for
     assert job.model is not None
     live = int(setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"])

@@ -23,8 +23,7 @@ from hf_memkit.deepspeed.split import split, sub_groups
 from hf_memkit.deepspeed.stage_3 import is_swapped
 
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
-"""Path of a transfer: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the machine's
-RAM; its disk."""
+"""Path of a transfer: NVLink or PCIe between GPUs; PCIe with page-locked or other RAM; the machine's RAM; its disk."""
 
 _STAGES_1_2: Final = "stage_1_and_2.py"
 _STAGE_3: Final = "stage3.py"
@@ -37,23 +36,17 @@ class Traffic:
     """One transfer of a step.
 
     Attributes:
-        name: the data.
-        link: its path.
         moved_bytes: bytes in one optimizer step: of one GPU on `gpus`, `pcie` and `pageable`, of the machine on the
             others.
-        phase: when it is moved.
-        micro_batches: number of micro-batches whose forward or backward it overlaps; 0: no overlap.
-        tail_bytes: part that begins when no computation is left to overlap with.
-        source: the lines that move it.
     """
 
-    name: str
-    link: Link
+    name: str  # the data
+    link: Link  # its path
     moved_bytes: float
-    phase: Literal["forward", "backward", "optimizer"]
-    micro_batches: int
-    tail_bytes: float
-    source: str
+    phase: Literal["forward", "backward", "optimizer"]  # when it is moved
+    micro_batches: int  # number of micro-batches whose forward or backward it overlaps; 0: no overlap
+    tail_bytes: float  # part that begins when no computation is left to overlap with
+    source: str  # the lines that move it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +54,13 @@ class StepTraffic:
     """All transfers of a step.
 
     Attributes:
-        rows: the transfers.
-        gpus: GPUs of the machine.
-        on_gpu: share of the whole optimizer step that one GPU computes.
         reads_ahead, writes_behind: states of the next sub-group are read, and those of the previous one written,
             during a sub-group's step (`pipeline_read`, `pipeline_write`).
     """
 
-    rows: tuple[Traffic, ...] = ()
-    gpus: int = 1
-    on_gpu: float = 1.0
+    rows: tuple[Traffic, ...] = ()  # the transfers
+    gpus: int = 1  # GPUs of the machine
+    on_gpu: float = 1.0  # share of the whole optimizer step that one GPU computes
     reads_ahead: bool = False
     writes_behind: bool = False
 
@@ -301,8 +291,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
 
 
 def _fetch_weights(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
-    """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from each GPU to the
-    others."""
+    """Transfers of weights on demand: from disk to RAM, its share from RAM to each GPU, from there to the others."""
     settings = job.settings
     ahead = min(
         size, job.accumulation * settings.element_bytes * max(settings.prefetch_elements, job.model.largest_parameter)

@@ -13,32 +13,9 @@ from typing import Final
 
 from hf_memkit.catalog.host_rates import HostRates
 from hf_memkit.catalog.rates import GpuRates
+from hf_memkit.common.range import ZERO, Range
 from hf_memkit.common.units import GB
 from hf_memkit.deepspeed.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """A range: fastest, likely, slowest."""
-
-    low: float
-    middle: float
-    high: float
-
-    def __add__(self, other: Seconds) -> Seconds:
-        return Seconds(self.low + other.low, self.middle + other.middle, self.high + other.high)
-
-    def __sub__(self, other: Seconds) -> Seconds:
-        return Seconds(self.low - other.low, self.middle - other.middle, self.high - other.high)
-
-    def times(self, factor: float) -> Seconds:
-        return Seconds(self.low * factor, self.middle * factor, self.high * factor)
-
-    def minimum(self, other: Seconds) -> Seconds:
-        return Seconds(min(self.low, other.low), min(self.middle, other.middle), min(self.high, other.high))
-
-    def nonnegative(self) -> Seconds:
-        return Seconds(max(0.0, self.low), max(0.0, self.middle), max(0.0, self.high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +24,21 @@ class TracedSeconds:
 
     Attributes:
         forward_s, backward_s: of one micro-batch; backward includes recomputation.
-        optimizer_s: of a step over all trained parameters.
     """
 
     forward_s: float
     backward_s: float
-    optimizer_s: float
+    optimizer_s: float  # of a step over all trained parameters
 
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """One transfer or computation of a step.
-
-    Attributes:
-        name: its name.
-        moved_bytes: as in `Traffic`; 0 for the optimizer on the GPU, which is traced, and for hooks.
-        exposed: seconds that nothing hides; for collectives they include the passes through the GPU's memory.
-        total: seconds without any overlap.
-    """
+    """One transfer or computation of a step."""
 
     name: str
-    moved_bytes: float
-    exposed: Seconds
-    total: Seconds
+    moved_bytes: float  # by one GPU, or by the machine in RAM and to the disk; 0 for the optimizer on the GPU
+    exposed: Range  # seconds that nothing hides; for collectives they include the passes through the GPU's memory
+    total: Range  # seconds without any overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,69 +48,50 @@ class StepCost:
     rows: tuple[CostRow, ...]
 
     @property
-    def exposed(self) -> Seconds:
+    def exposed(self) -> Range:
         """Time of a step beyond the forward and backward of its micro-batches."""
-        return sum((row.exposed for row in self.rows), Seconds(0, 0, 0))
+        return sum((row.exposed for row in self.rows), ZERO)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shares:
-    """Achieved share of a nominal rate: best, likely, worst."""
+# Achieved share of a nominal rate, at the low, middle and high end of the time.
+_NVLINK: Final = Range(0.88, 0.78, 0.5)
+"""stas00/ml-engineering @ 744d01e: network/README.md: all-reduce of 8 A100 235 of 300 GB/s, copy between two H200 396
+of 450; worst: assumed, for buckets of some MB."""
 
-    best: float
-    likely: float
-    worst: float
-    source: str
+_BETWEEN_OVER_PCIE: Final = Range(0.8, 0.6, 0.3)
+"""docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst:
+assumed, through RAM where GPUs cannot reach one another."""
 
+_PCIE: Final = Range(1.0, 0.9, 0.7)  # the figure is as reached; likely and worst: assumed, for tensors one by one
+_PAGEABLE: Final = Range(0.5, 0.25, 0.16)
+"""deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed."""
 
-_NVLINK: Final = _Shares(
-    0.88, 0.78, 0.5,
-    "stas00/ml-engineering @ 744d01e: network/README.md: all-reduce of 8 A100 235 of 300 GB/s, copy between two H200 "
-    "396 of 450; worst: assumed, for buckets of some MB",
-)  # fmt: skip
-_BETWEEN_OVER_PCIE: Final = _Shares(
-    0.8, 0.6, 0.3,
-    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst: "
-    "assumed, through RAM where GPUs cannot reach one another",
-)  # fmt: skip
-_PCIE: Final = _Shares(1.0, 0.9, 0.7, "the figure is as reached; likely and worst: assumed, for tensors one by one")
-_PAGEABLE: Final = _Shares(
-    0.5, 0.25, 0.16, "deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed"
-)
-_RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
-_DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
-_HIDES: Final = Seconds(1.0, 0.9, 0.5)
-"""Share of the concurrent computation that hides a transfer. Assumed: layers differ, and none waits for the next
-bucket."""
+_RAM: Final = Range(1.0, 0.8, 0.4)  # benchmarks/cpu_adam.py, against the host's own copies; worst: assumed
+_DISK: Final = Range(1.0, 0.85, 0.6)  # assumed: files of some MB, and writes beside reads
+_HIDES: Final = Range(1.0, 0.9, 0.5)
+"""Share of concurrent computation that hides a transfer. Assumed: layers differ, none waits for the next bucket."""
 
-_PASSES: Final = Seconds(1, 3, 5)
+_PASSES: Final = Range(1, 3, 5)
 """Passes of a collective's tensor through the GPU's memory, which no overlap hides: into a bucket, divided, read and
 written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 FSDP's published runs need the maximum or more (`benchmarks/published_two_gpus.py`)."""
 
-_ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
+_ENGINE_S: Final = {2: Range(20e-6, 50e-6, 150e-6), 3: Range(100e-6, 250e-6, 800e-6)}
 """Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
-and that gather and release weights in forward and backward (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
-`create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed; it makes small models
-slow."""
+and that gather and release weights in both passes (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
+`create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed; slows small models."""
 
-_ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
+_ENGINE_STEP_S: Final = Range(2e-3, 5e-3, 20e-3)
 """Host time of the engine's step: overflow checks, norms and copies of each group; assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHooks:
-    """Host time of DeepSpeed's Python code: low, middle, high.
+    """Host seconds of DeepSpeed's Python code."""
 
-    Attributes:
-        beside: in a micro-batch, while the GPU executes queued work.
-        alone: in a micro-batch, while the GPU waits.
-        of_step: in the optimizer's step.
-    """
-
-    beside: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    alone: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    of_step: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    beside: Range = ZERO  # in a micro-batch, while the GPU executes queued work
+    alone: Range = ZERO  # in a micro-batch, while the GPU waits
+    of_step: Range = ZERO  # in the optimizer's step
 
 
 def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) -> EngineHooks:
@@ -149,10 +99,10 @@ def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) ->
     gathers ahead (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py, `__max_ongoing_fetch_events`), so
     the GPU waits for it; one GPU gathers nothing."""
     tensors = trained + (frozen if stage == 3 else 0)
-    low, middle, high = (tensors * seconds for seconds in _ENGINE_S[3 if stage == 3 else 2])
+    hooks_s = _ENGINE_S[3 if stage == 3 else 2].times(tensors)
     if stage == 3 and gpus > 1:
-        return EngineHooks(alone=(low, middle, high), of_step=_ENGINE_STEP_S)
-    return EngineHooks(beside=(low, middle, high), of_step=_ENGINE_STEP_S)
+        return EngineHooks(alone=hooks_s, of_step=_ENGINE_STEP_S)
+    return EngineHooks(beside=hooks_s, of_step=_ENGINE_STEP_S)
 
 
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
@@ -167,7 +117,7 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
     """
     per_gb = _seconds_per_gb(gpu, host)
     rows = []
-    occupied: dict[tuple[str, Link], Seconds] = {}  # seconds of one micro-batch's computation that hide a transfer
+    occupied: dict[tuple[str, Link], Range] = {}  # seconds of one micro-batch's computation that hide a transfer
     for transfer in traffic.rows:
         rate = per_gb[transfer.link]
         total = rate.times(transfer.moved_bytes / GB)
@@ -176,7 +126,7 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
             # One thread waits for a weight from the disk, and then copies it: the same computation hides both
             # (deepspeed 0.19.8: runtime/zero/partition_parameters.py 1707, 74).
             hides: Link = "pcie" if transfer.link == "read" else transfer.link
-            earlier = occupied.get((transfer.phase, hides), Seconds(0, 0, 0))
+            earlier = occupied.get((transfer.phase, hides), ZERO)
             computation = traced.forward_s if transfer.phase == "forward" else traced.backward_s
             available = (_HIDES.times(computation) - earlier).times(transfer.micro_batches)
             hidden = (total - rate.times(transfer.tail_bytes / GB)).nonnegative().minimum(available)
@@ -186,14 +136,14 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
             tensor_gb = transfer.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
             exposed = exposed + _PASSES.times(tensor_gb / gpu.achievable_memory_gb_per_s.value)
         rows.append(CostRow(transfer.name, transfer.moved_bytes, exposed, total))
-    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
+    optimizer = Range(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer))
     return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
 
 
-def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Seconds]:
+def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Range]:
     pcie, nvlink = gpu.pcie_gb_per_s.value, gpu.nvlink_gb_per_s
-    by_link: dict[Link, tuple[_Shares, float]] = {
+    by_link: dict[Link, tuple[Range, float]] = {
         "gpus": (_BETWEEN_OVER_PCIE, pcie) if nvlink is None else (_NVLINK, nvlink.value),
         "pcie": (_PCIE, pcie),
         "pageable": (_PAGEABLE, pcie),
@@ -201,10 +151,7 @@ def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Seconds]:
         "read": (_DISK, host.nvme_read_gb_per_s.value),
         "write": (_DISK, host.nvme_write_gb_per_s.value),
     }
-    return {
-        link: Seconds(*(1 / (gb_per_s * share) for share in (shares.best, shares.likely, shares.worst)))
-        for link, (shares, gb_per_s) in by_link.items()
-    }
+    return {link: Range(*(1 / (gb_per_s * share) for share in shares)) for link, (shares, gb_per_s) in by_link.items()}
 
 
 def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:

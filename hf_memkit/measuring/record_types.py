@@ -2,7 +2,7 @@
 
 `memory-rank{R}.jsonl` has one JSON object a line, and each is one of `RECORDS`. Whoever writes records, reads them or
 makes them for a test goes by these classes; what a report takes from a file of unknown origin
-(`measuring/report/sanitize.py`) and the tables in docs/measuring.md (`scripts/docs_code.py`) follow from them.
+(`measuring/report/sanitize.py`) follows from them.
 
 A field's unit is the end of its name: `_gib` (2**30 bytes), `_ms`; `time` and `process_started` are seconds since the
 epoch, `bytes` are bytes, other numbers are counts. What is not known is absent, never null nor zero, so a reader must
@@ -232,16 +232,11 @@ class RunRecord(_Record, Measured, total=False):
 ModuleFigures = TypedDict(
     "ModuleFigures",
     {
-        "name": str,
-        "class": str,
-        "parameters": int,
-        "trainable_parameters": int,
-        "bytes": int,
-        "places": dict[str, int],
-        "repeats": int,
+        "name": str, "class": str, "parameters": int, "trainable_parameters": int, "bytes": int,
+        "places": dict[str, int], "repeats": int,
     },
     total=False,
-)
+)  # fmt: skip
 """One module, or a row of equal ones; the figures are those of one.
 
 name: Name in the model; for equal layers `h.0…47`.

@@ -7,4 +7,11 @@ choices.py ──> search.py ──> judgement.py: memory, time, does it fit ─
 ```
 
 With `--verify`, `verify.py` runs the best candidate for a few steps on this machine's GPU.
+
+Words:
+    choice: one change to the script's settings, in a slot such as "checkpointing".
+    combination: choices, at most one of each slot.
+    candidate: a combination with a micro-batch and an accumulation. Texts for users call it a setup.
+    judgement: a candidate with its predicted memory and time, and whether it fits.
+    plan: all judgements for one GPU, ranked.
 """

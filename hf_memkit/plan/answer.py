@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,37 +29,21 @@ from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import plot
 from hf_memkit.plan.prices import Prices, million_tokens_cost, price_of, ranked_gpus, run_cost
 from hf_memkit.plan.verify import Verified
-from hf_memkit.setup.techniques.registry import Group
+from hf_memkit.setup.techniques.registry import GROUPS
 
 _SHORT_ROWS: Final = 4
 _LONGEST: Final = 300
 """Characters of a sentence with `--short`, which may contain a library's whole message; `--json` has all of it."""
 
-_TITLES: Final[Mapping[Group, str]] = {
-    "same result": "Same result",
-    "nearly the same": "Nearly the same result",
-    "another method": "Another method, requested by --also",
+_WORDS: Final = {
+    "micro-batch × accumulation": "Sequences of one GPU in one forward pass, and how many such an optimizer step has.",
+    "GiB": "Maximum of GPU memory: what PyTorch's allocator reserves, and what is outside it. 2³⁰ bytes.",
+    "fits": f"Takes at most {LIMIT_NAME}; RAM and disk suffice. A tight setup takes more and can be slow.",
+    "s a step": "Time of one optimizer step, computed from the traced operations, and its expected range.",
+    "run": "The whole training with its evaluations and saves.",
+    "frontier": "Setups for which no other is both faster and smaller.",
 }
-
-_WORDS: Final = (
-    (
-        "micro-batch × accumulation",
-        "Sequences of one GPU in one forward pass, and how many such an optimizer step has.",
-    ),
-    (
-        "GiB",
-        "Maximum that the process takes of the GPU: what PyTorch's allocator reserves, and what is outside it. 2³⁰ "
-        "bytes.",
-    ),
-    (
-        "fits",
-        f"It takes at most {LIMIT_NAME}, and RAM and disk suffice. Beyond that it may be tight: it completes, but the "
-        "allocator may free its cache and try again, which makes steps several times slower.",
-    ),
-    ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
-    ("run", "The whole training with its evaluations and saves."),
-    ("frontier", "Setups for which no other is both faster and smaller."),
-)
+_GLOSSARY: Final = Facts(list(_WORDS.items()), "glossary", heading="Words", name="words", views=View.PAGE)
 
 
 def plan_answer(
@@ -71,32 +55,28 @@ def plan_answer(
         ran: results of `--verify` for the setups of the one plan.
         compared: whether GPUs are ranked, even if there is only one.
     """
-    glossary = Facts(_WORDS, "glossary", heading="Words", name="words", views=View.PAGE)
     if compared or len(plans) > 1:
-        return _compared(ranked_gpus(plans, prices), prices).then(glossary)
+        return _compared(ranked_gpus(plans, prices), prices)
     (plan,) = plans
-    first = (*_head(plan), *verified_blocks(ran), *_best_to_paste(plan), *_start(plan))
-    blocks = (*first, *_rest(plan, price_of(plan, prices), "plan-0"), glossary)
     verdict, reason = wording.headline(plan)
+    first = (*_head(plan), *verified_blocks(ran), *_best_to_paste(plan), *_start(plan))
+    blocks = (*first, *_rest(plan, price_of(plan, prices), "plan-0"), _GLOSSARY)
     return Answer(title=f"Plan: {plan.name}", verdict=verdict, reason=f"{reason}.", state=_state(plan), blocks=blocks)
 
 
 def _compared(ranked: Sequence[Plan], prices: Prices) -> Answer:
     verdict, reason = _best_gpu(ranked, prices)
     blocks: list[AnswerBlock] = [_gpus(ranked, prices)]
-    if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
-        early_gpus = f"{', '.join(early)}{wording.limit_hint(ranked)}"
-        blocks.append(Lines([f"Search not finished, so others may be faster: {early_gpus}."]))
     for number, plan in enumerate(ranked):
         blocks.append(Lines([f"{line}." for line in wording.warnings(plan)], views=View.SHORT))
-        first = f"{': '.join(wording.headline(plan))}."
-        blocks.append(Lines([first], "strong", heading=wording.gpu_of(plan), views=View.FULL))
-        blocks += only(View.FULL, *_head(plan), *_best_to_paste(plan))
+        first = Lines([f"{': '.join(wording.headline(plan))}."], "strong", heading=wording.gpu_of(plan))
+        blocks += only(View.FULL, first, *_head(plan), *_best_to_paste(plan))
         blocks += only(View.PAGE, *_rest(plan, price_of(plan, prices), f"plan-{number}"))
     blocks += next(filter(None, (list(_start(plan)) for plan in ranked)), [])
     blocks.append(Lines(["All setups of one GPU: --gpu NAME instead of --gpus-to-compare."], views=View.ON_TERMINAL))
-    state: State = "good" if ranked[0].proposed is not None else _state(ranked[0])
-    return Answer(title=f"Plan: {ranked[0].name}", verdict=verdict, reason=f"{reason}.", state=state, blocks=blocks)
+    blocks.append(_GLOSSARY)
+    title = f"Plan: {ranked[0].name}"
+    return Answer(title=title, verdict=verdict, reason=f"{reason}.", state=_state(ranked[0]), blocks=blocks)
 
 
 def _best_gpu(ranked: Sequence[Plan], prices: Prices) -> tuple[str, str]:
@@ -104,14 +84,14 @@ def _best_gpu(ranked: Sequence[Plan], prices: Prices) -> tuple[str, str]:
     first, best = ranked[0], ranked[0].proposed
     stopped = any(plan.stopped for plan in ranked)
     if best is None:
-        return f"{'NO SETUP FOUND YET ON' if stopped else 'NOTHING FITS'} any of these GPUs", first.lacking()
-    spent = run_cost(best, price_of(first, prices), first.gpus)
+        return f"{'NO SETUP FOUND YET' if stopped else 'NOTHING FITS'} ON ANY OF THESE GPUS", wording.lacking(first)
+    spent = wording.cost(run_cost(best, price_of(first, prices), first.gpus))
     run, speed = wording.run_of(best), wording.rate(first, best)
-    parts = [best.candidate.name, *([f"{run} in total"] if run != NONE else [])]
-    parts += [f"{speed} {wording.rate_unit(first)}"] if speed != NONE else []
-    parts += [f"costs {wording.cost(spent)}"] if spent is not None else []
-    verdict = "CHEAPEST" if spent is not None else "FASTEST" if best.is_priced else "FITS"
-    return f"{verdict}{' SO FAR' * stopped}: {wording.gpu_of(first)}", ", ".join(parts)
+    figures = {f"{run} in total": run, f"{speed} {first.rate_unit}": speed, f"costs {spent}": spent}
+    known = [text for text, value in figures.items() if value != NONE]
+    rank = "CHEAPEST" if spent != NONE else "FASTEST"
+    verdict = rank if best.is_priced else "FITS"
+    return f"{verdict}{' SO FAR' * stopped}: {wording.gpu_of(first)}", ", ".join([best.candidate.name, *known])
 
 
 def _gpus(ranked: Sequence[Plan], prices: Prices) -> Table:
@@ -120,14 +100,14 @@ def _gpus(ranked: Sequence[Plan], prices: Prices) -> Table:
         best, price = plan.proposed, price_of(plan, prices)
         name = Cell(wording.gpu_of(plan), "search not finished" if plan.stopped else "", best is not None)
         if best is None:
-            rows.append((name, Cell(wording.shortfall(plan)), *(NONE,) * 5))
+            rows.append((name, wording.lacking(plan), *(NONE,) * 5))
             continue
         changes = best.candidate.group != "same result"
         setup = Cell(best.candidate.name, f"{best.candidate.group}: {best.candidate.result}" if changes else "")
+        gib, _, speed, run = wording.figures(plan, best).values()
         costs = run_cost(best, price, plan.gpus), million_tokens_cost(best, price, plan.gpus)
-        figures = f"{best.needs_bytes / GIB:.2f}", wording.rate(plan, best), wording.run_of(best)
-        rows.append((name, setup, *figures, *map(wording.cost, costs)))
-    columns = ("GPU", "best setup, or what is missing", ">GiB", f">{wording.rate_unit(ranked[0])}", ">run", ">cost",
+        rows.append((name, setup, gib, speed, run, *map(wording.cost, costs)))
+    columns = ("GPU", "best setup, or what is missing", ">GiB", f">{ranked[0].rate_unit}", ">run", ">cost",
                ">per 1M tokens")  # fmt: skip
     return Table(columns, rows, "The best setup of each GPU")
 
@@ -142,20 +122,10 @@ def _head(plan: Plan) -> Iterator[AnswerBlock]:
     """The blocks below the first line."""
     yield Lines(list(wording.headline_details(plan)), short_limit=_LONGEST)
     yield Lines([wording.subject(plan)], "strong", short_limit=400)
-    yield Lines(list(filter(None, [wording.why_no_times(plan)])))
     if (best := plan.proposed) is not None:
-        yield Facts(list(_tiles(plan, best)), "tiles", views=View.PAGE)
-
-
-def _tiles(plan: Plan, best: Judgement) -> Iterator[tuple[str, str]]:
-    yield "Takes at most", f"{best.needs_bytes / GIB:.2f} GiB"
-    if best.is_priced and best.step_time is not None:
-        yield "A step takes", f"{wording.digits(best.step_time.seconds[1])} s"
-        if (speed := wording.rate(plan, best)) != NONE:
-            yield wording.rate_unit(plan).capitalize(), speed
-        if (run := wording.run_of(best)) != NONE:
-            yield "The whole run", run
-    yield "Result", best.candidate.group
+        figures = {**wording.figures(plan, best), "result": best.candidate.group}
+        tiles = [(name, value) for name, value in figures.items() if value != NONE]
+        yield Facts(tiles, "tiles", views=View.PAGE)
 
 
 def verified_blocks(ran: Sequence[Verified]) -> Iterator[AnswerBlock]:
@@ -177,11 +147,9 @@ def _best_to_paste(plan: Plan) -> Iterator[AnswerBlock]:
 
 def _start(plan: Plan) -> Iterator[Code]:
     """The command that starts the script with a launcher; none if `python SCRIPT` suffices."""
-    if plan.proposed is None or (plan.launched is None and plan.gpus == 1 and not plan.needs_launcher):
-        return
-    several = f"Start it on {plan.gpus} GPUs (with or without DeepSpeed):"
-    intro = several if plan.gpus > 1 else "DeepSpeed needs a launcher. Start it with:"
-    yield Code("Start it with your launcher:" if plan.launched is not None else intro, [f"{plan.launch} ARGUMENTS"])
+    if plan.proposed is not None and (plan.launched is not None or plan.gpus > 1 or plan.needs_launcher):
+        why = "DeepSpeed needs a launcher. " if plan.launched is None and plan.gpus == 1 else ""
+        yield Code(f"{why}Start it with:", [f"{plan.launch} ARGUMENTS"])
 
 
 def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
@@ -191,42 +159,38 @@ def _rest(plan: Plan, price: float | None, place: str) -> Iterator[AnswerBlock]:
         yield from only(View.FULL, *_to_paste(plan, faster, heading))
     for each in plan.with_code:
         yield from only(View.FULL, *_other_code(plan, each))
-    chart = plot(plan, place)
-    if chart is not None:
+    if (chart := plot(plan, place)) is not None:
         yield chart
-    columns = ("setup", ">GiB", ">s a step", f">{wording.rate_unit(plan)}", ">run", ">cost")
-
-    def table(heading: str, setups: Sequence[Judgement], views: View = View.FULL) -> Table:
-        rows = [_row(plan, each, price) for each in setups]
-        return Table(columns, rows, marked=True, short_rows=_SHORT_ROWS, heading=heading, views=views)
-
-    without_code = [each for each in plan.ranked if not each.candidate.code]
-    by_group = {group: [each for each in without_code if each.candidate.group == group] for group in _TITLES}
-    for number, (group, setups) in enumerate((group, setups) for group, setups in by_group.items() if setups):
-        yield table(_TITLES[group], setups, View.FULL if number else View.ALL)
-    lost = [each for each in plan.compared if not each.fits]
-    lost.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
-    with_code = [each for each in plan.ranked if each.candidate.code]
-    other = {"With other code": with_code, "Tight, or does not fit; fastest first": lost}
-    yield from (table(heading, setups) for heading, setups in other.items() if setups)
+    yield from _tables(plan, price)
     yield Lines(list(wording.missing_methods(plan)), short_limit=_LONGEST, views=View.SHORT)
     yield Lines(["Omit --short to see all setups; --json prints every number."], views=View.SHORT)
     yield from only(View.FULL, *_other_forms(plan))
-    for every, views in ((False, View.TERMINAL), (True, View.PAGE)):
-        yield Lines(list(wording.notes(plan, every=every)), "note", heading="What it rests on", views=views)
+    yield Lines(list(wording.notes(plan)), "note", heading="What it rests on", views=View.FULL)
+
+
+def _tables(plan: Plan, price: float | None) -> Iterator[Table]:
+    """The setups of each group that fit, those with other code, and those that do not fit."""
+    columns = ("setup", *(f">{name}" for name in wording.figures(plan, plan.own)), ">cost")
+    fitting = [each for each in plan.ranked if not each.candidate.code]
+    lost = [each for each in plan.compared if not each.fits]
+    lost.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
+    tables = {group.capitalize(): [each for each in fitting if each.candidate.group == group] for group in GROUPS}
+    first = next((title for title, setups in tables.items() if setups), "")  # the only one with --short
+    tables["With other code"] = [each for each in plan.ranked if each.candidate.code]
+    tables["Tight, or does not fit; fastest first"] = lost
+    for title, setups in tables.items():
+        if setups:
+            rows = [_row(plan, each, price) for each in setups]
+            views = View.ALL if title == first else View.FULL
+            yield Table(columns, rows, marked=True, short_rows=_SHORT_ROWS, heading=title, views=views)
 
 
 def _row(plan: Plan, judgement: Judgement, price: float | None) -> tuple[str | Cell, ...]:
+    gib, step_s, speed, run = wording.figures(plan, judgement).values()
     time = judgement.step_time if judgement.is_priced else None
-    low, middle, high = map(wording.digits, time.seconds) if time is not None else ("", NONE, "")
-    return (
-        Cell(judgement.candidate.name, wording.remark(plan, judgement), judgement is plan.proposed),
-        f"{judgement.needs_bytes / GIB:.2f}" if judgement.prediction is not None else NONE,
-        Cell(middle, f"{low}–{high}" if time is not None else ""),
-        wording.rate(plan, judgement),
-        wording.run_of(judgement),
-        wording.cost(run_cost(judgement, price, plan.gpus)) if time is not None else NONE,
-    )
+    low_to_high = f"{wording.digits(time.seconds[0])}–{wording.digits(time.seconds[2])}" if time is not None else ""
+    name = Cell(judgement.candidate.name, wording.remark(plan, judgement), judgement is plan.proposed)
+    return name, gib, Cell(step_s, low_to_high), speed, run, wording.cost(run_cost(judgement, price, plan.gpus))
 
 
 def _to_paste(plan: Plan, judgement: Judgement, heading: str) -> list[Code]:
@@ -238,37 +202,35 @@ def _to_paste(plan: Plan, judgement: Judgement, heading: str) -> list[Code]:
 def _other_code(plan: Plan, judgement: Judgement) -> list[Code]:
     """The change of the script, as a diff that `patch` accepts or as lines; then the settings."""
     candidate = judgement.candidate
-    paste = pasted(candidate, plan.own.training)
+    paste = pasted(candidate, plan.own.training, command=plan.front_end)
     result = f"{candidate.result[0].upper()}{candidate.result[1:]}. " if candidate.result else ""
     intro = f"{result}Change the script{'; patch -p0 reads this' if paste.diff else ''}:"
     lines = (paste.diff or paste.code).splitlines()
     change = Code(intro, lines, flush=bool(paste.diff), heading=f"With other code: {candidate.name}")
-    return [change, *_settings(plan, paste, with_code=True)]
+    return [change, *_settings(plan, paste)]
 
 
-def _settings(plan: Plan, paste: Pasted, *, with_code: bool = False) -> Iterator[Code]:
-    """Where each setting goes, and its lines. `with_code`: together with other code, which a plan file cannot hold."""
+def _settings(plan: Plan, paste: Pasted) -> Iterator[Code]:
+    """Where each setting goes, and its lines."""
     by_parser = _parses_arguments(plan) or bool(paste.front_end)
-    by_plan = "" if with_code else "or use --write and memkit run --plan"
+    plan_file = "" if paste.code else "; or use --write and memkit run --plan"  # which cannot hold code
     if first := paste.typed_first if by_parser else paste.before:
         yield Code("First type:", first)
     if (front := front_end(plan.front_end)) is not None:
-        place = f"{'Add to the command' if front.options else 'Write into the config'} of {front.name}:"
-    elif not by_parser:
-        place = f"Write where the script makes its TrainingArguments{', ' * bool(by_plan)}{by_plan}:"
-    else:
-        whose = "Give your training script" if plan.script is None else "Add to your script's arguments"
-        place = f"{whose} (they override earlier ones):"
-    if paste.front_end:
-        yield Code(place, paste.front_end)
+        place = "Add to the command" if front.options else "Write into the config"
+        yield Code(f"{place} of {front.name}:", paste.front_end)
         return
-    yield Code(place, paste.flags, words=True) if by_parser else Code(place, paste.python.splitlines())
-    if paste.no_flag and by_parser:
-        none = "no flag can set None; or use memkit run --plan"
-        yield Code(f"Where the script makes its TrainingArguments ({none}):", paste.no_flag)
+
+    make_arguments = "Where the script makes its TrainingArguments"
+    if by_parser:
+        whose = "Give your training script" if plan.script is None else "Add to your script's arguments"
+        yield Code(f"{whose} (they override earlier ones):", paste.flags, words=True)
+        if paste.no_flag:
+            yield Code(f"{make_arguments} (no flag can set None{plan_file}):", paste.no_flag)
+    else:
+        yield Code(f"{make_arguments}{plan_file}:", paste.python.splitlines())
     if paste.model:
-        none = f"no flag sets this{'' if with_code else '; or use memkit run --plan'}"
-        yield Code(f"Where the script loads its model ({none}):", paste.model.splitlines())
+        yield Code(f"Where the script loads its model (no flag sets this{plan_file}):", paste.model.splitlines())
 
 
 def _parses_arguments(plan: Plan) -> bool:
@@ -300,7 +262,7 @@ def _plan_json(plan: Plan, price: float | None) -> dict[str, Any]:
     not_ranked = (each for each in plan.traced if each not in ranked)
     return {
         "name": plan.name,
-        "gpu": plan.machine.gpu.to_json() if plan.machine.gpu else None,
+        "gpu": plan.gpu.to_json(),
         "gpus": plan.gpus,
         "sequences_a_step": plan.sequences,
         "own_sequences_a_step": plan.own_sequences,

@@ -11,7 +11,7 @@ from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class Choice:
     """One change to the script's settings.
 
     Attributes:
@@ -39,21 +39,41 @@ class Alternative:
     code: str = ""
 
 
+Combination = tuple[Choice, ...]
+"""Choices, at most one of each slot."""
+
+
+def combine(*choices: Choice | None) -> Combination:
+    """One choice per slot, the last one given; without choices that conflict with another one."""
+    given = [choice for choice in choices if choice is not None]
+    slots = {choice.slot: choice for choice in given}
+    if "engine" in slots or any("arguments.optim" in each.settings for each in given if each.slot != "optimizer"):
+        slots.pop("optimizer", None)
+    if "padding" in slots:
+        slots.pop("attention", None)  # training without padding sets its own
+    return tuple(slots.values())
+
+
+def without(combination: Combination, *slots: str) -> Combination:
+    """The choices except those of these slots."""
+    return tuple(choice for choice in combination if choice.slot not in slots)
+
+
 @dataclass(frozen=True, slots=True)
-class SetupCandidate:
+class Candidate:
     """The script with this micro-batch and these choices.
 
     Attributes:
         micro_batch_size: sequences per GPU in one forward pass.
         accumulation: micro-batches per optimizer step.
-        choices: the other changes to the script's settings, at most one per slot.
+        choices: the other changes to the script's settings.
         batch_group: how this micro-batch changes the result, compared with the script's micro-batch.
         batch_result: a phrase that describes this change.
     """
 
     micro_batch_size: int
     accumulation: int
-    choices: tuple[Alternative, ...] = ()
+    choices: Combination = ()
     batch_group: Group = "same result"
     batch_result: str = ""
 
@@ -72,6 +92,11 @@ class SetupCandidate:
     def name(self) -> str:
         """`"4 × 2, activation checkpointing"`."""
         return ", ".join([f"{self.micro_batch_size} × {self.accumulation}", *(choice.name for choice in self.choices)])
+
+    @property
+    def engine(self) -> str:
+        """Name of the DeepSpeed preset that it uses; empty if none."""
+        return next((choice.engine for choice in self.choices if choice.engine), "")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -99,15 +124,11 @@ class SetupCandidate:
         """Lines of Python to add to the script by hand; empty if none."""
         return "\n".join(choice.code for choice in self.choices if choice.code)
 
-    def with_batch_result(self, phrase: str) -> SetupCandidate:
+    def with_batch_result(self, phrase: str) -> Candidate:
         """A copy whose micro-batch also changes the result as `phrase` says; it is at least "nearly the same"."""
         group = max((self.batch_group, GROUPS[1]), key=GROUPS.index)
         result = "; ".join(filter(None, (self.batch_result, phrase)))
         return replace(self, batch_group=group, batch_result=result)
-
-    def without(self, *slots: str) -> tuple[Alternative, ...]:
-        """The choices except those of these slots."""
-        return tuple(choice for choice in self.choices if choice.slot not in slots)
 
     def _section(self, section: str) -> dict[str, Any]:
         settings = [item for choice in self.choices for item in choice.settings.items()]

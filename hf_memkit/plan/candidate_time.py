@@ -19,6 +19,7 @@ from hf_memkit.catalog.hardware import Gpu, Machine, this_machine
 from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.errors import MemkitError
+from hf_memkit.common.range import Range
 from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
@@ -29,13 +30,9 @@ from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
-Range = tuple[float, float, float]
-"""Seconds: low, likely, high."""
-
 _ADAM_BYTES: Final = 30
-"""Bytes of GPU memory traffic per parameter in a fused Adam step over master weights: gradient (4 read), master weight
-and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8: ops/adam/fused_adam.py,
-with fp32 gradients."""
+"""Bytes of GPU memory traffic per parameter in a fused Adam step: fp32 gradient (4 read), master weight and two
+moments (4 read and 4 written each), 16-bit weight (2 written). deepspeed 0.19.8: ops/adam/fused_adam.py."""
 
 _PAGED_BYTES: Final = 2
 """Bytes of optimizer states per parameter in bitsandbytes' 8-bit AdamW: two moments."""
@@ -91,7 +88,7 @@ class Speeds:
         name = _most_similar_gpu(gpu)
         if name is None or (rates := rates_of(name)) is None:
             return cls(None, gpu.capability or 8.0, "", host, given=given)
-        note = f"times are those of {name}: the speed of {gpu.name} is unknown; name the GPU (--gpu NAME)"
+        note = f"as on {name}: the speed of {gpu.name} is unknown; name the GPU (--gpu NAME)"
         rates = given.over_pcie(rates)
         return cls(rates, KNOWN_GPUS[name].capability, note, host, given=given)
 
@@ -137,37 +134,31 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps
     kind = training.steps[0].kind  # typical batches come first; without them all are the worst
     span = next(step.calls for step in reversed(training.steps) if step.kind == kind)
-    try:
-        step = step_time(
-            work, speeds.rates, capability=speeds.capability, span=span, micro_batches=accumulation,
-            loader_workers=training.arguments.dataloader_num_workers or 0,
-            hooks_s=_engine_hooks(training, gpus).beside,
-        )  # fmt: skip
-    except ValueError:
-        return judgement
+    step = step_time(
+        work, speeds.rates, capability=speeds.capability, span=span, micro_batches=accumulation,
+        loader_workers=training.arguments.dataloader_num_workers or 0, hooks_s=_engine_hooks(training, gpus).beside,
+    )  # fmt: skip
+
     tokens = facts.tokens.get(kind)
     if mean := facts.mean.get(kind):  # an average batch is longer or shorter than the traced one
         padded_ratio, token_ratio = mean
-        step, tokens = _scaled(step, padded_ratio, accumulation), tokens and tokens * token_ratio
+        step = _scaled(step, padded_ratio, accumulation)
+        tokens = tokens and tokens * token_ratio
     forward_s = step.forward_s
     step = _with_transfers(step, judgement, training, speeds, gpus=gpus)
     step = _with_paging(step, judgement, training, speeds)
-    if given := speeds.given.describe():
-        step = replace(step, rests_on=(given, *step.rests_on))
-    if speeds.substitute_note:
-        step = replace(step, rests_on=(speeds.substitute_note, *step.rests_on))
+    given = filter(None, (speeds.substitute_note, speeds.given.describe()))
     return replace(
         judgement,
-        step_time=step,
+        step_time=replace(step, rests_on=(*given, *step.rests_on)),
         tokens=round(tokens * accumulation * gpus) if tokens else None,
         run_seconds=_run_seconds(step, forward_s, judgement, training, speeds.host),
     )
 
 
 def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
-    """The step with `ratio` times the tokens. The optimizer takes the same time, and so does gradient clipping, which
-    is part of the backward phase."""
-    low, middle, high = (step.optimizer_s + ratio * max(0.0, s - step.optimizer_s) for s in step.seconds)
+    """The step with `ratio` times the tokens. The optimizer and gradient clipping (in backward) take the same time."""
+    low, middle, high = (step.optimizer_s + ratio * max(0.0, each - step.optimizer_s) for each in step.seconds)
     clipping_s = step.by_phase.get("backward", 0.0) - micro_batches * step.backward_s
     constant = {"backward": max(0.0, clipping_s), "optimizer": math.inf}
     by_phase = {}
@@ -175,7 +166,7 @@ def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
         fixed = min(seconds, constant.get(phase, 0.0))
         by_phase[phase] = fixed + ratio * (seconds - fixed)
     return replace(
-        step, seconds=(low, middle, high), by_phase=by_phase, forward_s=ratio * step.forward_s,
+        step, seconds=Range(low, middle, high), by_phase=by_phase, forward_s=ratio * step.forward_s,
         backward_s=ratio * step.backward_s,
     )  # fmt: skip
 
@@ -190,59 +181,63 @@ def _with_paging(step: StepTime, judgement: Judgement, training: TracedTraining,
     room = max(0, judgement.limit_bytes - judgement.needs_bytes)
     round_trip = 2 * states / (speeds.rates.pcie_gb_per_s.value * GB)
     moved = round_trip * max(0.0, 1 - room / max(1, states))
-    low, middle, high = step.seconds
     basis = f"paged optimizer: {moved:.3g} s a step to move its states over PCIe"
-    return replace(step, seconds=(low, middle + moved, high + 2 * round_trip), rests_on=(*step.rests_on, basis))
+    moved_s = Range(0.0, moved, 2 * round_trip)
+    return replace(step, seconds=step.seconds + moved_s, rests_on=(*step.rests_on, basis))
 
 
 def _with_transfers(
     step: StepTime, judgement: Judgement, training: TracedTraining, speeds: Speeds, *, gpus: int
 ) -> StepTime:
     """Adds the transfers between GPUs, host and disk, and the optimizer step of DeepSpeed's engine."""
-    engine, accumulation = training.engine, training.arguments.gradient_accumulation_steps
-    weights = training.facts.weights
+    engine = training.engine
     if gpus == 1 and engine is None:
         return step
     assert speeds.rates is not None
-    unknown, optimizer_s = step.unknown, step.optimizer_s
-    model = facts_from_sizes([(size, True) for size in weights.trained or [0]])
-    frozen = facts_from_sizes([(size, True) for size in weights.frozen]) if weights.frozen else None
-    rest = [s - optimizer_s for s in step.seconds]  # `step_cost` includes the optimizer
-    if engine is None:
-        traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
-    else:
-        config = engine.config
-        traffic = zero_traffic(
-            config, model, frozen, gpus=gpus, accumulation=accumulation,
-            recomputes=bool(training.arguments.activation_checkpointing),
-        )  # fmt: skip
-        unknown = (*unknown, *unmodelled_keys(config))
-        # The trace runs a stand-in for the engine's optimizer, without states.
-        optimizer_s = _ADAM_BYTES * model.parameters / (speeds.rates.achievable_memory_gb_per_s.value * GB)
+    unknown = [*step.unknown, *(unmodelled_keys(engine.config) if engine is not None else ())]
+    traffic = _traffic(training, gpus)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
+
+    optimizer_s = step.optimizer_s
+    low, middle, high = (seconds - optimizer_s for seconds in step.seconds)  # `step_cost` includes the optimizer
     if engine is not None:
-        hooks = _engine_hooks(training, gpus)
-        rest = [
-            seconds + accumulation * alone + per_step
-            for seconds, alone, per_step in zip(rest, hooks.alone, hooks.of_step, strict=True)
-        ]
+        # The trace runs a stand-in for the engine's optimizer, without states.
+        adam_bytes = _ADAM_BYTES * sum(training.facts.weights.trained)
+        optimizer_s = adam_bytes / (speeds.rates.achievable_memory_gb_per_s.value * GB)
+        hooks, accumulation = _engine_hooks(training, gpus), training.arguments.gradient_accumulation_steps
+        low += accumulation * hooks.alone[0] + hooks.of_step[0]
+        middle += accumulation * hooks.alone[1] + hooks.of_step[1]
+        high += accumulation * hooks.alone[2] + hooks.of_step[2]
     traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
     cost = step_cost(traffic, traced, speeds.rates, speeds.host)
-    exposed = cost.exposed
-    seconds = (rest[0] + exposed.low, rest[1] + exposed.middle, rest[2] + exposed.high)
-    long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
-    rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
+    seconds = Range(low, middle, high) + cost.exposed
+
+    long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds.middle]
+    basis = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
     if any(row.name == ADAM for row in traffic.rows):
-        given = speeds.given.cores is not None and speeds.given.ram_gb_per_s is not None
-        rows.append(speeds.host.describe_cpu() + ("" if given else _CPU_HINT))
+        is_given = speeds.given.cores is not None and speeds.given.ram_gb_per_s is not None
+        basis.append(speeds.host.describe_cpu() + ("" if is_given else _CPU_HINT))
     read, written = (sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write"))
     if read or written:
-        rows.append(speeds.host.describe_disk(read, written))
+        basis.append(speeds.host.describe_disk(read, written))
         # If the script itself swaps, every setup does: an assumed disk speed ranks them as well.
-        if not speeds.host.knows_disk and any(choice.engine for choice in judgement.candidate.choices):
-            unknown = (*unknown, _NO_DISK_SPEED)
-    return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
+        if not speeds.host.knows_disk and judgement.candidate.engine:
+            unknown.append(_NO_DISK_SPEED)
+    return replace(step, seconds=seconds, unknown=tuple(unknown), rests_on=(*step.rests_on, *basis))
+
+
+def _traffic(training: TracedTraining, gpus: int) -> StepTraffic | None:
+    """The transfers of a step between GPUs, host and disk; None if those of the DeepSpeed config are unknown."""
+    arguments, weights = training.arguments, training.facts.weights
+    model = facts_from_sizes([(size, True) for size in weights.trained or [0]])
+    if training.engine is None:
+        return ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
+    frozen = facts_from_sizes([(size, True) for size in weights.frozen]) if weights.frozen else None
+    return zero_traffic(
+        training.engine.config, model, frozen, gpus=gpus, accumulation=arguments.gradient_accumulation_steps,
+        recomputes=bool(arguments.activation_checkpointing),
+    )  # fmt: skip
 
 
 def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
@@ -270,7 +265,7 @@ def _run_seconds(
     saves = _count(arguments.save_strategy, arguments.save_steps, length)
     rest = evaluations * evaluation_s + saves * save_s
     low, middle, high = (length.steps * s + rest for s in step.seconds)
-    return low, middle, high
+    return Range(low, middle, high)
 
 
 def _count(strategy: str | None, every: float | None, length: RunLength) -> int:

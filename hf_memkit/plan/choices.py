@@ -20,7 +20,7 @@ from hf_memkit.checks.subject import Subject
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import Alternative
+from hf_memkit.plan.candidate import Choice
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
 from hf_memkit.setup.techniques.allocator import user_settings
@@ -44,9 +44,7 @@ _LEAST_PADDING: Final = 0.05
 _TRITON: Final = 7.0
 """Minimum compute capability of Triton (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
-_NO_CHECKPOINTING: Final = Alternative(
-    "checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}
-)
+_NO_CHECKPOINTING: Final = Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False})
 
 _NO_NEW_HEAD: Final = ("ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
 """Suffixes of model classes whose checkpoints contain the head."""
@@ -67,11 +65,11 @@ def _rows(slot: str) -> list[Technique]:
     return [row for _, row in sorted(turns, key=lambda each: each[0])]
 
 
-def alternative(row: Technique, **changes: Any) -> Alternative:
+def choice_of(row: Technique, **changes: Any) -> Choice:
     """A technique as a choice of a plan, with `changes` of its fields."""
     assert row.planned is not None
     return replace(
-        Alternative(
+        Choice(
             row.planned.slot, row.planned.name, dict(row.settings), row.group, row.planned.result,
             costs_time=row.slows,
         ),
@@ -79,7 +77,7 @@ def alternative(row: Technique, **changes: Any) -> Alternative:
     )  # fmt: skip
 
 
-ADAPTERS: Final = {row.name: alternative(row).name for row in _rows("method")}
+ADAPTERS: Final = {row.name: choice_of(row).name for row in _rows("method")}
 """Methods that `--also` takes besides optimizers → their names in a plan."""
 
 IN_NO_PLAN: Final[LeftOut] = {row.planned.name: row.planned.never for row in _rows("") if row.planned}
@@ -105,7 +103,7 @@ def choices_for(
     left_out: LeftOut,
     also: tuple[str, ...] = (),
     nvme_path: str | None = None,
-) -> dict[str, list[Alternative | None]]:
+) -> dict[str, list[Choice | None]]:
     """Slot → choices, in order of falling memory use; None stands for the unchanged script.
 
     Args:
@@ -114,7 +112,7 @@ def choices_for(
         nvme_path: folder for DeepSpeed's swap files; None: no swapping.
     """
     script = _Script(own, machine, environment, gpus)
-    special: dict[str, Callable[[], list[Alternative | None]]] = {
+    special: dict[str, Callable[[], list[Choice | None]]] = {
         "checkpointing": lambda: list(_checkpointing(own, left_out)),
         "engine": lambda: [None, *_engines(script, left_out, nvme_path)],
         "method": lambda: [None, *_methods(script, also, left_out)],
@@ -126,19 +124,19 @@ def choices_for(
     return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in by_slot.items()}
 
 
-def _choices(slot: str, script: _Script, left_out: LeftOut) -> list[Alternative | None]:
-    choices: list[Alternative | None] = []
+def _choices(slot: str, script: _Script, left_out: LeftOut) -> list[Choice | None]:
+    choices: list[Choice | None] = []
     for row in _rows(slot):
-        choice = alternative(row)
+        choice = choice_of(row)
         outcome = _CONDITIONS.get(row.name, _unless_set)(script, row, choice)
-        if isinstance(outcome, Alternative):
+        if isinstance(outcome, Choice):
             choices.append(outcome)
         elif outcome:
             left_out[choice.name] = outcome
     return choices or [None] if slot in _FREE else [None, *choices]
 
 
-def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alternative]:
+def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Choice]:
     """Evaluations with predictions in RAM, with batches as large as the micro-batch, then of one row."""
     arguments = own.arguments
     rows = arguments.per_device_eval_batch_size or 1
@@ -148,11 +146,11 @@ def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Alter
             settings = {"arguments.per_device_eval_batch_size": size, **in_ram}
             # transformers 5.23.0: trainer.py, `evaluation_loop` repeats the mean of a batch for each of its rows
             decides = arguments.load_best_model_at_end or "plateau" in str(own.facts.schedule)
-            choice = alternative(CATALOGUE["small-evaluation-batch"], settings=settings)
+            choice = choice_of(CATALOGUE["small-evaluation-batch"], settings=settings)
             group: Group = "nearly the same" if decides else choice.group
             yield replace(choice, name=f"{choice.name} {size}", group=group)
         elif in_ram:
-            yield alternative(CATALOGUE["eval-accumulation"], settings=in_ram)
+            yield choice_of(CATALOGUE["eval-accumulation"], settings=in_ram)
 
 
 def micro_batches(sequences: int) -> list[int]:
@@ -202,12 +200,12 @@ def undivided(batch: BatchEffects) -> str:
     )
 
 
-def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Alternative | None]:
+def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Choice | None]:
     if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
         return
-    choices = [_NO_CHECKPOINTING, *map(alternative, _rows("checkpointing"))]
+    choices = [_NO_CHECKPOINTING, *map(choice_of, _rows("checkpointing"))]
     has = _own_checkpointing(own.arguments)
     for choice in choices:
         yield None if choice.name == has else choice
@@ -220,11 +218,11 @@ def _own_checkpointing(arguments: TracedArguments) -> str:
         return _NO_CHECKPOINTING.name
     every = (arguments.activation_checkpointing_kwargs or {}).get("every_n_layers", 1)
     name = {1: "activation-checkpointing", 2: "every-nth-layer-checkpointing"}.get(every)
-    return alternative(CATALOGUE[name]).name if name else ""
+    return choice_of(CATALOGUE[name]).name if name else ""
 
 
-Condition = Callable[[_Script, Technique, Alternative], Alternative | str]
-"""Returns the alternative for this script, or the reason why it has none; empty: no reason to print."""
+Condition = Callable[[_Script, Technique, Choice], Choice | str]
+"""Returns the choice for this script, or the reason why it has none; empty: no reason to print."""
 
 
 def _not_installed(*packages: str) -> str:
@@ -233,7 +231,7 @@ def _not_installed(*packages: str) -> str:
     return f"{name} is not installed here: {install_command(missing)}" if missing else ""
 
 
-def _unless_set(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _unless_set(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     """The default condition: the script does not have these settings, and the packages are installed."""
     known = script.own.arguments.known()
     wanted = {key.removeprefix("arguments."): value for key, value in choice.settings.items()}
@@ -242,7 +240,7 @@ def _unless_set(script: _Script, row: Technique, choice: Alternative) -> Alterna
     return _not_installed(*row.packages) or choice
 
 
-def _liger(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     gpu, model_type = script.machine.gpu, script.own.facts.model.model_type
     if script.own.arguments.use_liger_kernel:
         return ""
@@ -253,7 +251,7 @@ def _liger(script: _Script, row: Technique, choice: Alternative) -> Alternative 
     return _not_installed(*row.packages) or choice
 
 
-def _chunked_loss(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _chunked_loss(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     facts = script.own.facts
     late = facts.made_at is not None and facts.made_at.model == "model_init"  # made anew where training begins
     if not facts.model.chunkable_loss or script.own.arguments.use_liger_kernel or late:
@@ -261,7 +259,7 @@ def _chunked_loss(script: _Script, row: Technique, choice: Alternative) -> Alter
     return replace(choice, code=other_code.CHUNKED_LOSS)
 
 
-def _sdpa(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _sdpa(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     model = script.own.facts.model
     if model.attention != "eager" or not model.supports_sdpa or not model.of_transformers:
         return ""
@@ -270,7 +268,7 @@ def _sdpa(script: _Script, row: Technique, choice: Alternative) -> Alternative |
     return choice
 
 
-def _precision(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _precision(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     own, gpu = script.own, script.machine.gpu
     trained = own.model.trained_dtypes
     if gpu is None or own.arguments.fp16 or "float32" not in trained or gpu.bf16 != (row.name == "bf16-autocast"):
@@ -287,7 +285,7 @@ def _precision(script: _Script, row: Technique, choice: Alternative) -> Alternat
     return replace(choice, settings=settings, result=choice.result.replace("instead of fp32", "instead of bf16"))
 
 
-def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _eight_bit(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     own = script.own
     optimizer = OPTIMIZERS.get(str(own.arguments.optim))
     if own.arguments.deepspeed:
@@ -297,7 +295,7 @@ def _eight_bit(script: _Script, row: Technique, choice: Alternative) -> Alternat
     return _not_installed(*row.packages) or choice
 
 
-def _without_padding(script: _Script, row: Technique, choice: Alternative) -> Alternative | str:
+def _without_padding(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     """TRL's `padding_free`. It does not truncate rows, and refuses `max_length` (trl 1.16.0: sft_trainer.py,
     `SFTTrainer.__init__`)."""
     own = script.own
@@ -336,14 +334,14 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
     "adamw-8bit": _eight_bit,
     # The reason is printed for 8-bit AdamW.
     "paged-adamw-8bit": lambda script, row, choice: (
-        choice if isinstance(_eight_bit(script, row, choice), Alternative) else ""
+        choice if isinstance(_eight_bit(script, row, choice), Choice) else ""
     ),
     "padding-free": _without_padding,
 }
 """Conditions of rows for which the default one is not enough."""
 
 
-def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
+def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Choice]:
     own, gpus = script.own, script.gpus
     if own.arguments.deepspeed:
         if nvme_path is not None:
@@ -372,12 +370,12 @@ def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Itera
         if own.facts.model.device_map and config["zero_optimization"]["stage"] == 3:
             left_out[name] = "the script loads its model with device_map, which ZeRO-3 refuses"
             continue
-        yield alternative(row, settings={"arguments.deepspeed": config}, result=result, engine=name)
+        yield choice_of(row, settings={"arguments.deepspeed": config}, result=result, engine=name)
 
 
 def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
     """The preset with this folder, and with buffers large enough for the largest weight's share, without which
-    DeepSpeed stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
+    DeepSpeed stops (`checks/rules/capacity.py`, `buffer_too_small`)."""
     config = presets.load(ON_DISK)
     zero = config["zero_optimization"]
     for part in ("offload_optimizer", "offload_param"):
@@ -387,7 +385,7 @@ def _on_disk(own: TracedTraining, gpus: int, nvme_path: str) -> dict[str, Any]:
     return config
 
 
-def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
+def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Iterator[Choice]:
     own = script.own
     for name in dict.fromkeys(also):
         if name in ADAPTERS:
@@ -406,7 +404,7 @@ def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Itera
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
-        yield Alternative("method", name, settings, "another method", result)
+        yield Choice("method", name, settings, "another method", result)
 
 
 def _no_adapters(own: TracedTraining, name: str) -> str:
@@ -435,7 +433,7 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
     return ""
 
 
-def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
+def _adapters(own: TracedTraining, machine: Machine, name: str) -> Choice:
     of_model = {key: value for key, (value, _) in peft_arguments(own.model.kind).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **of_model}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
@@ -449,14 +447,14 @@ def _adapters(own: TracedTraining, machine: Machine, name: str) -> Alternative:
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
         settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
     code = other_code.lines(own.facts.made_at, adapter, settings.get("model.quantization_config"))
-    return alternative(CATALOGUE[name], settings=settings, result=result, code=code)
+    return choice_of(CATALOGUE[name], settings=settings, result=result, code=code)
 
 
 def _legal(
-    choices: list[Alternative | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
-) -> list[Alternative | None]:
+    choices: list[Choice | None], own: TracedTraining, machine: Machine, gpus: int, left_out: LeftOut
+) -> list[Choice | None]:
     """The choices without those that a rule refuses."""
-    legal: list[Alternative | None] = []
+    legal: list[Choice | None] = []
     for choice in choices:
         if choice is not None and (why := refused(choice.settings, own.arguments, machine, gpus)):
             left_out[choice.name] = why

@@ -37,8 +37,8 @@ class FrontEnd:
     names: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[tuple[str, Any], Mapping[str, Any]] = field(default_factory=dict)
 
-    def keys(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings under the front end's keys. `model`: options of `from_pretrained`."""
+    def lines(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
+        """One line per setting, for the front end's config or command line. `model`: options of `from_pretrained`."""
         keys: dict[str, Any] = {}
         for field_name, value in {**arguments, **model}.items():
             name = name_in_version(field_name, _TRANSFORMERS)
@@ -46,22 +46,18 @@ class FrontEnd:
                 value = _bits(value)
             own = self.values.get((name, value)) if not isinstance(value, list | dict) else None
             keys |= own if own is not None else {self.names.get(name, name): value}
-        return keys
-
-    def lines(self, arguments: Mapping[str, Any], model: Mapping[str, Any]) -> list[str]:
-        """One line per setting, for the front end's config or command line."""
-        keys = self.keys(arguments, model)
-        if self.options:
-            return [
-                f"--{name} {str(value).lower() if isinstance(value, bool) else value}" for name, value in keys.items()
-            ]
-        return yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000).splitlines()
+        if not self.options:
+            return yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, width=1000).splitlines()
+        words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
+        return [f"--{name} {word}" for name, word in words.items()]
 
 
 def _bits(config: Any) -> Any:
     """4 or 8 for a quantisation by bitsandbytes; any other config unchanged."""
     given = config if isinstance(config, Mapping) else {}
-    return 4 if given.get("load_in_4bit") else 8 if given.get("load_in_8bit") else config
+    if given.get("load_in_4bit"):
+        return 4
+    return 8 if given.get("load_in_8bit") else config
 
 
 _LLAMA_FACTORY: Final = FrontEnd(
@@ -102,6 +98,5 @@ _BY_COMMAND: Final = {
 
 
 def front_end(command: str) -> FrontEnd | None:
-    """The front end of a command such as `"axolotl"`; None if the command has none, or uses TrainingArguments'
-    names."""
+    """The front end of a command such as `"axolotl"`; None if it has none or uses TrainingArguments' names."""
     return _BY_COMMAND.get(command)

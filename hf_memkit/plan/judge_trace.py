@@ -1,40 +1,172 @@
-"""Judges one trace in a separate process: its memory, its time, and signs that it is another training."""
+"""Judges candidates: traces each, predicts it in a separate process, and checks that the training stays the same."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from typing import Final
+from typing import Final, Self
 
 from hf_memkit.common.ended_with_parent import watch
+from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.deepspeed.settings import ZeroSettings
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
+from hf_memkit.plan.choices import ON_DISK, ROWS_COMPARED, refused
 from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.search import PARALLEL_TRACES
-from hf_memkit.plan.traces import TraceFile
-from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import ScriptJob, ScriptTrace, training_of
+from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.prediction.from_script import predict_traced
+from hf_memkit.prediction.running_scripts import ScriptJob, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
+from hf_memkit.setup.script_overrides import Overrides
 
-LENGTHS: Final = ("optimizer steps", "optimizer steps an epoch", "rows an epoch")
-"""Labels of what `lengths_of` returns."""
+_ROWS: Final = "rows an epoch"
+
+_LARGEST_MULTIPLE: Final = 16
+"""Of a micro-batch's rows in a product: eight GPUs with pairs of rows. A larger multiple is a number of tokens."""
 
 
-def lengths_of(run: RunLength) -> tuple[int | None, ...]:
-    """The `LENGTHS` of a run; those of an epoch are None if the run ends before its first epoch does."""
-    if run.steps is not None and run.steps_an_epoch is not None and run.steps < run.steps_an_epoch:
-        return run.steps, None, None
-    return run.steps, run.steps_an_epoch, run.rows_an_epoch
+def lengths_of(run: RunLength) -> dict[str, int | None]:
+    """The lengths of a run that its batches decide; those of an epoch are None if the run ends within the first."""
+    ends_early = run.steps is not None and run.steps_an_epoch is not None and run.steps < run.steps_an_epoch
+    return {
+        "optimizer steps": run.steps,
+        "optimizer steps an epoch": None if ends_early else run.steps_an_epoch,
+        _ROWS: None if ends_early else run.rows_an_epoch,
+    }
+
+
+@dataclass(slots=True)
+class TraceJudge:
+    """Traces the script with other settings, and judges each trace in a process of `pool`."""
+
+    traces: ScriptTraces
+    pool: ProcessPoolExecutor
+    job: ScriptJob
+    speeds: Speeds
+    _disk_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def judge(self, candidate: Candidate, overrides: Overrides) -> Judgement:
+        """The judgement of a candidate, whose traced settings are `overrides`. Raises as `judge_trace`."""
+        if candidate.engine == ON_DISK:
+            with self._disk_lock:
+                if not self.speeds.disk_tried:
+                    self.speeds = self.speeds.with_disk()
+        traced = self.traces.of(overrides)
+        job = replace(self.job, environment={**self.job.environment, **candidate.environment})
+        future = self.pool.submit(
+            judge_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.speeds
+        )  # fmt: skip
+        return future.result()
+
+    def judge_unchanged(self) -> Judgement:
+        """The judgement of the unchanged script."""
+        judgement = self.judge(Candidate(0, 0), Overrides())
+        assert judgement.training is not None
+        arguments = judgement.training.arguments
+        batch = Candidate(arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps)
+        return replace(judgement, candidate=batch)
+
+    def cancel(self) -> None:
+        """Ends all tracing and judging; threads that wait for it get CancelledError or BrokenProcessPool."""
+        self.traces.end()
+        for process in list((self.pool._processes or {}).values()):
+            process.kill()
+
+
+@dataclass(slots=True)
+class CandidateJudge:
+    """Judges candidates, and compares their training with the script's.
+
+    Attributes:
+        tracer: judges them without a comparison.
+        unchanged: the judgement of the unchanged script.
+        baseline: every candidate must have as many steps as this one: the script with the requested batch.
+    """
+
+    tracer: TraceJudge
+    unchanged: Judgement
+    baseline: Judgement
+
+    @classmethod
+    def of(cls, tracer: TraceJudge) -> Self:
+        """Judges the unchanged script, which all others are compared with."""
+        unchanged = tracer.judge_unchanged()
+        return cls(tracer, unchanged, unchanged)
+
+    def judge_baseline(self, candidate: Candidate) -> Judgement:
+        """The judgement of the script with the requested batch. All later candidates must have as many steps."""
+        judgement = self._judge(candidate)
+        if self._compares_rows(judgement):
+            raise InputError(f"--sequences-per-step: {ROWS_COMPARED}; change the batch in the script, then plan again")
+        if judgement.training is not None:
+            self.baseline = judgement
+        return judgement
+
+    def __call__(self, candidate: Candidate) -> Judgement:
+        judgement = self._judge(candidate)
+        if judgement.training is None:
+            return judgement
+        wanted, actual = candidate.overrides.model.get("attn_implementation"), judgement.facts.model.attention
+        if wanted not in (None, actual):  # without a prediction, so that no other micro-batch is tried
+            why = f"no option sets the attention of the script's model, which stays {actual}"
+            return replace(judgement, prediction=None, fits=False, why=why, is_other=True)
+        why, last_batch = self._compare_lengths(judgement)
+        why = why or self._compare_training(judgement)
+        if why:
+            return replace(judgement, fits=False, why=why, is_other=True)
+        return replace(judgement, candidate=candidate.with_batch_result(last_batch)) if last_batch else judgement
+
+    def _judge(self, candidate: Candidate) -> Judgement:
+        """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
+        settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
+        job = self.tracer.job
+        assert self.unchanged.training is not None
+        if why := refused(settings, self.unchanged.training.arguments, job.machine, job.gpus):
+            return Judgement(candidate, why=why)
+        try:  # variables set up the allocator, which the trace does not depend on
+            return self.tracer.judge(candidate, replace(candidate.overrides, environment={}))
+        except ScriptFailed as error:
+            return Judgement(candidate, why=f"the script fails with it: {error}")
+        except InputError as error:
+            return Judgement(candidate, why=str(error))
+
+    def _compare_lengths(self, judgement: Judgement) -> tuple[str, str]:
+        """(why its number of steps differs from the baseline's, how only its last rows differ); empty if neither."""
+        lengths, wanted = lengths_of(judgement.facts.length), lengths_of(self.baseline.facts.length)
+        label = next((label for label in lengths if lengths[label] != wanted[label]), "")
+        if not label:
+            return "", ""
+        known = None not in (lengths[label], wanted[label])
+        counts = f"{lengths[label]} {label} instead of {wanted[label]}: " if known else ""
+        difference = f"{counts}the last batch of an epoch differs"
+        return ("", difference) if label == _ROWS else (difference, "")
+
+    def _compare_training(self, judgement: Judgement) -> str:
+        """Why a candidate with the right number of steps is another training; empty if it is the same."""
+        if judgement.facts.schedule != self.baseline.facts.schedule:
+            return "the script computes its learning rate, or another of its arguments, from what this changes"
+        if self._compares_rows(judgement):
+            return ROWS_COMPARED
+        is_same = judgement.facts.rows_digest == self.unchanged.facts.rows_digest
+        return "" if is_same else "it changes the rows of the training data"
+
+    def _compares_rows(self, judgement: Judgement) -> bool:
+        """Whether the loss compares the rows of a micro-batch: the candidate and the unchanged script, with different
+        micro-batches, have a common product of rows with rows."""
+        trainings = [each.training for each in (judgement, self.unchanged) if each.training is not None]
+        sizes = {training.arguments.per_device_train_batch_size for training in trainings}
+        return len(sizes) == 2 and bool(judgement.row_products & self.unchanged.row_products)
 
 
 def judge_trace(
-    traced: TraceFile, device: Device, notes: tuple[str, ...], candidate: SetupCandidate, job: ScriptJob,
+    traced: TraceFile, device: Device, notes: tuple[str, ...], candidate: Candidate, job: ScriptJob,
     speeds: Speeds,
 ) -> Judgement:  # fmt: skip
     """A judgement of a traced candidate.
@@ -44,9 +176,10 @@ def judge_trace(
         InputError: memkit cannot predict the training.
     """
     training = training_of(job.script, traced.outcome())
+    training = replace(training, notes=(*notes, *training.notes))
     gpu = job.machine.gpu
     enough = gpu.capacity_bytes if gpu is not None else 0
-    prediction, _training = predicted_training(ScriptTrace(training, device, notes), job, enough_bytes=enough)
+    prediction = predict_traced(training, job, enough_bytes=enough).prediction
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
     summary = training.without_trace()
@@ -69,10 +202,6 @@ def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:
         for batch, m, n, k in shapes
         if batch == 1 and m % rows == n % rows == 0 and max(m, n) <= _LARGEST_MULTIPLE * rows
     )
-
-
-_LARGEST_MULTIPLE: Final = 16
-"""Eight GPUs with pairs of rows; a larger multiple is a number of tokens."""
 
 
 def judging_pool() -> ProcessPoolExecutor:

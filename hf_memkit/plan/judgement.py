@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.time.step_time import StepTime
 from hf_memkit.prediction.traced_training import PlanFacts, TracedTraining
@@ -31,7 +31,7 @@ class Judgement:
         run_seconds: (low, middle, high) of the whole training, its evaluations and saves; None if unknown.
     """
 
-    candidate: SetupCandidate
+    candidate: Candidate
     prediction: Prediction | None = None
     step_time: StepTime | None = None
     fits: bool = False
@@ -65,6 +65,11 @@ class Judgement:
         return self.prediction.limit_bytes if self.prediction is not None else 0
 
     @property
+    def over_bytes(self) -> int:
+        """How much more GPU memory it needs than the limit; negative if it needs less."""
+        return self.needs_bytes - self.limit_bytes
+
+    @property
     def lacks_host(self) -> bool:
         """Whether RAM or disk is too small, so that no smaller micro-batch helps."""
         if self.fits or self.prediction is None:
@@ -92,7 +97,7 @@ class Judgement:
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
 
-def judge_prediction(candidate: SetupCandidate, prediction: Prediction, **known: Any) -> Judgement:
+def judge_prediction(candidate: Candidate, prediction: Prediction, **known: Any) -> Judgement:
     """The judgement of a traced candidate. `known`: further fields."""
     fits = prediction.verdict == "fits"
     return replace(Judgement(candidate, prediction, fits=fits, why="" if fits else prediction.why), **known)

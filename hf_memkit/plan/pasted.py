@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -18,7 +18,7 @@ from packaging.version import Version
 from hf_memkit.catalog import library_versions
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.front_end_keys import front_end
 from hf_memkit.prediction.traced_training import TracedTraining
 
@@ -57,21 +57,11 @@ class Pasted:
         return (*(f"export {variable}" for variable in self.environment), *self.before)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "before": list(self.before),
-            "environment": list(self.environment),
-            "flags": " ".join(self.flags),
-            "yaml": self.yaml,
-            "python": self.python,
-            "no_flag": list(self.no_flag),
-            "model": self.model,
-            "code": self.code,
-            "diff": self.diff,
-            **({"front_end": list(self.front_end)} if self.front_end else {}),
-        }
+        content = {**asdict(self), "flags": " ".join(self.flags)}
+        return {key: value for key, value in content.items() if key != "front_end" or value}
 
 
-def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
+def pasted(candidate: Candidate, own: TracedTraining | None = None, *, command: str = "") -> Pasted:
     """The text to paste for a candidate.
 
     Args:
@@ -79,7 +69,7 @@ def pasted(candidate: SetupCandidate, own: TracedTraining | None = None, *, comm
         command: of the front end, such as `"axolotl"`; empty if the script is started without one.
     """
     front = front_end(command)
-    engine = next((choice.engine for choice in candidate.choices if choice.engine), "")
+    engine = candidate.engine
     release = Version(version("transformers")).release[:2]  # importing transformers would take seconds
     arguments = {library_versions.name_in_version(name, release): each for name, each in candidate.arguments.items()}
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())

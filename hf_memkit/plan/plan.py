@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, Literal
 
-from hf_memkit.catalog.hardware import Machine
-from hf_memkit.common.units import format_gib
+from hf_memkit.catalog.hardware import Gpu, Machine
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.launch_command import Launched
 from hf_memkit.setup.techniques.registry import GROUPS, Group
@@ -23,8 +23,7 @@ _MUCH_SLOWER: Final = 1.5
 most users prefer other draws of dropout to an engine that keeps states in RAM. Assumed."""
 
 _CLEARLY_FASTER: Final = 0.97
-"""A setup is faster only if it takes less than this share of the other's time: repeated runs differ by 3 %
-(published/ranking.json)."""
+"""A faster setup takes less than this share of the other's time: runs differ by 3 % (published/ranking.json)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,26 @@ class Plan:
     gpus: int
     own: Judgement
     traced: tuple[Judgement, ...]
-    excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
+    excluded: Mapping[Candidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     sequences: int = 0
     stopped: bool = False
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
-    failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
+    failed: Mapping[Candidate, str] = field(default_factory=dict)
     script: UserScript | None = None
     launched: Launched | None = None
     front_end: str = ""
     typed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
+
+    @property
+    def gpu(self) -> Gpu:
+        assert self.machine.gpu is not None
+        return self.machine.gpu
 
     @property
     def launch(self) -> str:
@@ -82,7 +89,7 @@ class Plan:
     def needs_launcher(self) -> bool:
         """Whether even one GPU needs a launcher: without its environment variables DeepSpeed looks for MPI (deepspeed
         0.19: comm/comm.py, `init_distributed`). `memkit run` sets them."""
-        return self.proposed is not None and any(choice.engine for choice in self.proposed.candidate.choices)
+        return self.proposed is not None and bool(self.proposed.candidate.engine)
 
     def launch_with(self, path: str) -> str:
         """The command that starts the script with the settings of a plan file: `"memkit run train.py --plan plan.yaml
@@ -114,9 +121,6 @@ class Plan:
             return "SCRIPT"
         return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
-
     @property
     def own_sequences(self) -> int:
         """Sequences per optimizer step of the unchanged script, on all GPUs."""
@@ -135,14 +139,26 @@ class Plan:
         return tuple(each for each in setups if not any(_is_plainer(other, each) for other in setups))
 
     @property
+    def rate_unit(self) -> str:
+        """The unit of `rate`: tokens, or samples where batches have no tokens."""
+        return "tokens/s" if any(each.tokens for each in self.traced) else "samples/s"
+
+    def rate(self, judgement: Judgement) -> float | None:
+        """Speed on all GPUs in `rate_unit`; None if unknown."""
+        if not judgement.is_priced or not judgement.seconds:
+            return None
+        if self.rate_unit == "tokens/s":
+            return judgement.tokens_per_second
+        return (self.own_sequences if judgement is self.own else self.sequences) / judgement.seconds
+
+    @property
     def setups(self) -> int:
         """Number of candidates that were traced or excluded."""
         return len(self.traced) + len(self.excluded)
 
     @property
     def ranked(self) -> tuple[Judgement, ...]:
-        """The setups that fit, the fastest first, then those without a known time, and of these last the ones that
-        swap to a disk."""
+        """The setups that fit, the fastest first; then those without a known time, the ones that swap to disk last."""
         fitting = [each for each in self.compared if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
         others = sorted(
@@ -151,8 +167,7 @@ class Plan:
         return (*timed, *others)
 
     def best(self, group: Group) -> Judgement | None:
-        """The fastest setup of a group that fits, needs no change of code and has not failed; of equally fast ones the
-        one with the fewest changes."""
+        """The fastest setup of a group that fits, needs no change of code and did not fail; of equals the simplest."""
         ranked = [each for each in self.ranked if each.candidate not in self.failed]
         return _simplest([each for each in ranked if each.candidate.group == group and not each.candidate.code])
 
@@ -174,7 +189,9 @@ class Plan:
             return "fits"
         if self.failed:
             return "nothing ran"
-        return "unfinished" if self.stopped else "nothing fits" if self.tight is None else "tight"
+        if self.stopped:
+            return "unfinished"
+        return "nothing fits" if self.tight is None else "tight"
 
     @property
     def tight(self) -> Judgement | None:
@@ -191,9 +208,8 @@ class Plan:
 
     @property
     def with_code(self) -> tuple[Judgement, ...]:
-        """The best setup for each change of code, the fastest first. A change that is not another method must be worth
-        its effort: its setup is clearly faster than all that need no code, in its group and in those nearer to the
-        script's result."""
+        """The best setup for each change of code, the fastest first. Except for another method, it must be worth its
+        effort: clearly faster than all without code, in its group and in those nearer to the script's result."""
         ranked = [each for each in self.ranked if each.candidate.code and each.candidate not in self.failed]
         kinds = dict.fromkeys((each.candidate.code, each.candidate.group) for each in ranked)
         best = [_simplest([x for x in ranked if (x.candidate.code, x.candidate.group) == kind]) for kind in kinds]
@@ -233,7 +249,7 @@ class Plan:
         about = {
             "script": self.name if self.script is not None else None,
             "setup": best.candidate.name,
-            "gpu": self.machine.gpu.name if self.machine.gpu else None,
+            "gpu": self.gpu.name,
             "gpus": self.gpus,
             "sequences_a_step": self.sequences,
             **({"own_sequences_a_step": self.own_sequences} if self.other_batch else {}),
@@ -243,37 +259,23 @@ class Plan:
         }
         return {**best.candidate.overrides.to_json(), "about": about}
 
-    def lacking(self) -> str:
-        """Why no setup is proposed: what the smallest one needs, or how those that fit failed."""
-        if self.failed:
-            name, why = next((candidate.name, why) for candidate, why in self.failed.items())
-            return f"the setups that fit failed when run here; {name}: {why}"
-        least = self.smallest()
-        if least is None:
-            return "no setup could be traced"
-        smallest = f"the smallest{' of them' * self.stopped}, {least.candidate.name}"
-        if least.needs_bytes <= least.limit_bytes:
-            return f"{smallest}: {least.why}"
-        limit = f"at most {format_gib(least.limit_bytes)} fit on {self.machine.gpu.name}" if self.machine.gpu else ""
-        return f"{smallest}, needs up to {format_gib(least.needs_bytes)}{'; ' * bool(limit)}{limit}"
+
+_figures: Final = attrgetter(
+    "candidate.micro_batch_size", "candidate.accumulation", "needs_bytes", "prediction.peak_allocated_bytes",
+    "prediction.peak_reserved_bytes", "prediction.host_rss_bytes", "step_time.seconds",
+)  # fmt: skip
 
 
 def _is_plainer(one: Judgement, other: Judgement) -> bool:
     """Whether a setup has the same memory and time as another one with only some of its choices."""
-    mine, others = set(one.candidate.choices), set(other.candidate.choices)
-    return mine < others and _figures(one) == _figures(other) and one.step_time is not None
-
-
-def _figures(judgement: Judgement) -> tuple[Any, ...]:
-    candidate, memory = judgement.candidate, judgement.prediction
-    sizes = (memory.peak_allocated_bytes, memory.peak_reserved_bytes, memory.host_rss_bytes) if memory else None
-    times = judgement.step_time.seconds if judgement.step_time is not None else None
-    return candidate.micro_batch_size, candidate.accumulation, judgement.needs_bytes, sizes, times
+    if one.step_time is None or other.step_time is None:
+        return False
+    is_subset = set(one.candidate.choices) < set(other.candidate.choices)
+    return is_subset and bool(_figures(one) == _figures(other))
 
 
 def _simplest(ranked: Sequence[Judgement]) -> Judgement | None:
-    """The setup with the fewest changes among those that are not clearly slower than the first, which is the
-    fastest."""
+    """The setup with the fewest changes among those that are not clearly slower than the first, the fastest."""
     if not ranked or ranked[0].seconds is None or not ranked[0].is_priced:
         return ranked[0] if ranked else None
     fastest = ranked[0].seconds

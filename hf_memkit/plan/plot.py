@@ -11,7 +11,6 @@ from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.units import GIB
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.wording import rate_unit
 from hf_memkit.setup.techniques.registry import GROUPS, Group
 
 _COLOURS: Final[Mapping[Group, str]] = {
@@ -23,7 +22,7 @@ _TIGHT: Final = "var(--bad)"
 _LOST: Final = "var(--soft)"
 _CODE: Final = "var(--weights)"
 
-_ALTERNATIVES: Final = "ABC"
+_LABELS: Final = "ABC"
 """Labels of further points."""
 
 
@@ -44,70 +43,61 @@ def plot(plan: Plan, place: str = "plan-0") -> Chart | None:
     if not timed:
         return None
     front = frontier(plan)
-    traces = [
-        {
-            "type": "scatter", "mode": "lines", "name": "frontier", "x": [_gib(each) for each in front],
-            "y": [_rate(plan, each) for each in front], "line": {"color": "var(--soft)", "width": 2, "dash": "dot"},
-            "hoverinfo": "skip",
-        }
-    ]  # fmt: skip
     fitting = [each for each in timed if each.fits]
+    tight = [each for each in timed if each.tight]
+    lost = [each for each in timed if not each.fits and not each.tight]
+    traces = [
+        _line("frontier", [_gib(each) for each in front], [_rate(plan, each) for each in front], "var(--soft)", "dot")
+    ]
     for group in GROUPS:
         of_group = [each for each in fitting if each.candidate.group == group and not each.candidate.code]
         traces.append(_marks(plan, group, of_group, _COLOURS[group]))
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
-    tight = [each for each in timed if each.tight]
     traces.append(_marks(plan, "tight", tight, _TIGHT, symbol="x"))
-    lost = [each for each in timed if not each.fits and not each.tight]
     traces.append(_marks(plan, "does not fit", lost, _LOST, symbol="x"))
+
     labels = _labelled(plan, timed, front)
     for label, each in labels:
         ring = {"best": "circle-open", "yours": "square-open"}.get(label, "circle")
-        top = label != "yours"
-        mark = _marks(plan, label, [each], "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)", symbol=ring, size=20)
-        where = {"textposition": f"{'top' if top else 'bottom'} center", "cliponaxis": False}
+        colour = "var(--ink)" if ring != "circle" else "rgba(0,0,0,0)"
+        place_of_text = "bottom center" if label == "yours" else "top center"
+        mark = _marks(plan, label, [each], colour, symbol=ring, size=20)
+        where = {"textposition": place_of_text, "cliponaxis": False}
         traces.append(mark | where | {"mode": "markers+text", "text": [label]})
-    gpu = plan.machine.gpu
-    if gpu is not None:
-        usable = round(limit_bytes(gpu.capacity_bytes) / GIB, 3)
-        highest = max(_rate(plan, each) for each in timed)
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "name": LIMIT_NAME, "x": [usable, usable],
-                "y": [0, highest], "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
-            }
-        )  # fmt: skip
-    unit = rate_unit(plan)
+
+    usable = round(limit_bytes(plan.gpu.capacity_bytes) / GIB, 3)
+    highest = max(_rate(plan, each) for each in timed)
+    traces.append(_line(LIMIT_NAME, [usable, usable], [0, highest], "var(--bad)", "dash"))
     points = [
-        (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {unit}")
+        (label, f"{each.candidate.name}: {_gib(each):.2f} GiB, {_rate(plan, each):,.0f} {plan.rate_unit}")
         for label, each in labels
     ]
     return Chart(
         place, "Each mark is a setup: further left needs less, higher is faster.",
-        [trace for trace in traces if trace["x"]], "GiB of the GPU, at most (predicted)", unit, "closest", points,
-        heading="Memory and speed", views=View.PAGE,
+        [trace for trace in traces if trace["x"]], "GiB of the GPU, at most (predicted)", plan.rate_unit, "closest",
+        points, heading="Memory and speed", views=View.PAGE,
     )  # fmt: skip
 
 
+def _line(name: str, x: Sequence[float], y: Sequence[float], colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 2, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line, "hoverinfo": "skip"}
+
+
 def _labelled(plan: Plan, timed: Sequence[Judgement], front: Sequence[Judgement]) -> list[tuple[str, Judgement]]:
-    """The best setup, the script's own, and up to three of: a faster one with nearly the same result, the smallest,
-    the fastest."""
+    """The best setup, the script's own, a faster one with nearly the same result, the smallest, and the fastest."""
     own = [("best", plan.proposed), ("yours", plan.own)]
     labels = [(label, each) for label, each in own if each is not None and each in timed]
     others: list[Judgement] = []
     for each in (plan.faster(), *front[:1], *reversed(front)):
         if each is not None and each in timed and each not in others and each not in (plan.proposed, plan.own):
             others.append(each)
-    return [*labels, *zip(_ALTERNATIVES, others, strict=False)]
+    return [*labels, *zip(_LABELS, others, strict=False)]
 
 
 def _timed(plan: Plan) -> list[Judgement]:
-    tokens = rate_unit(plan) == "tokens/s"
-    return [
-        each for each in plan.compared
-        if each.prediction is not None and each.is_priced and each.seconds and (each.tokens or not tokens)
-    ]  # fmt: skip
+    return [each for each in plan.compared if each.prediction is not None and plan.rate(each)]
 
 
 def _marks(
@@ -118,7 +108,7 @@ def _marks(
         "y": [_rate(plan, each) for each in setups],
         "customdata": [plotly_text(each.candidate.name) for each in setups],
         "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": colour}},
-        "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {rate_unit(plan)}<extra>{name}</extra>",
+        "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {plan.rate_unit}<extra>{name}</extra>",
     }  # fmt: skip
 
 
@@ -127,6 +117,4 @@ def _gib(judgement: Judgement) -> float:
 
 
 def _rate(plan: Plan, judgement: Judgement) -> float:
-    assert judgement.seconds
-    of = judgement.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
-    return round((of or 0) / judgement.seconds, 3)
+    return round(plan.rate(judgement) or 0.0, 3)

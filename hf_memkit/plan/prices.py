@@ -19,7 +19,7 @@ Prices = Mapping[str, float]
 
 def price_of(plan: Plan, prices: Prices) -> float | None:
     """Price of the plan's GPU, per GPU and hour; None if the user gave none."""
-    return prices.get(plan.machine.gpu.name) if plan.machine.gpu is not None else None
+    return prices.get(plan.gpu.name)
 
 
 def run_cost(judgement: Judgement | None, price: float | None, gpus: int) -> float | None:
@@ -37,14 +37,13 @@ def million_tokens_cost(judgement: Judgement | None, price: float | None, gpus: 
 
 
 def ranked_gpus(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
-    """The plans with the cheapest run first, then the fastest of those without a price, those without a time, and last
-    those in which nothing fits."""
+    """The plans: the cheapest run first, the fastest without a price, those without a time, those without a fit."""
 
     def key(plan: Plan) -> tuple[int, float, float]:
         best = plan.proposed
         if best is None:
             least = plan.smallest()
-            return 3, float(least.needs_bytes - least.limit_bytes) if least is not None else 0.0, 0.0
+            return 3, float(least.over_bytes) if least is not None else 0.0, 0.0
         if not best.is_priced or not best.seconds:
             return 2, 0.0, 0.0
         price = price_of(plan, prices)

@@ -11,7 +11,7 @@ Three rules save most traces:
 * If weights, gradients and optimizer states alone do not fit, no micro-batch fits.
 * A choice that costs time is only worth the memory that it frees. If everything fits without it, it is not refined.
 
-In: the script's own setup, alternatives by slot, and a function that judges a candidate. Out: the judgements, and the
+In: the script's own setup, choices by slot, and a function that judges a candidate. Out: the judgements, and the
 excluded candidates with the one that excludes each.
 """
 
@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice, Combination, combine, without
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.time_limit import TimeLimit
@@ -45,24 +45,21 @@ _SAME_PEAK: Final = 0.99
 """The optimizer step's peak hardly depends on the micro-batch: differences of 0.1 % were seen. Another micro-batch is
 assumed to need at least this share of it."""
 
-Choices = tuple[Alternative, ...]
-"""A combination of choices, without a micro-batch."""
+ChoicesBySlot = Mapping[str, Sequence[Choice | None]]
+"""Slot → its choices, from the fastest to the one with least memory; None is what the script does."""
 
-Alternatives = Mapping[str, Sequence[Alternative | None]]
-"""Slot → its alternatives, from the fastest to the one with least memory; None is what the script does."""
-
-_Wave = tuple[Callable[[Choices], object], list[Choices]]
+_Wave = tuple[Callable[[Combination], object], list[Combination]]
 """A function that judges a combination, and combinations that it can judge in parallel."""
 
 
 @dataclass(slots=True)
 class Search:
-    """Searches the combinations of choices and micro-batches for the fastest that fit.
+    """Searches the combinations, with each micro-batch, for the fastest that fit.
 
     Args:
         judge: predicts memory and time of a candidate; called from several threads.
         own: the script's own setup.
-        alternatives: what each slot can be set to.
+        choices: what each slot can be set to.
         batch_effect: how another micro-batch changes the result, such as ("nearly the same", "dropout draws other
             numbers"); the search replaces it if a trace shows that rows of a batch are compared.
         on_judged: called with each judgement.
@@ -78,24 +75,23 @@ class Search:
         stopped_by_hand: whether Ctrl-C ended it.
     """
 
-    judge: Callable[[SetupCandidate], Judgement]
-    own: SetupCandidate
-    alternatives: Alternatives
+    judge: Callable[[Candidate], Judgement]
+    own: Candidate
+    choices: ChoicesBySlot
     batch_effect: tuple[Group, str]
     on_judged: Callable[[Judgement], None] = lambda _: None
     time_limit: TimeLimit = field(default_factory=TimeLimit)
     cancel: Callable[[], None] = lambda: None
-    smaller_evaluations: Callable[[int], Iterable[Alternative]] = lambda _: ()
+    smaller_evaluations: Callable[[int], Iterable[Choice]] = lambda _: ()
     per_gpu: int = 0
-    judgements: dict[SetupCandidate, Judgement] = field(default_factory=dict)
-    excluded: dict[SetupCandidate, str] = field(default_factory=dict)
+    judgements: dict[Candidate, Judgement] = field(default_factory=dict)
+    excluded: dict[Candidate, str] = field(default_factory=dict)
     stopped: bool = False
     stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Judges the script's own setup, what `memkit predict` proposes, and other combinations, until nothing is left
-        to try or the time is over."""
+        """Judges the script's own setup, that of `memkit predict` and others, until none is left or time is over."""
         self.time_limit.begin()
         try:
             own = self._judge_once(self.own)
@@ -107,7 +103,7 @@ class Search:
                         return
                 self._halve_fastest(pool)
                 if not self._fitting():
-                    list(pool.map(self._judge_leanest, _first_and_last(self._alternatives_of("loss"))))
+                    list(pool.map(self._judge_leanest, _first_and_last(self._choices_of("loss"))))
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
@@ -116,14 +112,14 @@ class Search:
         last 8-bit states or an engine. It has the largest micro-batch that fits. None if nothing fits."""
         self.time_limit.begin()
         with self._threads() as pool:
-            if (choices := self._nearest_choices(pool)) is None:
+            if (combination := self._nearest_choices(pool)) is None:
                 return None
-            self._find_largest(choices)
-        fitting = [each for each in self._judged_with(choices) if each.fits]
+            self._find_largest(combination)
+        fitting = [each for each in self._judged_with(combination) if each.fits]
         return max(fitting, key=lambda each: each.candidate.micro_batch_size)
 
-    def _nearest_choices(self, pool: ThreadPoolExecutor) -> Choices | None:
-        """The choices of `nearest`, with which at least the smallest micro-batch fits."""
+    def _nearest_choices(self, pool: ThreadPoolExecutor) -> Combination | None:
+        """The combination of choices of `nearest`, with which at least the smallest micro-batch fits."""
         lean, small = self._lean(), self._changes_of("small optimizer")
         combinations = [(), combine(lean[1]), combine(*lean), *(combine(lean[1], choice) for choice in small[:1])]
         combinations += [combine(*lean, choice) for choice in (*small, *self._changes_of("engine"))]
@@ -149,35 +145,40 @@ class Search:
 
     # ---- combinations of choices ----
 
-    def _alternatives_of(self, slot: str) -> Sequence[Alternative | None]:
-        return self.alternatives.get(slot) or [None]
+    def _choices_of(self, slot: str) -> Sequence[Choice | None]:
+        return self.choices.get(slot) or [None]
 
-    def _changes_of(self, slot: str) -> list[Alternative]:
-        """The alternatives that differ from the script."""
-        return [choice for choice in self._alternatives_of(slot) if choice is not None]
+    def _changes_of(self, slot: str) -> list[Choice]:
+        """The choices that differ from the script."""
+        return [choice for choice in self._choices_of(slot) if choice is not None]
 
-    def _lean(self) -> tuple[Alternative | None, Alternative | None]:
+    def _lean(self) -> tuple[Choice | None, Choice | None]:
         """The loss and the checkpointing that free most memory; they cost little."""
-        return self._alternatives_of("loss")[-1], self._alternatives_of("checkpointing")[-1]
+        return self._choices_of("loss")[-1], self._choices_of("checkpointing")[-1]
 
-    def _costless(self) -> tuple[Alternative | None, ...]:
+    def _costless(self) -> tuple[Choice | None, ...]:
         """The attention and the optimizer that make steps faster and cost nothing."""
-        return self._alternatives_of("attention")[0], self._alternatives_of("optimizer")[0]
+        return self._choices_of("attention")[0], self._choices_of("optimizer")[0]
 
-    def _waves(self, nearest: Choices | None) -> Iterator[_Wave]:
+    def _waves(self, nearest: Combination | None) -> Iterator[_Wave]:
         """Combinations to judge, in waves: the results of one wave decide whether the next is worth tracing. The first
         two waves begin with the combination that needs least memory: if it does not fit, none that needs more does.
         `nearest`, if given, is refined before all others."""
-        losses, checkpointing = _first_and_last(self._alternatives_of("loss")), self._alternatives_of("checkpointing")
+        losses = _first_and_last(self._choices_of("loss"))
+        checkpointing = self._choices_of("checkpointing")
         quickest, leanest = checkpointing[0], checkpointing[-1]
-        free, small = self._costless(), self._changes_of("small optimizer")[:1]
+        free = self._costless()
+        small = self._changes_of("small optimizer")[:1]
+
         # With a small micro-batch, fused kernels may need more memory and time than plain ones.
         yield self._judge_both_bounds, [combine(*free, loss, leanest) for loss in reversed(losses)]
         plain = self._possible_losses(losses)
         yield self._judge_both_bounds, [combine(*free, loss, quickest) for loss in reversed(plain)]
         if nearest is not None:
             yield self._find_largest, [nearest]
-        near: list[Alternative | None] = []
+
+        # 8-bit states, with the loss whose steps are the fastest.
+        near: list[Choice | None] = []
         if small and self._largest_size_fits(combine(*free, losses[-1], leanest)):
             near = plain
         elif small:
@@ -185,22 +186,23 @@ class Search:
             near = self._possible_losses(losses, *small)
         near = sorted(near, key=lambda loss: self._least_seconds(combine(*free, loss, quickest)))[:1]
         yield self._judge_bounds, [combine(*free, loss, quickest, *small) for loss in near]
+
         refined = [combine(*free, loss, saved) for loss in plain for saved in (quickest, leanest)]
         refined += [combine(*free, loss, saved, *small) for loss in near for saved in (quickest, leanest)]
         refined.sort(key=self._least_seconds)
         yield self._find_largest, refined
+
         if plain and not self._whole_batch_fits_without_cost():
             loss = min(plain, key=lambda loss: self._least_seconds(combine(*free, loss, leanest)))
             yield self._find_largest, [combine(*free, loss, saved) for saved in checkpointing[1:-1]]
         for combinations in self._later_waves(may_fit=bool(plain)):
             yield self._find_largest, combinations
 
-    def _possible_losses(self, losses: Sequence[Alternative | None], *more: Alternative) -> list[Alternative | None]:
-        """The losses that may fit. For each of the others even full checkpointing does not fit, so every checkpointing
-        choice is excluded."""
+    def _possible_losses(self, losses: Sequence[Choice | None], *more: Choice) -> list[Choice | None]:
+        """The losses that may fit. For the others, excludes every checkpointing: even the full one does not fit."""
         fitting = []
         for loss in losses:
-            checkpointing = self._alternatives_of("checkpointing")
+            checkpointing = self._choices_of("checkpointing")
             combinations = [combine(*self._costless(), loss, saved, *more) for saved in checkpointing]
             if self._cannot_fit(combinations[-1]):
                 self._exclude_combinations(combinations, combinations[-1])
@@ -208,30 +210,37 @@ class Search:
                 fitting.append(loss)
         return fitting
 
-    def _later_waves(self, *, may_fit: bool) -> Iterator[list[Choices]]:
+    def _later_waves(self, *, may_fit: bool) -> Iterator[list[Combination]]:
         """Combinations that need other code, another precision, an engine or another method. `may_fit`: whether no
         trace has shown that every plain combination is too large."""
-        losses, checkpointing = self._alternatives_of("loss"), self._alternatives_of("checkpointing")
-        small, precise = self._changes_of("small optimizer"), self._changes_of("precision")
-        flat, engines = self._changes_of("padding"), self._changes_of("engine")
-        free, lean, quick = self._costless(), self._lean(), (losses[-1], checkpointing[0])
+        losses, checkpointing = self._choices_of("loss"), self._choices_of("checkpointing")
+        free, lean = self._costless(), self._lean()
+        quick = losses[-1], checkpointing[0]
+        small = self._changes_of("small optimizer")
+
         chunked = [] if self._whole_batch_fits_without_cost() else self._changes_of("loss with code")
         yield [combine(*free, loss, checkpointing[-1], *more) for loss in chunked for more in ((), small[:1])]
         fitting = [loss for loss in chunked if self._fits_with(combine(*free, loss, checkpointing[-1]))]
         yield [combine(*free, loss, checkpointing[0]) for loss in fitting]
+
         # Another precision may need less or more than 8-bit states: neither excludes the other.
+        precise = self._changes_of("precision")
         yield [combine(*free, *saved, precision) for precision in precise for saved in (lean, quick)]
         lacking = [each for each in precise if not self._largest_size_fits(combine(*free, *quick, each))]
         yield [combine(*free, *saved, *small[:1], precision) for precision in lacking for saved in (lean, quick)]
+
+        with_engine = [combine(*lean, engine) for engine in self._changes_of("engine")]
         if may_fit:
-            yield [combine(*lean, engine) for engine in engines[:PARALLEL_TRACES]]
+            yield with_engine[:PARALLEL_TRACES]
         else:
-            with_engine = [combine(*lean, engine) for engine in engines]
             yield [*with_engine, *(combine(*free, *lean, optimizer) for optimizer in small[1:])]
+
         # Without padding a step may need less or more than all above. Its traces are slow: each runs the whole script.
+        flat = self._changes_of("padding")
         yield [combine(*free, *saved, padding) for padding in flat for saved in (quick, lean)]
         lacking = [padding for padding in flat if not self._fits_with(combine(*free, *lean, padding))]
         yield [combine(*free, *lean, *small[:1], padding) for padding in lacking]
+
         yield [
             combine(*free, losses[-1], saved, precision, method)
             for method in self._changes_of("method")
@@ -242,23 +251,21 @@ class Search:
         if (engine := self._engine_of_fastest()) is not None:
             yield [combine(losses[-1], saved, engine) for saved in checkpointing[:-1]]
 
-    def _least_seconds(self, choices: Choices) -> float:
-        """The shortest step among the traced candidates with these choices, fitting or not: an estimate for their
+    def _least_seconds(self, combination: Combination) -> float:
+        """The shortest step among the traced candidates with this combination, fitting or not: an estimate for its
         refinements. An 8-bit optimizer hardly changes it, so it is ignored."""
-
-        def plain(choices: Sequence[Alternative]) -> list[Alternative]:
-            return [choice for choice in choices if choice.slot not in ("allocator", "evaluation", "small optimizer")]
-
-        traced = [each for each in self._results() if plain(each.candidate.choices) == plain(choices)]
+        ignored = ("allocator", "evaluation", "small optimizer")
+        plain = without(combination, *ignored)
+        traced = [each for each in self._results() if without(each.candidate.choices, *ignored) == plain]
         return min((each.seconds for each in traced if each.is_priced and each.seconds), default=math.inf)
 
-    def _engine_of_fastest(self) -> Alternative | None:
+    def _engine_of_fastest(self) -> Choice | None:
         """The engine of the fastest setup with the same result; None if that has no engine or no time."""
         timed = [each for each in self._fitting() if each.is_priced and not each.candidate.code]
         same = [each for each in timed if each.candidate.group == "same result"]
         best = min(same, key=lambda each: each.seconds or 0.0, default=None)
-        choices = best.candidate.choices if best is not None else ()
-        return next((choice for choice in choices if choice.slot == "engine"), None)
+        combination = best.candidate.choices if best is not None else ()
+        return next((choice for choice in combination if choice.slot == "engine"), None)
 
     def _results(self) -> list[Judgement]:
         """A copy of the judgements: other threads add to them."""
@@ -267,52 +274,52 @@ class Search:
     def _fitting(self) -> list[Judgement]:
         return [each for each in self._results() if each.fits]
 
-    def _judged_with(self, choices: Choices) -> list[Judgement]:
-        """The judgements of these choices, with any micro-batch, allocator setting and evaluation batch."""
-        return [each for each in self._results() if each.candidate.without("allocator", "evaluation") == choices]
+    def _judged_with(self, combination: Combination) -> list[Judgement]:
+        """The judgements of this combination, with any micro-batch, allocator setting and evaluation batch."""
+        results = self._results()
+        return [each for each in results if without(each.candidate.choices, "allocator", "evaluation") == combination]
 
-    def _traced_with(self, choices: Choices) -> list[Judgement]:
-        """Those of them that say something about memory: not refused by a rule or the script, not another training."""
-        return [each for each in self._judged_with(choices) if each.prediction is not None and not each.is_other]
+    def _traced_with(self, combination: Combination) -> list[Judgement]:
+        """The judgements of this combination that say something about memory: not refused, not another training."""
+        return [each for each in self._judged_with(combination) if each.prediction is not None and not each.is_other]
 
-    def _fits_with(self, choices: Choices) -> bool:
-        return any(each.fits for each in self._judged_with(choices))
+    def _fits_with(self, combination: Combination) -> bool:
+        return any(each.fits for each in self._judged_with(combination))
 
-    def _cannot_fit(self, choices: Choices) -> bool:
-        """Whether these choices were traced, and no micro-batch fits."""
-        if self._states_too_large(choices) is not None:
+    def _cannot_fit(self, combination: Combination) -> bool:
+        """Whether this combination was traced, and no micro-batch fits."""
+        if self._states_too_large(combination) is not None:
             return True
-        traced = self._traced_with(choices)
+        traced = self._traced_with(combination)
         return bool(traced) and not any(each.fits for each in traced)
 
-    def _states_too_large(self, choices: Choices) -> Judgement | None:
+    def _states_too_large(self, combination: Combination) -> Judgement | None:
         """A traced candidate with the same weights, gradients and optimizer states, if these alone do not fit."""
-
-        def held(choices: Sequence[Alternative]) -> list[Alternative]:
-            return [choice for choice in choices if choice.slot not in _ACTIVATION_SLOTS]
-
+        states = without(combination, *_ACTIVATION_SLOTS)
         for judgement in self._results():
             prediction = judgement.prediction
-            if prediction is None or judgement.is_other or held(judgement.candidate.choices) != held(choices):
+            if prediction is None or judgement.is_other:
+                continue
+            if without(judgement.candidate.choices, *_ACTIVATION_SLOTS) != states:
                 continue
             step_peak, _ = prediction.phases.get("optimizer", (0, None))
             if _SAME_PEAK * step_peak + prediction.outside_allocator_bytes > judgement.limit_bytes > 0:
                 return judgement
         return None
 
-    def _largest_size_fits(self, choices: Choices) -> bool:
-        """Whether the largest micro-batch that may be tried fits with these choices."""
+    def _largest_size_fits(self, combination: Combination) -> bool:
+        """Whether the largest micro-batch that may be tried fits with this combination."""
         largest = self._sizes()[0]
-        return any(each.fits and each.candidate.micro_batch_size == largest for each in self._judged_with(choices))
+        return any(each.fits and each.candidate.micro_batch_size == largest for each in self._judged_with(combination))
 
-    def _exclude_combinations(self, combinations: Sequence[Choices], leanest: Choices) -> None:
+    def _exclude_combinations(self, combinations: Sequence[Combination], leanest: Combination) -> None:
         """Excludes combinations that need at least as much memory as `leanest`, of which no micro-batch fits."""
         traced = self._traced_with(leanest)
         least = min(traced, key=lambda each: each.needs_bytes, default=self._states_too_large(leanest))
         if least is not None:
-            for choices in combinations:
+            for combination in combinations:
                 for size in self._sizes():
-                    self._exclude(self.candidate(size, choices), least)
+                    self._exclude(self.candidate(size, combination), least)
 
     def _whole_batch_fits_without_cost(self) -> bool:
         """Whether all sequences of an optimizer step fit in one micro-batch, without any choice that costs time."""
@@ -326,7 +333,7 @@ class Search:
         """Sequences per GPU in an optimizer step."""
         return self.per_gpu or self.own.micro_batch_size * self.own.accumulation
 
-    def script_with_requested_batch(self) -> SetupCandidate:
+    def script_with_requested_batch(self) -> Candidate:
         """The script with the requested sequences per step, in micro-batches no larger than the script's."""
         return self.candidate(max(size for size in self._sizes() if size <= self.own.micro_batch_size), ())
 
@@ -336,50 +343,50 @@ class Search:
             return [self.own.micro_batch_size]
         return micro_batches(self._sequences)
 
-    def candidate(self, size: int, choices: Sequence[Alternative]) -> SetupCandidate:
+    def candidate(self, size: int, combination: Sequence[Choice]) -> Candidate:
         """The candidate with this micro-batch and the same sequences per optimizer step as all others."""
         group, phrase = self.batch_effect if size != self.own.micro_batch_size else ("same result", "")
-        return SetupCandidate(size, self._sequences // size, tuple(choices), group, phrase)
+        return Candidate(size, self._sequences // size, tuple(combination), group, phrase)
 
-    def _judge_bounds(self, choices: Choices) -> tuple[Judgement, Judgement] | None:
+    def _judge_bounds(self, combination: Combination) -> tuple[Judgement, Judgement] | None:
         """Judges the largest micro-batch and, if it does not fit, the smallest. Returns both if only the smallest
         fits, else None: there is nothing to find between them."""
         sizes = self._sizes()
-        if (proof := self._states_too_large(choices)) is not None:
+        if (proof := self._states_too_large(combination)) is not None:
             for size in sizes:
-                self._exclude(self.candidate(size, choices), proof)
+                self._exclude(self.candidate(size, combination), proof)
             return None
-        first = self._judge_with_fallbacks(sizes[0], choices)
+        first = self._judge_with_fallbacks(sizes[0], combination)
         if self._sizes() != sizes:  # the trace showed that another micro-batch is another method
-            return self._judge_bounds(choices)
+            return self._judge_bounds(combination)
         if first is None or first.fits or first.prediction is None or first.lacks_host or len(sizes) == 1:
             return None
         smallest = len(sizes) - 1
-        last = self._judge_with_fallbacks(sizes[smallest], choices)
+        last = self._judge_with_fallbacks(sizes[smallest], combination)
         # Another training, or one that the script refuses (batch normalisation of one row), says nothing about memory.
         while last is not None and (last.is_other or last.prediction is None) and smallest > 1:
             smallest -= 1
-            last = self._judge_with_fallbacks(sizes[smallest], choices)
+            last = self._judge_with_fallbacks(sizes[smallest], combination)
         return (first, last) if last is not None and last.fits else None
 
-    def _judge_both_bounds(self, choices: Choices) -> None:
+    def _judge_both_bounds(self, combination: Combination) -> None:
         """Judges the largest and the smallest micro-batch, even if the largest fits: the smallest pads rows less, and
         fused kernels may cost more there than they save. Omits it where memory suffices for everything."""
-        self._judge_bounds(choices)
-        if not self._whole_batch_fits_without_cost() and self._states_too_large(choices) is None:
-            self._judge_with_fallbacks(self._sizes()[-1], choices)
+        self._judge_bounds(combination)
+        if not self._whole_batch_fits_without_cost() and self._states_too_large(combination) is None:
+            self._judge_with_fallbacks(self._sizes()[-1], combination)
 
-    def _judge_leanest(self, loss: Alternative | None) -> None:
-        """Judges the choices that need least memory with this loss, at the largest and the smallest micro-batch. Used
-        if nothing fits, to show how much memory is missing."""
-        small, checkpointing = self._changes_of("small optimizer")[:1], self._alternatives_of("checkpointing")[-1]
-        choices = combine(*self._costless(), loss, checkpointing, *small)
+    def _judge_leanest(self, loss: Choice | None) -> None:
+        """Judges the combination that needs least memory with this loss, at the largest and the smallest micro-batch.
+        Used if nothing fits, to show how much memory is missing."""
+        small, checkpointing = self._changes_of("small optimizer")[:1], self._choices_of("checkpointing")[-1]
+        combination = combine(*self._costless(), loss, checkpointing, *small)
         for size in (self._sizes()[0], self._sizes()[-1]):
-            self._judge_with_fallbacks(size, choices)
+            self._judge_with_fallbacks(size, combination)
 
-    def _find_largest(self, choices: Choices) -> None:
+    def _find_largest(self, combination: Combination) -> None:
         """Looks for the largest micro-batch that fits, between the largest and the smallest one."""
-        if (bounds := self._judge_bounds(choices)) is None:
+        if (bounds := self._judge_bounds(combination)) is None:
             return
         largest, smallest = bounds
         sizes = self._sizes()
@@ -389,7 +396,7 @@ class Search:
             if fitting - too_large < 2:
                 return
             at = self._guess(sizes, needs, too_large, fitting, smallest.limit_bytes)
-            judgement = self._judge_with_fallbacks(sizes[at], choices)
+            judgement = self._judge_with_fallbacks(sizes[at], combination)
             if judgement is None:
                 return
             needs[at] = judgement.needs_bytes
@@ -398,16 +405,16 @@ class Search:
             else:
                 too_large = at
 
-    def _judge_with_fallbacks(self, size: int, choices: Choices) -> Judgement | None:
+    def _judge_with_fallbacks(self, size: int, combination: Combination) -> Judgement | None:
         """Judges this micro-batch. If it does not fit, tries smaller evaluations and another allocator setting, which
         leave the training as it is; if it still does not fit, excludes larger ones. None if the time is over."""
-        judgement = self._judge_once(self.candidate(size, choices))
+        judgement = self._judge_once(self.candidate(size, combination))
         if judgement is not None and not judgement.fits:
             judgement = self._with_segments(self._with_smaller_evaluation(judgement))
         if judgement is not None and not judgement.fits and judgement.prediction and not judgement.is_other:
             for larger in self._sizes():
                 if larger > size:
-                    self._exclude(self.candidate(larger, choices), judgement)
+                    self._exclude(self.candidate(larger, combination), judgement)
         return judgement
 
     def _with_smaller_evaluation(self, judgement: Judgement) -> Judgement:
@@ -421,8 +428,7 @@ class Search:
         return smallest
 
     def _with_segments(self, judgement: Judgement) -> Judgement:
-        """The candidate with expandable segments, if it fits with them: they save what the allocator reserves beyond
-        the allocated peak."""
+        """The candidate with expandable segments, if they make it fit: they save what is reserved beyond its peak."""
         prediction = judgement.prediction
         allocator = next(iter(self._changes_of("allocator")), None)
         if prediction is None or allocator is None or judgement.lacks_host:
@@ -460,7 +466,7 @@ class Search:
 
     # ---- one candidate ----
 
-    def _judge_once(self, candidate: SetupCandidate) -> Judgement | None:
+    def _judge_once(self, candidate: Candidate) -> Judgement | None:
         """The judgement of a candidate, which is made only once; None if the time is over."""
         if candidate in self.judgements:
             return self.judgements[candidate]
@@ -478,22 +484,11 @@ class Search:
         self.on_judged(judgement)
         return judgement
 
-    def _exclude(self, candidate: SetupCandidate, by: Judgement) -> None:
+    def _exclude(self, candidate: Candidate, by: Judgement) -> None:
         with self._lock:
             if candidate not in self.judgements:
                 self.excluded[candidate] = by.candidate.name
 
 
-def combine(*choices: Alternative | None) -> Choices:
-    """One choice per slot, the last one given; without choices that conflict with another one."""
-    given = [choice for choice in choices if choice is not None]
-    slots = {choice.slot: choice for choice in given}
-    if "engine" in slots or any("arguments.optim" in each.settings for each in given if each.slot != "optimizer"):
-        slots.pop("optimizer", None)
-    if "padding" in slots:
-        slots.pop("attention", None)  # training without padding sets its own
-    return tuple(slots.values())
-
-
-def _first_and_last(choices: Sequence[Alternative | None]) -> list[Alternative | None]:
+def _first_and_last(choices: Sequence[Choice | None]) -> list[Choice | None]:
     return [choices[0]] if len(choices) == 1 else [choices[0], choices[-1]]

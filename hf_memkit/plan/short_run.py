@@ -20,7 +20,7 @@ import os
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,8 +45,7 @@ _REMOVED_CALLBACKS: Final = ("EarlyStoppingCallback", "ProgressCallback", "Print
 
 
 def main(path: str) -> None:
-    """Runs the request in the file `path`. Raises SystemExit(0) after the short training, and the script's own
-    errors."""
+    """Runs the request in the file `path`. Raises SystemExit(0) after the training, and the script's own errors."""
     request = json.loads(Path(path).read_text())
     script = UserScript(request["target"], request["is_module"], tuple(request["arguments"]))
     options = {"output_dir": Path(request["records"]), "log": "none", "summary": False, "html": False}
@@ -116,8 +115,7 @@ class _ShortTraining:
         trainer.add_callback(_step_timer(self._result, self._enter))
 
     def _loader(self, trainer: Any) -> Any:
-        """A loader with the worst batch in the first steps, then batches of the script's own loader; of the same
-        length on each rank."""
+        """A loader: the worst batch in the first steps, then the script's own; of the same length on each rank."""
         from hf_memkit.prediction.child.training.batch_shapes import shape_of
         from hf_memkit.prediction.child.training.batches import chosen_batches
         from hf_memkit.prediction.child.training.traced_batches import Loader, on_host
@@ -230,8 +228,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _remove_callbacks(trainer: Any) -> Iterator[str]:
-    """Removes the script's callbacks, which may write files, send data or stop the training; yields a note for
-    each."""
+    """Removes the script's callbacks, which may write files, send data or stop training; yields a note for each."""
     for callback in list(trainer.callback_handler.callbacks):
         kind = type(callback)
         own = not kind.__module__.startswith(CALLBACKS_OF_LIBRARIES)
@@ -292,17 +289,6 @@ def _leave() -> None:
         if distributed.is_available() and distributed.is_initialized():
             distributed.barrier()
         leave_process_group()
-
-
-def request_of(script: UserScript, paths: Mapping[str, Path], *, saves: bool) -> dict[str, Any]:
-    """The request that `main` reads. `paths`: `plan`, `records`, `output` and `result`."""
-    return {
-        "target": script.target,
-        "is_module": script.is_module,
-        "arguments": list(script.arguments),
-        **{name: str(path) for name, path in paths.items()},
-        "saves": saves,
-    }
 
 
 if __name__ == "__main__":

@@ -90,12 +90,12 @@ class ScriptTraces:
         for process in self._waiting.values():
             process.close()
         if self._fresh is not None:
-            self._fresh.end()
+            self._fresh.interrupt()
 
     def __exit__(self, *_: object) -> None:
         for process in self._waiting.values():
             process.close()  # it ends when its socket closes
-        if self._script_thread is not None:
+        if self._script_thread is not None and self._waiting:  # otherwise the script still runs: its worker is closed
             self._script_thread.join(_END_S)
         if self._fresh is not None:
             self._fresh.close()
@@ -195,8 +195,7 @@ def _trace_file(result: Path, died: str | None) -> TraceFile:
 
 
 class _WaitingProcess:
-    """A process of the script that waits where it makes its Trainer: before (EARLY) or after (LATE) a subclass of
-    Trainer prepares anything."""
+    """A process of the script that waits at its Trainer, before (EARLY) or after (LATE) a subclass prepares it."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -33,10 +33,11 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.report.load import Run, load_run
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.short_run import WORST_STEPS, request_of
+from hf_memkit.plan.short_run import WORST_STEPS
 from hf_memkit.run.launch import launch_command
 
-MAX_RUNS: Final = 3
+_MAX_RUNS: Final = 3
+"""Number of setups that run at most."""
 
 _MODULE: Final = "hf_memkit.plan.short_run"
 _LAST_LINES: Final = 12
@@ -65,10 +66,10 @@ class Verified:
         last_lines: last lines of output of a failed run.
         peak_allocated_gib, peak_reserved_gib, outside_allocator_gib: maximum over all GPUs; None if not measured (on a
             CPU, without NVML).
-        allocator_retries: number of times the allocator freed its cache to serve a request; None as above.
+        alloc_retries: number of times the allocator freed its cache to serve a request; None as above.
         step_time_s: median of the steps with batches of the script's own loader; None if there were none.
         evaluated, saved: whether the run reached it; None if the script does not do it, or the notes say why not.
-        worst: shape of the worst batch, in the first steps; empty if unknown.
+        worst_batch: shape of the worst batch, in the first steps; empty if unknown.
         gpus: number of GPUs that trained together.
         notes: remarks for the user.
     """
@@ -80,11 +81,11 @@ class Verified:
     peak_allocated_gib: float | None = None
     peak_reserved_gib: float | None = None
     outside_allocator_gib: float | None = None
-    allocator_retries: int | None = None
+    alloc_retries: int | None = None
     step_time_s: float | None = None
     evaluated: bool | None = None
     saved: bool | None = None
-    worst: str = ""
+    worst_batch: str = ""
     gpus: int = 1
     notes: tuple[str, ...] = ()
 
@@ -99,58 +100,43 @@ class Verified:
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(label, measured, predicted) as text; without rows that are neither measured nor predicted."""
-        prediction, time = self.judgement.prediction, self.judgement.step_time
-        peak = reserved = outside = None
-        if prediction is not None:
-            low, high = prediction.peak_reserved_bytes
-            peak = (prediction.peak_allocated_bytes / GIB,) * 2
-            reserved = (low / GIB, high / GIB)
-            outside = (prediction.outside_allocator_bytes / GIB,) * 2
-        sizes = (
-            ("peak allocated", self.peak_allocated_gib, peak),
-            ("peak reserved", self.peak_reserved_gib, reserved),
-            ("outside the allocator", self.outside_allocator_gib, outside),
-        )
-        for name, gib, expected in sizes:
+        predicted = self._predicted
+        for label, gib, expected in (
+            ("peak allocated", self.peak_allocated_gib, predicted["peak_allocated_gib"]),
+            ("peak reserved", self.peak_reserved_gib, predicted["peak_reserved_gib"]),
+            ("outside the allocator", self.outside_allocator_gib, predicted["outside_allocator_gib"]),
+        ):
             if gib is not None or expected is not None:
-                yield name, _NONE if gib is None else f"{gib:.2f} GiB", _between(expected, " GiB")
+                yield label, _NONE if gib is None else f"{gib:.2f} GiB", _between(expected, "GiB", ".2f")
+
+        time = self.judgement.step_time
         if self.step_time_s is not None or time is not None:
-            expected = None if time is None or not self.judgement.is_priced else (time.seconds[0], time.seconds[2])
-            likely = "" if expected is None or time is None else f"{time.seconds[1]:.3g} s, "
             step = _NONE if self.step_time_s is None else f"{self.step_time_s:.3g} s"
-            yield "a step", step, likely + _between(expected, " s", digits=".3g")
-        if self.allocator_retries is not None:
-            yield "allocator retries", str(self.allocator_retries), "0"
-        for name, done in (("evaluation", self.evaluated), ("save", self.saved)):
+            expected = _NONE
+            if time is not None and self.judgement.is_priced:
+                low, likely, high = time.seconds
+                expected = f"{likely:.3g} s, {_between([low, high], 's', '.3g')}"
+            yield "a step", step, expected
+        if self.alloc_retries is not None:
+            yield "allocator retries", str(self.alloc_retries), "0"
+        for label, done in (("evaluation", self.evaluated), ("save", self.saved)):
             if done is not None:
-                yield name, "done" if done else "not reached", ""
+                yield label, "done" if done else "not reached", ""
+
+    @property
+    def _predicted(self) -> dict[str, Any]:
+        prediction, time = self.judgement.prediction, self.judgement.step_time
+        return {
+            "peak_allocated_gib": prediction.peak_allocated_bytes / GIB if prediction else None,
+            "peak_reserved_gib": [size / GIB for size in prediction.peak_reserved_bytes] if prediction else None,
+            "outside_allocator_gib": prediction.outside_allocator_bytes / GIB if prediction else None,
+            "step_time_s": list(time.seconds) if time else None,
+        }
 
     def to_json(self) -> dict[str, Any]:
-        time = self.judgement.step_time
-        prediction = self.judgement.prediction
-        return {
-            "name": self.judgement.candidate.name,
-            "passed": self.passed,
-            "failed": self.failed,
-            "out_of_memory": self.out_of_memory,
-            "last_lines": list(self.last_lines),
-            "peak_allocated_gib": self.peak_allocated_gib,
-            "peak_reserved_gib": self.peak_reserved_gib,
-            "outside_allocator_gib": self.outside_allocator_gib,
-            "alloc_retries": self.allocator_retries,
-            "step_time_s": self.step_time_s,
-            "evaluated": self.evaluated,
-            "saved": self.saved,
-            "worst_batch": self.worst,
-            "gpus": self.gpus,
-            "predicted": {
-                "peak_allocated_gib": prediction.peak_allocated_bytes / GIB if prediction else None,
-                "peak_reserved_gib": [size / GIB for size in prediction.peak_reserved_bytes] if prediction else None,
-                "outside_allocator_gib": prediction.outside_allocator_bytes / GIB if prediction else None,
-                "step_time_s": list(time.seconds) if time else None,
-            },
-            "notes": list(self.notes),
-        }
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "judgement"}
+        name = self.judgement.candidate.name
+        return {"name": name, "passed": self.passed, **own, "predicted": self._predicted}
 
 
 def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
@@ -161,7 +147,7 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
             "--verify: this machine has no GPU to run the setup on; omit it, or plan on the machine that trains"
         )
     planned = machine.gpu if machine is not None and machine.gpu is not None else here
-    if not same_gpu(planned, here):
+    if _catalogue_name(planned) != _catalogue_name(here):
         raise InputError(
             f"--verify: runs on this machine's {here.name}, and the plan is for {planned.name}; omit --gpu or --verify"
         )
@@ -174,16 +160,12 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
         raise InputError(f"--verify: the plan is for --gpus {gpus}, and this machine has {there}; omit --verify")
 
 
-def same_gpu(one: Gpu, other: Gpu) -> bool:
-    """Whether two names mean the same GPU, such as `"NVIDIA L4"` and `"L4"`."""
-    return _catalogue_name(one.name) == _catalogue_name(other.name)
-
-
-def _catalogue_name(name: str) -> str:
+def _catalogue_name(gpu: Gpu) -> str:
+    """One name for `"NVIDIA L4"` and `"L4"`."""
     try:
-        return named_gpu(name).name
+        return named_gpu(gpu.name).name
     except InputError:
-        return name.lower()
+        return gpu.name.lower()
 
 
 def _gpus_here() -> int:
@@ -204,7 +186,7 @@ def _gpus_here() -> int:
 def verify(
     plan: Plan, script: UserScript, *, environment: Mapping[str, str] | None = None,
     on_start: Callable[[str], None] = lambda _: None, on_end: Callable[[Verified], None] = lambda _: None,
-    max_runs: int = MAX_RUNS, device: Device = "cuda",
+    device: Device = "cuda",
 ) -> tuple[Plan, tuple[Verified, ...]]:  # fmt: skip
     """Runs the proposed setups of a plan for this machine's GPU (`refuse_unverifiable`), one after the other, until
     one passes.
@@ -213,7 +195,6 @@ def verify(
         environment: environment variables of the script; None: those of this process.
         on_start: called with a line about the run that starts.
         on_end: called with the result of each run.
-        max_runs: number of setups that run at most.
         device: `"cpu"` runs on a machine without a GPU, to test memkit.
 
     Returns:
@@ -221,7 +202,7 @@ def verify(
     """
     results: list[Verified] = []
     variables = dict(os.environ if environment is None else environment)
-    while len(results) < max_runs and (proposed := plan.proposed) is not None:
+    while len(results) < _MAX_RUNS and (proposed := plan.proposed) is not None:
         on_start(f"{proposed.candidate.name} runs here, in a separate process")
         result = _run(proposed, plan, script, variables, device)
         results.append(result)
@@ -251,22 +232,24 @@ def _run(
             notes.append(why)
         # Not as JSON: YAML does not read all of it.
         paths["plan"].write_text(yaml.safe_dump(_short_plan(judgement, plan, paths["output"], device)))
-        named = {name: paths[name] for name in ("records", "output", "result", "plan")}
-        paths["request"].write_text(json.dumps(request_of(script, named, saves=saves)))
+        named = {name: str(path) for name, path in paths.items()}
+        own = {"target": script.target, "is_module": script.is_module, "arguments": list(script.arguments)}
+        paths["request"].write_text(json.dumps({**named, **own, "saves": saves}))
+
         arguments: tuple[str, ...] = ("-m", _MODULE, str(paths["request"]))
         end_signal = signal.SIGKILL
         if plan.gpus > 1:
             arguments, end_signal = launch_command(plan.gpus, *arguments), signal.SIGTERM
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
-        command = boot.command(*arguments)
         variables = {**environment, **judgement.candidate.environment, **_QUIET}
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
-        code, lines = _run_process(command, variables, folder / "written", end_signal)
+        code, lines = _run_process(boot.command(*arguments), variables, folder / "written", end_signal)
         result = json.loads(paths["result"].read_text()) if paths["result"].exists() else {}
         records = None
         with contextlib.suppress(InputError):
             records = load_run(paths["records"])
+
     passed = code == 0 and result.get("stage") == "done"
     failed, out_of_memory = ("", False) if passed else _failure(code, result, records, lines)
     return Verified(
@@ -281,8 +264,7 @@ def _run(
 
 
 def _short_plan(judgement: Judgement, plan: Plan, output: Path, device: Device) -> dict[str, Any]:
-    """The plan file with the changes of arguments that must be made before `train()`: another output folder, and no
-    dashboard."""
+    """The plan file with the changes to make before `train()`: another output folder, and no dashboard."""
     content = plan.file(judgement)
     arguments = {
         **content.get("arguments", {}),
@@ -388,30 +370,25 @@ def _failure(code: int, result: Mapping[str, Any], records: Run | None, lines: t
 def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
     """The measured fields of a `Verified`, from the records of all ranks and the result file of `short_run.py`."""
     times = result.get("step_times_s", [])[WORST_STEPS:]
-    fields: dict[str, Any] = {
+    values: dict[str, Any] = {
         "step_time_s": median(times) if times else None,
         "evaluated": result.get("evaluated"),
         "saved": result.get("saved"),
-        "worst": result.get("worst", ""),
+        "worst_batch": result.get("worst", ""),
     }
-    if records is not None:
-        lines: list[Mapping[str, Any]] = [
-            line
-            for rank in records.ranks
-            for line in (rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, rank.end or {})
-        ]
-        for name, key in {
-            "peak_allocated_gib": "peak_allocated_gib",
-            "peak_reserved_gib": "peak_reserved_gib",
-            "outside_allocator_gib": "outside_allocator_gib",
-            "allocator_retries": "alloc_retries",
-        }.items():
-            fields[name] = max((line[key] for line in lines if line.get(key) is not None), default=None)
-    return fields
+    if records is None:
+        return values
+    lines: list[Mapping[str, Any]] = []
+    for rank in records.ranks:
+        lines += (rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, rank.end or {})
+    for key in ("peak_allocated_gib", "peak_reserved_gib", "outside_allocator_gib", "alloc_retries"):
+        values[key] = max((line[key] for line in lines if line.get(key) is not None), default=None)
+    return values
 
 
-def _between(expected: tuple[float, ...] | None, unit: str, digits: str = ".2f") -> str:
+def _between(expected: float | list[float] | None, unit: str, digits: str) -> str:
+    """`"1.50 GiB"`, or `"1.50 to 1.75 GiB"` for a low and a high value that differ."""
     if expected is None:
         return _NONE
-    low, high = (format(each, digits) for each in expected)
-    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+    values = expected if isinstance(expected, list) else [expected]
+    return f"{' to '.join(dict.fromkeys(format(each, digits) for each in values))} {unit}"

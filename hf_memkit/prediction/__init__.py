@@ -10,7 +10,16 @@ print(prediction.verdict, prediction.peak_allocated_bytes, prediction.peak_modul
 
 A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`). Its allocations and frees
 (`trace/`) are replayed through a model of PyTorch's caching allocator (`allocator/`), and compared with the GPU
-(`catalog/fit.py`).
+(`catalog/fit.py`). One prediction goes through these classes:
+
+| class | is |
+|---|---|
+| `ScriptJob` (`running_scripts.py`) | a script to predict, and the machine that it is for |
+| `SetupJob` (`setup_as_script.py`) | a setup to predict, which memkit's own script trains on example rows |
+| `ScriptRequest` (`trace/request.py`) | either of them, as sent to the child process |
+| `TracedTraining` (`traced_training.py`) | what the child returns: the trace, and facts about the Trainer |
+| `Prediction` (`prediction.py`) | bytes and the verdict |
+| `ScriptPrediction` (`from_script.py`) | a script's `Prediction`, its `TracedTraining`, and needs of other batches |
 """
 
 from __future__ import annotations

@@ -13,14 +13,12 @@ class Confidence:
     """What a prediction rests on.
 
     Attributes:
-        level: what its numbers were computed from.
-        rests_on: the same in words, such as `"two optimizer steps of transformers.Trainer on fake CUDA tensors"`.
         measured_on: the GPU, and the evidence file, on which such predictions were compared with a measured run; None:
             none yet.
     """
 
-    level: Level
-    rests_on: str
+    level: Level  # what its numbers were computed from
+    rests_on: str  # the same in words, such as `"two optimizer steps of transformers.Trainer on fake CUDA tensors"`
     measured_on: str | None = None
 
     def __post_init__(self) -> None:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-TRAINER_DEFAULTS: Final = "trainer-defaults"
-"""Name of the setup with only the user's arguments."""
+TRAINER_DEFAULTS: Final = "trainer-defaults"  # name of the setup with only the user's arguments
 
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """Suffixes of class names of causal language models in transformers (`config.architectures`)."""
@@ -94,9 +93,9 @@ def describe_config(
     config contradicts itself, or is not causal and names no class.
 
     Args:
-        config, shapes, use_hub: as for `describe_model`.
         name: hub ID, folder, or any other name with `origin` "architecture".
         origin: where its weights would come from.
+        shapes, use_hub: whether to determine its shapes, which takes a second, and to ask the hub for them.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -132,8 +131,7 @@ def refuse_precision(arguments: Mapping[str, Any]) -> None:
 
 
 def setup_of_arguments(arguments: Mapping[str, Any]) -> Setup:
-    """A setup with only the user's fields of TrainingArguments. Raises SettingError if an argument contradicts
-    another one."""
+    """A setup with only the user's fields of TrainingArguments. Raises SettingError if arguments conflict."""
     refuse_precision(arguments)
     setup = Setup(preset=TRAINER_DEFAULTS)
     for name, value in arguments.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,6 @@ from hf_memkit.prediction.from_setup import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.running_scripts import (
     ScriptJob,
-    ScriptTrace,
     is_live,
     name_of,
     refuse_engine,
@@ -33,8 +32,9 @@ from hf_memkit.prediction.running_scripts import (
     run_and_trace,
     script_worker,
 )
+from hf_memkit.prediction.script_prediction import BatchNeeds, ScriptPrediction
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import BatchShapes, Engine, HostMemory, TracedTraining
+from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
@@ -44,8 +44,7 @@ from hf_memkit.setup.request import refuse_below_one
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
-PRESET: Final = "script"
-"""Replaces a preset's name: the script decides everything."""
+PRESET: Final = "script"  # replaces a preset's name: the script decides everything
 
 
 def predict_script(
@@ -90,114 +89,104 @@ def predict_script(
     other = find_environment(python) if python is not None else None
     try:
         job = ScriptJob(script, machine, gpus, nodes, ram_is_given=ram is not None, other=other)
-        return predict_script_training(job)[0]
+        return predict_job(job).prediction
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptTraining:
-    """A script's training."""
-
-    script: UserScript
-    traced: TracedTraining  # without its trace
-    setup: Setup  # the job, and other settings that decide memory
-    batches: BatchNeeds | None = None  # needs of batches other than the worst
-
-
-@dataclass(frozen=True, slots=True)
-class BatchNeeds:
-    """Memory needs of batches other than the worst, to which the prediction applies."""
-
-    shapes: BatchShapes
-    typical: Prediction  # of the median batch
-    smaller: Mapping[str, Prediction]  # a change → of the worst batch with it; empty if the worst fits unchanged
-
-    def sentence(self, worst: Prediction) -> str:
-        """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
-        typical, maximum = (format_gib(prediction.total_bytes[1]) for prediction in (self.typical, worst))
-        shapes = self.shapes
-        if typical == maximum:
-            return f"A typical batch, {shapes.typical}, needs as much as the worst, {shapes.worst}: {maximum}"
-        return (
-            f"A typical batch, {shapes.typical}, needs {typical}; the worst, {shapes.worst}, needs {maximum}; 95 of "
-            f"100 are no larger than {shapes.high}"
-        )
-
-
-def predict_script_training(job: ScriptJob, worker: Worker | None = None) -> tuple[Prediction, ScriptTraining]:
-    """The prediction of a script, and its training; raises the errors of `predict_script`. `worker` runs the script,
-    without standard input; default: a separate process."""
+def predict_job(job: ScriptJob, worker: Worker | None = None) -> ScriptPrediction:
+    """The prediction of a script; raises the errors of `predict_script`. `worker` runs the script, without standard
+    input; default: a separate process."""
     refuse_below_one(gpus=job.gpus, nodes=job.nodes)
     refuse_unreadable(job.script, here=job.other is None)
     refuse_engine(job.script, job.environment)
     _allocator(job.environment)  # refuses settings that torch would refuse before anything runs
     with script_worker(job.other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
 
-        def predict_with(batch_size: int) -> tuple[Prediction, ScriptTraining]:
-            return predicted_training(run_and_trace(job, where, stdin, micro_batch_size=batch_size), job)
+        def predict_with(batch_size: int) -> ScriptPrediction:
+            return predict_traced(run_and_trace(job, where, stdin, micro_batch_size=batch_size), job)
 
-        run = run_and_trace(job, where, stdin)
-        return first_that_fits(predicted_training(run, job), run.training.batches_tried, predict_with)
+        traced = run_and_trace(job, where, stdin)
+        return first_that_fits(predict_traced(traced, job), traced.batches_tried, predict_with)
 
 
-def predicted_training(
-    run: ScriptTrace, job: ScriptJob, *, enough_bytes: int | None = None
-) -> tuple[Prediction, ScriptTraining]:
-    """The prediction of a script that has been traced, and its training. `enough_bytes`: as for `from_trace`."""
-    script, machine, gpus, nodes, other = job.script, job.machine, job.gpus, job.nodes, job.other
-    traced, trace = run.training, run.training.trace
-    notes = [*run.notes, *traced.notes]
+def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int | None = None) -> ScriptPrediction:
+    """The prediction of a script that has been traced. `enough_bytes`: a size that it certainly does not fit; above
+    it the least memory is not searched (`from_trace`)."""
+    machine, ranks = job.machine, job.gpus * job.nodes
+    steps = _StepPredictor(traced, job)
+    notes = list(traced.notes)
     if machine.gpu is None:
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
-    if gpus * nodes > 1:
-        notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
-    setup, engine = _setup(traced, job), traced.engine
-    ledger = _engine_ledger(engine, setup.sized_job) if engine is not None else None
-    trained = traced.trainer if is_live(script) else f"{traced.trainer}, as {name_of(script)} makes it,"
-    emulated = emulated_bf16(
-        machine.gpu, traced.arguments.known(), dtypes=traced.model.dtypes, trained=traced.model.trained_dtypes,
-        config=engine.written if engine is not None else None,
-    )  # fmt: skip
-
-    # RAM that the user did not name, of a machine that may not be the one that trains, decides only about offloading.
-    zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
-    offloads = any(
-        (zero.get(f"offload_{what}") or {}).get("device") in ("cpu", "nvme") for what in ("optimizer", "param")
-    )
-    ram_decides = job.ram_is_given or (machine.gpu is not None and machine.gpu.here) or offloads
-
-    def of_part(trace: Trace, notes: list[str], enough_bytes: int | None = enough_bytes) -> Prediction:
-        prediction = from_trace(
-            trace, run.device, setup, setup.sized_job, ledger, notes, trainer=trained,
-            libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
-        )  # fmt: skip
-        if ledger is not None and not ram_decides:
-            prediction = prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize))
-        return with_vllm(prediction.with_warnings(emulated, traced.fp16_overflow), traced.vllm, machine)
-
+    if ranks > 1:
+        notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
     if traced.optional is not None:
-        evaluated, _ = of_part(trace, [], 0).phases["evaluate"]  # without searching the smallest GPU
+        evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
         notes.append(
             f"not in the verdict: evaluate() with this eval_dataset would allocate {format_size(evaluated)}. Neither "
             "the arguments nor the script ask for an evaluation"
         )
+
     parts = traced.of_steps()
-    prediction = of_part(parts.pop("worst"), notes)
-    if ledger is None and traced.host is not None:
-        prediction = _with_ram(prediction, traced.host, gpus)
-        if ram_decides and (prediction.host_rss_bytes or 0) > machine.ram_bytes:
+    prediction = steps.predict(parts.pop("worst"), notes, enough_bytes)
+    if steps.ledger is None and traced.host is not None:
+        prediction = _with_ram(prediction, traced.host, job.gpus)
+        if steps.ram_decides and (prediction.host_rss_bytes or 0) > machine.ram_bytes:
             prediction = prediction.with_verdict(machine)
+
     batches = None
     if traced.batches is not None:
-        typical = of_part(parts.pop("typical"), [])
-        changes = parts if prediction.verdict == "does not fit" else {}  # each takes as long as the prediction itself
-        smaller = {change: of_part(part, []) for change, part in changes.items()}
-        less = {change: part for change, part in smaller.items() if part.needs_less_than(prediction)}
-        batches = BatchNeeds(traced.batches, typical, less)
+        typical = steps.predict(parts.pop("typical"), (), enough_bytes)
+        smaller: dict[str, Prediction] = {}
+        if prediction.verdict == "does not fit":  # each takes as long as the prediction itself
+            changed = {change: steps.predict(part, (), enough_bytes) for change, part in parts.items()}
+            smaller = {change: other for change, other in changed.items() if other.needs_less_than(prediction)}
+        batches = BatchNeeds(traced.batches, typical, smaller)
         prediction = prediction.with_notes(batches.sentence(prediction))
-    return prediction, ScriptTraining(script, traced.without_trace(), setup, batches)
+    return ScriptPrediction(prediction, job.script, traced.without_trace(), steps.setup, batches)
+
+
+class _StepPredictor:
+    """Predicts traces of some steps of one training."""
+
+    def __init__(self, traced: TracedTraining, job: ScriptJob) -> None:
+        engine = traced.engine
+        self.setup = _setup(traced, job)
+        self.ledger = _engine_ledger(engine, self.setup.sized_job) if engine is not None else None
+        self._traced = traced
+        self._job = job
+        gpu, model, arguments = job.machine.gpu, traced.model, traced.arguments.known()
+        written = engine.written if engine is not None else None
+        self._warning = emulated_bf16(
+            gpu, arguments, dtypes=model.dtypes, trained=model.trained_dtypes, config=written
+        )
+        # RAM that the user did not name may be another machine's, so it decides only about offloading.
+        zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
+        sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
+        offloads = any(section.get("device") in ("cpu", "nvme") for section in sections)
+        self.ram_decides = job.ram_is_given or (gpu is not None and gpu.here) or offloads
+
+    def predict(self, trace: Trace, notes: Sequence[str] = (), enough_bytes: int | None = None) -> Prediction:
+        """The prediction of a trace. `enough_bytes`: a size that it certainly does not fit."""
+        traced, machine, other = self._traced, self._job.machine, self._job.other
+        trainer = traced.trainer
+        if not is_live(self._job.script):
+            trainer = f"{trainer}, as {name_of(self._job.script)} makes it,"
+        prediction = from_trace(
+            trace,
+            traced.device,
+            self.setup,
+            self.setup.sized_job,
+            self.ledger,
+            list(notes),
+            trainer=trainer,
+            libraries=other.libraries if other is not None else None,
+            enough_bytes=enough_bytes,
+        )
+        if self.ledger is not None and not self.ram_decides:
+            prediction = prediction.with_verdict(replace(machine, ram_bytes=sys.maxsize))
+        return with_vllm(prediction.with_warnings(self._warning, traced.fp16_overflow), traced.vllm, machine)
 
 
 def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Prediction:

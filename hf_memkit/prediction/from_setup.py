@@ -22,8 +22,8 @@ from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_set
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.running_scripts import ScriptJob, script_request
-from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, trace_setup
+from hf_memkit.prediction.running_scripts import ScriptJob, cpu_notes, script_request
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupJob, trace_setup
 from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, split_notes, without_engine
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
@@ -44,8 +44,7 @@ def predict(setup: Setup, *, trust_remote_code: bool = False, typical: Setup | N
 
     Args:
         setup: the training: `model.architecture`, `arguments.*` and settings of its techniques. Its job has the
-            model's
-            shapes (None: only a trace shows them) and the machine (without a GPU: no verdict).
+            model's shapes (None: only a trace shows them) and the machine (without a GPU: no verdict).
         trust_remote_code: whether code that comes with the model may run, in the child process.
         typical: the same setup with the lengths of a typical batch, if `setup` has those of the worst: two steps with
             it are traced first. Default: all batches are alike.
@@ -55,54 +54,45 @@ def predict(setup: Setup, *, trust_remote_code: bool = False, typical: Setup | N
         NoKernel: the GPU lacks a kernel for an operation, so the job does not train.
         ValueError: the setup has no job.
     """
-    prediction = _predicted(setup, trust_remote_code=trust_remote_code, typical=typical)
+    prediction = _predict(setup, trust_remote_code=trust_remote_code, typical=typical)
     model = setup.sized_job.model
     fp16 = setup.get("arguments.fp16")
     overflow = overflow_in_fp16(model.config.get("model_type")) if model is not None and fp16 else ""
     return prediction.with_warnings(emulated_by_setup(setup), overflow)
 
 
-def _predicted(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) -> Prediction:
+def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) -> Prediction:
     job = setup.sized_job
-    model = job.model
     _refuse_impossible(setup, job)
     if why := unscaled_by_setup(setup):  # before a trace, and also without a GPU
         raise NoKernel(why)
     setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)
-    notes: list[str] = []
-    failures: list[TraceFailed] = []
     if is_split(setup) and ledger is None:
         raise InputError(
             "deepspeed: what it splits is known only for causal language models of transformers; predict without it, "
             "or predict the script: memkit predict train.py"
         )
-    request = script_request(ScriptJob(SETUP_SCRIPT, job.machine, job.gpus, job.nodes))
     traced = setup
     if is_split(setup):  # DeepSpeed's engine does not save as Trainer does
         traced = without_engine(setup).put("arguments.save_strategy", "no", "the ledger has the engine's checkpoint")
-    training = SetupTraining(traced, job.sequence_length, typical=typical, trust_remote_code=trust_remote_code)
-    worker, devices = shared_worker(), list[Device]()
+    setup_job = SetupJob(traced, job.sequence_length, typical=typical, trust_remote_code=trust_remote_code)
+    request = script_request(ScriptJob(SETUP_SCRIPT, job.machine, job.gpus, job.nodes))
+
+    worker = shared_worker()
     try:
         worker.wait()
-        devices = ["cuda", "cpu"] if worker.shim_error is None else ["cpu"]
-        if worker.shim_error is not None:
-            notes.append(
-                f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}"
-            )
     except TraceFailed as failure:
-        notes.append(str(failure))
+        raise InputError(str(failure)) from failure
+    devices: list[Device] = ["cuda", "cpu"] if worker.shim_error is None else ["cpu"]
+    notes = cpu_notes(worker)
+    failures: list[TraceFailed] = []
     for device in devices:
         try:
-            trace = trace_setup(worker, training, replace(request, device=device))
+            trace = trace_setup(worker, setup_job, replace(request, device=device))
         except TraceFailed as failure:
-            if failure.kind == NoKernel.__name__:
-                raise NoKernel(str(failure)) from failure
-            if failure.refused and (model is None or _is_users_error(failure)):
-                raise InputError(str(failure)) from failure
-            if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
-                raise InputError(f"a trace needs {missing}") from failure
+            _refuse_failed(setup, failure)
             failures.append(failure)
             notes.append(f"not traced on {_ON[device]}: {failure}")
             continue
@@ -111,6 +101,16 @@ def _predicted(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) 
     if len(failures) > 1 and _is_users_error(failures[-1]):  # the real Trainer fails on both devices
         raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
     raise InputError("; ".join(notes))
+
+
+def _refuse_failed(setup: Setup, failure: TraceFailed) -> None:
+    """Raises the error for a failure that no other device avoids."""
+    if failure.kind == NoKernel.__name__:
+        raise NoKernel(str(failure)) from failure
+    if failure.refused and (setup.sized_job.model is None or _is_users_error(failure)):
+        raise InputError(str(failure)) from failure
+    if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
+        raise InputError(f"a trace needs {missing}") from failure
 
 
 _MAX_TOKENS: Final = 2**24
@@ -199,17 +199,10 @@ def from_trace(
             searched: it is then the allocated memory, and reserved memory is a single figure.
     """
     split = is_split(setup)
+    trace = _rank_trace(trace, setup, job, ledger)
     if split:
         assert ledger is not None
-        trace = one_rank(trace, ledger, bucket_bytes(setup))
         notes.extend(split_notes(ledger))
-    elif job.processes > 1:
-        kinds = zip(trace.sizes_bytes, trace.category_of, strict=True)
-        gradients = sum(size for size, category in kinds if CATEGORIES[category] == "gradients")
-        # Two steps with up to two micro-batches were traced; each parameter has one gradient at a time.
-        steps = max(1, sum(phase == "optimizer" for *_, phase in trace.spans()))
-        term = "gradient buckets of DistributedDataParallel"
-        trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not included")
     if dict(setup.get("model.quantization") or {}).get("load_in_8bit"):
@@ -218,34 +211,41 @@ def from_trace(
     if text := setup.get(f"environment.{VARIABLE}"):
         settings, allocator_notes = parse_settings(str(text))
         notes.extend(allocator_notes)
+
     gpu = job.machine.gpu
     capacity = gpu.capacity_bytes if gpu is not None else None
-    plain = replay(trace, settings, gpu_bytes=capacity)
-    versions = {name: libraries[name] if libraries else version(name) for name in ("torch", "transformers")}
-    order = free_order(versions["torch"])
-    alone = plain if order == "segment" else replay(trace, settings, gpu_bytes=capacity, order=order)
-    if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
-        notes.append("evaluations generate: every answer is counted at its maximum length")
     outside = gpu.context_bytes if gpu is not None else 0
-    if enough_bytes is not None and alone.peak_allocated_bytes + outside > enough_bytes:
-        cap = alone.peak_allocated_bytes
-        low = high = plain.peak_reserved_bytes
+    versions = {name: libraries[name] if libraries else version(name) for name in ("torch", "transformers")}
+    by_segment = replay(trace, settings, gpu_bytes=capacity)
+    as_run = by_segment  # in the order in which this version of torch reuses free blocks
+    order = free_order(versions["torch"])
+    if order != "segment":
+        as_run = replay(trace, settings, gpu_bytes=capacity, order=order)
+    if setup.get("arguments.predict_with_generate") and "evaluate" in as_run.allocated_by_phase:
+        notes.append("evaluations generate: every answer is counted at its maximum length")
+    if enough_bytes is not None and as_run.peak_allocated_bytes + outside > enough_bytes:
+        cap = as_run.peak_allocated_bytes
+        low = high = by_segment.peak_reserved_bytes
     else:
-        cap = smallest_cap(trace, settings, gpu_bytes=capacity, without_cap=plain)
-        low, high = reserved_interval(trace, settings, gpu_bytes=capacity, smallest_cap_bytes=cap, without_cap=plain)
+        cap = smallest_cap(trace, settings, gpu_bytes=capacity, without_cap=by_segment)
+        low, high = reserved_interval(
+            trace, settings, gpu_bytes=capacity, smallest_cap_bytes=cap, without_cap=by_segment
+        )
+
     peak = trace.peak()
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
         rests_on += ", joined with the formulas of what DeepSpeed holds"
     return Prediction(
-        peak_allocated_bytes=alone.peak_allocated_bytes,
-        peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # includes the phases' peak
+        peak_allocated_bytes=as_run.peak_allocated_bytes,
+        peak_reserved_bytes=(low, max(high, as_run.peak_reserved_bytes)),  # includes the phases' peak
         outside_allocator_bytes=outside,
         smallest_cap_bytes=cap,
         phases={
-            phase: (allocated, alone.reserved_by_phase[phase]) for phase, allocated in alone.allocated_by_phase.items()
+            phase: (allocated, as_run.reserved_by_phase[phase])
+            for phase, allocated in as_run.allocated_by_phase.items()
         },
-        categories=with_rest(peak.categories, alone.peak_allocated_bytes),
+        categories=with_rest(peak.categories, as_run.peak_allocated_bytes),
         peak_phase=peak.phase,
         peak_operation=peak.operation,
         peak_module=peak.module,
@@ -258,3 +258,18 @@ def from_trace(
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
     ).with_verdict(job.machine)
+
+
+def _rank_trace(trace: Trace, setup: Setup, job: Job, ledger: Ledger | None) -> Trace:
+    """The trace of one rank: with what DeepSpeed or DistributedDataParallel adds or splits."""
+    if is_split(setup):
+        assert ledger is not None
+        return one_rank(trace, ledger, bucket_bytes(setup))
+    if job.processes == 1:
+        return trace
+    storages = zip(trace.sizes_bytes, trace.category_of, strict=True)
+    gradients = sum(size for size, category in storages if CATEGORIES[category] == "gradients")
+    # Two steps with up to two micro-batches were traced; each parameter has one gradient at a time.
+    steps = max(1, sum(phase == "optimizer" for *_, phase in trace.spans()))
+    term = "gradient buckets of DistributedDataParallel"
+    return edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])

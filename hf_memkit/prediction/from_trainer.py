@@ -27,7 +27,7 @@ from hf_memkit.prediction.defaults import (
     describe_model,
     setup_of_arguments,
 )
-from hf_memkit.prediction.from_script import predict_script_training
+from hf_memkit.prediction.from_script import predict_job
 from hf_memkit.prediction.from_setup import predict
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.trace.request import LIVE
@@ -108,32 +108,35 @@ def predict_trainer(
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {' and '.join(given)}")
-        return _predicted(model, job)
+        return _predict_objects(model, job)
+
     description = _describe(model, trust_remote_code)
     if description is not None and all(each is None for each in own.values()):
-        return _of_config(description, args, sequence_length, job, trust_remote_code)
+        return _predict_config(description, args, sequence_length, job, trust_remote_code)
+
     from transformers import Trainer, TrainingArguments
 
     from hf_memkit.prediction.live_objects import TrainerParts
 
     notes: list[str] = []
     rows, length = _rows(model, description, own, sequence_length, notes)
-    options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
-    made = _maker(model, description, trust_remote_code)
+    passed_on = ("data_collator", "processing_class", "optimizer_cls_and_kwargs")
+    options = {name: own[name] for name in passed_on if own[name] is not None}
+    made = _model_maker(model, description, trust_remote_code)
     arguments = args if isinstance(args, TrainingArguments) else setup_of_arguments(read_trainer(args)[0])
-    kind = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
+    kind = _import_object(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, Trainer)):
         raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
-    given_options = {name: value for name, value in options.items() if value is not None}
-    parts = TrainerParts(made, arguments, rows, length, kind, given_options)
-    prediction = _predicted(parts, job, notes)
+    parts = TrainerParts(made, arguments, rows, length, kind, options)
+
+    prediction = _predict_objects(parts, job, notes)
     if train_dataset is None:  # all rows are alike, and their number is not the user's
         kept = tuple(note for note in prediction.notes if not note.startswith("traced: the"))
         prediction = dataclasses.replace(prediction, notes=kept)
     return prediction
 
 
-def _predicted(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Prediction:
+def _predict_objects(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Prediction:
     """The prediction of objects that another process trains."""
     from hf_memkit.prediction.live_objects import write_objects
 
@@ -143,8 +146,7 @@ def _predicted(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Predi
         write_objects(objects, path)
         script = dataclasses.replace(job.script, arguments=(str(path),))
         job = dataclasses.replace(job, script=script, environment=environment)
-        prediction, _ = predict_script_training(job, shared_worker())
-    return prediction.with_notes(*notes)
+        return predict_job(job, shared_worker()).prediction.with_notes(*notes)
 
 
 def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
@@ -158,7 +160,7 @@ def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
     return None
 
 
-def _of_config(
+def _predict_config(
     description: ModelDescription, args: Any, sequence_length: int | None, where: ScriptJob, trust_remote_code: bool
 ) -> Prediction:
     """The prediction without the user's own objects, as `memkit predict --model`."""
@@ -176,7 +178,7 @@ def _of_config(
     return predict(setup, trust_remote_code=trust_remote_code).with_notes(*notes)
 
 
-def _maker(model: Any, description: ModelDescription | None, trust_remote_code: bool) -> Any:
+def _model_maker(model: Any, description: ModelDescription | None, trust_remote_code: bool) -> Any:
     """The model, or a function that creates it in the other process."""
     from torch import nn
 
@@ -184,7 +186,7 @@ def _maker(model: Any, description: ModelDescription | None, trust_remote_code: 
         name = description.model_class or "AutoModelForCausalLM"
         return functools.partial(_model_of, model, name, trust_remote_code)
     if isinstance(model, str):
-        return _named(model, "model")
+        return _import_object(model, "model")
     if isinstance(model, nn.Module) or callable(model):
         return model
     raise InputError(
@@ -206,7 +208,7 @@ def _model_of(source: Any, class_name: str, trust_remote_code: bool) -> Any:
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
-def _named(path: str, what: str) -> Any:
+def _import_object(path: str, what: str) -> Any:
     """The object named `"package.module:name"`; InputError if it does not exist."""
     if not _PATH.fullmatch(path):
         raise InputError(f"{what}={path!r}: write a module and a name in it, such as 'my_package.models:build'")
@@ -230,8 +232,7 @@ def _rows(
     sequence_length: int | None,
     notes: list[str],
 ) -> tuple[Any, int | None]:
-    """(the data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is
-    empty."""
+    """(data set, None), or (None, tokens of example rows); InputError if both or none are given, or it is empty."""
     data, example = own["train_dataset"], own["example"]
     if example is not None and data is not None:
         raise InputError("example and train_dataset: mutually exclusive; omit one")
@@ -254,8 +255,7 @@ def _rows(
     return None, sequence_length
 
 
-_ROWS: Final = 1024
-"""Number of copies of an example."""
+_ROWS: Final = 1024  # number of copies of an example
 
 
 def _value(name: str, given: Any) -> Any:

@@ -49,8 +49,7 @@ _ENGINES: Final = {
 
 
 def launchers_engine(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """(variable by which `accelerate launch` chooses an engine, such as `ACCELERATE_USE_FSDP=true`, engine), or
-    None."""
+    """(variable by which `accelerate launch` picks an engine, such as `ACCELERATE_USE_FSDP=true`, engine), or None."""
     for name, engine in _ENGINES.items():
         if is_on(environment.get(name)):
             return f"{name}={environment[name]}", engine

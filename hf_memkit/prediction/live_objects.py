@@ -34,14 +34,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.common.errors import InputError, Unmodelled
 
-_MAX_ELEMENTS: Final = 2**20
-"""Smaller buffers keep their values, because models read positions and masks from them."""
+_MAX_ELEMENTS: Final = 2**20  # smaller buffers keep their values, because models read positions and masks from them
 
 PREPARED: Final = "memkit_prepared"
 """Attribute of a module that accelerate has prepared (`Accelerator.prepare_model`); the file has the original."""
 
-ON_HOST: Final = "memkit_was_on_host"
-"""Attribute of a Trainer: whether it was created on a machine without a GPU."""
+ON_HOST: Final = "memkit_was_on_host"  # attribute of a Trainer: whether it was created on a machine without a GPU
 
 _MACHINE_FIELDS: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
 """Attributes of TrainingArguments that depend on the machine on which they were created."""
@@ -81,8 +79,7 @@ def write_objects(objects: Any, path: Path) -> None:
 
 
 def read_objects(path: Path) -> Any:
-    """Reads the objects that `write_objects` wrote; parameters have no values. Raises any error of the modules that it
-    imports."""
+    """Reads what `write_objects` wrote; parameters have no values. Raises any error of the modules that it imports."""
     with path.open("rb") as file:
         return pickle.load(file)  # written by the asking process, in a folder that only its user can access
 
@@ -154,9 +151,6 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         return _tensor, (kind, storage, view, tensor.dtype, trained), state or None, None, None, _set_attributes
 
 
-# ---- tensors ----
-
-
 class _Storage:
     """The storage of one or more tensors, of which one is given."""
 
@@ -198,9 +192,6 @@ def _wrapper_tensor(
 def _set_attributes(made: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
         setattr(made, name, value)
-
-
-# ---- objects of libraries ----
 
 
 def _reduce_library_object(obj: Any) -> Any:
@@ -251,8 +242,7 @@ def _new(kind: Any) -> Any:
 
 
 def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
-    """Restores a parametrization, such as weight norm, whose class belongs to one module (torch 2.13:
-    nn/utils/parametrize.py)."""
+    """Restores a parametrization, such as weight norm: a class per module (torch 2.13: nn/utils/parametrize.py)."""
     vars(made).update(state)
     parametrize._inject_new_class(made)
     for name in made.parametrizations:  # type: ignore[union-attr]

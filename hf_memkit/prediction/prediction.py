@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import Any, Final, Self
 
@@ -17,11 +18,9 @@ from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.confidence import Confidence
 
-PhasePeak = tuple[int, int | None]
-"""Peak allocated and peak reserved bytes of a phase; None: not modelled."""
+PhasePeak = tuple[int, int | None]  # peak allocated and peak reserved bytes of a phase; None: not modelled
 
-_SMALLEST_PART: Final = 0.001
-"""Share of the peak below which a category is not listed."""
+_SMALLEST_PART: Final = 0.001  # share of the peak below which a category is not listed
 
 
 def size_text(size_bytes: int | None) -> str:
@@ -46,48 +45,36 @@ class Prediction:
     """Bytes that one training needs on each GPU and on each machine, and how reliable they are.
 
     Attributes:
-        peak_allocated_bytes: maximum of tensors on a GPU, in blocks of the allocator.
         peak_reserved_bytes: minimum and maximum that the allocator takes from the driver: it depends on the order of
             frees, which differs between runs.
-        outside_allocator_bytes: memory of the process on the GPU outside the allocator: CUDA context, NCCL.
-        smallest_cap_bytes: minimum that the allocator needs; it frees its cache before it fails.
-        phases: peaks of each modelled phase.
-        categories: parts of the peak; all categories, adding up to `peak_allocated_bytes`.
         peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty without a trace.
-        confidence: what the numbers rest on.
-        source: what computed them, such as the versions of the traced libraries.
-        capacity_bytes: of the GPU, as PyTorch reports it; None: no GPU is known.
         host_rss_bytes, pinned_bytes, disk_bytes: RAM, page-locked RAM and disk of one machine with all its processes;
             None: not modelled.
-        verdict: None if no GPU is known.
-        why: reason of the verdict.
-        notes: bounds and assumptions, a sentence each.
         warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
-        memory_fraction: share of the GPU that torch lets the process use (`per_process_memory_fraction`).
         modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
             without a trace.
     """
 
-    peak_allocated_bytes: int
+    peak_allocated_bytes: int  # maximum of tensors on a GPU, in blocks of the allocator
     peak_reserved_bytes: tuple[int, int]
-    outside_allocator_bytes: int
-    smallest_cap_bytes: int
-    phases: Mapping[Phase, PhasePeak]
-    categories: Mapping[Category, int]
+    outside_allocator_bytes: int  # memory of the process on the GPU outside the allocator: CUDA context, NCCL
+    smallest_cap_bytes: int  # minimum that the allocator needs; it frees its cache before it fails
+    phases: Mapping[Phase, PhasePeak]  # peaks of each modelled phase
+    categories: Mapping[Category, int]  # parts of the peak; all categories, adding up to `peak_allocated_bytes`
     peak_phase: Phase
     peak_operation: str
     peak_module: str
-    confidence: Confidence
-    source: str
-    capacity_bytes: int | None = None
+    confidence: Confidence  # what the numbers rest on
+    source: str  # what computed them, such as the versions of the traced libraries
+    capacity_bytes: int | None = None  # of the GPU, as PyTorch reports it; None: no GPU is known
     host_rss_bytes: int | None = None
     pinned_bytes: int | None = None
     disk_bytes: int | None = None
-    verdict: Verdict | None = None
-    why: str = ""
-    notes: tuple[str, ...] = field(default=())
+    verdict: Verdict | None = None  # None if no GPU is known
+    why: str = ""  # reason of the verdict
+    notes: tuple[str, ...] = field(default=())  # bounds and assumptions, a sentence each
     warnings: tuple[str, ...] = field(default=())
-    memory_fraction: float = 1.0
+    memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -169,13 +156,19 @@ class Prediction:
         """The reason for the verdict of the GPU alone."""
         least = self.smallest_cap_bytes + self.outside_allocator_bytes
         level, room = self.confidence.level, self.room_bytes
-        has = f"{gpu} has {_short(room)}"
-        if room < (self.capacity_bytes or 0):
-            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {_short(room)} of {gpu}"
+        needs = self.total_bytes[1]
         if verdict == "does not fit":
-            slack = f" ({_short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
-            return f"needs at least {_short(least)}{slack}; {has}{': too close' if slack else ''}"
-        why = f"needs up to {_short(self.total_bytes[1])}; {has}"
+            needs = least if least > room else self.least_bytes
+        # One decimal: a prediction is no more exact. More only where two sizes would look the same.
+        digits = next((count for count in (1, 2, 3) if _in_gib(needs, count) != _in_gib(room, count)), 1)
+        short = partial(_in_gib, digits=digits)
+        has = f"{gpu} has {short(room)}"
+        if room < (self.capacity_bytes or 0):
+            has = f"per_process_memory_fraction {self.memory_fraction:g} allows {short(room)} of {gpu}"
+        if verdict == "does not fit":
+            slack = f" ({short(self.least_bytes)} with {fit.slack_text(level)} of slack)" if least <= room else ""
+            return f"needs at least {short(least)}{slack}; {has}{': too close' if slack else ''}"
+        why = f"needs up to {short(self.total_bytes[1])}; {has}"
         if verdict == "fits":
             return why
         slow = "the allocator may free its cache and try again, which is slow"
@@ -291,9 +284,8 @@ class Prediction:
         )
 
 
-def _short(size_bytes: int) -> str:
-    """One decimal: a prediction is no more exact."""
-    return f"{size_bytes / GIB:.1f} GiB"
+def _in_gib(size_bytes: int, digits: int) -> str:
+    return f"{size_bytes / GIB:.{digits}f} GiB"
 
 
 def _gib(size_bytes: int | None) -> float | None:

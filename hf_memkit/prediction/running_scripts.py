@@ -116,15 +116,6 @@ def script_worker(other: Environment | None) -> Iterator[tuple[Worker, int | Non
         os.close(stdin)
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptTrace:
-    """A script's training, the device on which it was traced, and notes on it."""
-
-    training: TracedTraining
-    device: Device
-    notes: tuple[str, ...] = ()
-
-
 def script_request(job: ScriptJob) -> ScriptRequest:
     """The request to the child: the script, and the GPU that it will see."""
     gpu = job.machine.gpu
@@ -146,23 +137,22 @@ def script_request(job: ScriptJob) -> ScriptRequest:
 
 def run_and_trace(
     job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
-) -> ScriptTrace:
-    """Runs a script and traces its training; raises the errors of `predict_script`. `micro_batch_size`: as in
-    `ScriptRequest`."""
+) -> TracedTraining:
+    """Traces a script's training; raises the errors of `predict_script`. `micro_batch_size`: as in `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
-    return ScriptTrace(training_of(job.script, run_in_worker(worker, request)), device, notes)
+    traced = training_of(job.script, run_in_worker(worker, request))
+    return replace(traced, notes=(*notes, *traced.notes))
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
-    """Lengths of columns in the worst and a typical batch of a script's data, without a trace; raises the errors of
-    `predict_script`."""
+    """Column lengths in a script's worst and typical batch, without a trace; raises the errors of `predict_script`."""
     request = script_request(ScriptJob(script, machine))
     worker = shared_worker()
     device, _ = trace_device(worker, script)
     outcome = run_in_worker(worker, replace(request, device=device, lengths_of=tuple(columns)))
     if outcome.lengths is None:
-        raise _failed(script, outcome)
+        raise _error_without_training(script, outcome)
     return outcome.lengths
 
 
@@ -170,9 +160,14 @@ def trace_device(worker: Worker, script: UserScript) -> tuple[Device, tuple[str,
     """The device on which the worker traces scripts, and a note. Raises InputError if the worker does not start."""
     with worker_errors(script):
         worker.wait()
+    return ("cuda" if worker.shim_error is None else "cpu"), tuple(cpu_notes(worker))
+
+
+def cpu_notes(worker: Worker) -> list[str]:
+    """A note if a worker that has started traces on the CPU."""
     if worker.shim_error is None:
-        return "cuda", ()
-    return "cpu", (f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}",)
+        return []
+    return [f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.shim_error}"]
 
 
 def run_in_worker(worker: Worker, request: ScriptRequest) -> Outcome:
@@ -201,11 +196,11 @@ _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
     """The training of an outcome. Raises InputError or ScriptFailed if there is none, as `predict_script`."""
     if outcome.training is None:
-        raise _failed(script, outcome)
+        raise _error_without_training(script, outcome)
     return outcome.training
 
 
-def _failed(script: UserScript, outcome: Outcome) -> InputError:
+def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
     """The error for an outcome without a training."""
     if outcome.untrained is not None:
         message = f"{name_of(script)} ended without calling Trainer.train(): there is no training to trace"

@@ -18,13 +18,12 @@ from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
 
-SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)
-"""The script without its argument, the file."""
+SETUP_SCRIPT: Final = UserScript(SETUP, is_module=True)  # the script without its argument, the file
 
 
 @dataclass(frozen=True, slots=True)
-class SetupTraining:
-    """The training of the script.
+class SetupJob:
+    """A setup to train like a script, on example rows.
 
     Attributes:
         setup: with `model.architecture`, and `model.class` unless it is a causal language model. Its `eval_strategy`
@@ -54,24 +53,23 @@ class SetupTraining:
 
 
 @contextlib.contextmanager
-def as_script(training: SetupTraining) -> Iterator[UserScript]:
-    """Yields the script of the training."""
+def as_script(job: SetupJob) -> Iterator[UserScript]:
+    """Yields the script that trains the setup."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
-        path.write_text(json.dumps(training.to_json()))
+        path.write_text(json.dumps(job.to_json()))
         yield replace(SETUP_SCRIPT, arguments=(str(path),))
 
 
-def trace_setup(worker: Worker, training: SetupTraining, request: ScriptRequest) -> Trace:
-    """Traces the training in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU. Raises TraceFailed
-    if the training raised, or its process died."""
-    with as_script(training) as script:
+def trace_setup(worker: Worker, job: SetupJob, request: ScriptRequest) -> Trace:
+    """Traces the job in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU. Raises TraceFailed if the
+    training raised, or its process died."""
+    with as_script(job) as script:
         return trace_of(worker.run(replace(request, script=script)))
 
 
 def trace_of(outcome: Outcome) -> Trace:
-    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is no
-    trace."""
+    """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is none."""
     if outcome.training is not None:
         return outcome.training.of_steps()["worst"]
     if (error := outcome.failed) is not None:

@@ -33,8 +33,7 @@ _FROM_THE_FIRST_STEP: Final = (Term.MOMENTS,)
 """Rows that the first optimizer step allocates, in memory freed by activations (deepspeed 0.19.8:
 ops/adam/fused_adam.py 155; runtime/zero/stage_1_and_2.py 943, stage3.py 1310: the step creates the states)."""
 
-_FP64_OF_16_BIT: Final = 4
-"""Bytes in fp64 per byte of a 16-bit gradient."""
+_FP64_OF_16_BIT: Final = 4  # bytes in fp64 per byte of a 16-bit gradient
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
 _GATHERED: Final = (Term.LIVE_PARAMETERS, Term.HELD_WEIGHTS, Term.ALL_GATHER_BUFFER)
@@ -77,7 +76,9 @@ def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
     added = []
     for row in rows:
         if row.term not in _TRACED_TERMS:
-            phases = _COMPUTING if row.term in _GATHERED else () if row.phase is None else (row.phase,)
+            phases: tuple[Phase, ...] = (row.phase,) if row.phase is not None else ()
+            if row.term in _GATHERED:
+                phases = _COMPUTING
             since: Phase | None = "optimizer" if row.term in _FROM_THE_FIRST_STEP else None
             added.append(ExtraAllocation(row.size_bytes, row.category, row.term, phases, since))
     workspaces = [
@@ -85,7 +86,7 @@ def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
         if trace.operations[operation] == "cuBLAS workspace" and category >= 0
     ]
-    trace = _reduced(trace, {term: row.size_bytes for term, row in terms.items()}, bucket_bytes)
+    trace = _reduce_gradients(trace, {term: row.size_bytes for term, row in terms.items()}, bucket_bytes)
     return edited(trace, [*added, *workspaces], keep=(_TRACED | {"gradients"}).__contains__)
 
 
@@ -104,7 +105,7 @@ def split_notes(ledger: Ledger) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
+def _reduce_gradients(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
     """Replaces traced gradients by the engine's, and adds its temporary memory for reducing them. `sizes`: of the
     traced terms in the ledger.
 

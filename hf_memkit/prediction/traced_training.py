@@ -6,10 +6,11 @@ Plain data without torch, written by `child/` and read by predictions and plans 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hf_memkit.common.terms import Phase
+from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
 
 
@@ -50,8 +51,7 @@ class TracedArguments:
 
     def known(self) -> dict[str, Any]:
         """The fields that are not None, by name."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,6 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
-
-
-# ---- for plans ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +232,6 @@ class PlanFacts:
         return self.weights.trained_bytes + (0 if self.model.adapters else self.weights.frozen_bytes)
 
 
-# ---- results ----
-
-
 @dataclass(frozen=True, slots=True)
 class TracedTraining:
     """A training with some traced optimizer steps, then evaluations and saves.
@@ -250,6 +244,7 @@ class TracedTraining:
     trainer: str  # name of its class
     arguments: TracedArguments
     model: TracedModel
+    device: Device = "cuda"  # of its tensors
     trace: Trace = field(default_factory=Trace)  # of all of these
     steps: tuple[TracedStep, ...] = ()  # in order
     steps_end: int = 0  # one past the last event of all steps

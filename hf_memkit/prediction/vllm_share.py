@@ -24,8 +24,7 @@ _AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
 
 
 def with_vllm(prediction: Prediction, vllm: Vllm | None, machine: Machine) -> Prediction:
-    """The prediction of a training with its vLLM, and the verdict for the machine; without a GPU vLLM's size is
-    unknown."""
+    """Prediction of a training with its vLLM, and verdict for the machine; without a GPU vLLM's size is unknown."""
     if vllm is None:
         return prediction
     if vllm.mode == "server":

@@ -26,8 +26,7 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
 
 
 def loads(kind: type[T], text: str) -> T:
-    """The value of this type in a JSON text. Raises ValueError if the text is not JSON, or not of this type, for
-    example of another version."""
+    """The value of this type in a JSON text. ValueError if it is not JSON, or not of this type (another version)."""
     try:
         value: T = _build(kind, json.loads(text))
     except (TypeError, AttributeError, KeyError) as error:

@@ -28,8 +28,7 @@ from hf_memkit.prediction.trace.request import Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 
-_END_S: Final = 10.0
-"""Time for the child to kill the processes of a script."""
+_END_S: Final = 10.0  # time for the child to kill the processes of a script
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
@@ -80,7 +79,7 @@ class Worker:
         with self._lock:
             self.start()
             if not self._waited:
-                self.shim_error = self._answer()["shim"]
+                self.shim_error = self._read_answer()["shim"]
                 self._waited = True
 
     def run(self, request: ScriptRequest) -> Outcome:
@@ -118,13 +117,13 @@ class Worker:
                 self._process.stdin.write(wire.dumps(case) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
-                raise self._gone() from None
+                raise self._close_dead() from None
             try:
-                ended = self._answer()
+                answer = self._read_answer()
             except KeyboardInterrupt:  # this case's answer would be read as the next one's
                 self.close()
                 raise
-            why: str | None = ended["why"]
+            why: str | None = answer["why"]
             return why
 
     def is_idle_for(self, python: str | None) -> bool:
@@ -140,16 +139,18 @@ class Worker:
             self._lock.release()
         return not free
 
-    def end(self) -> None:
-        """Ends the child process and its scripts, from a thread that does not wait for it."""
+    def interrupt(self) -> None:
+        """Makes the child process and its scripts end, while another thread waits for a case: that gets TraceFailed.
+        Does not wait until they have ended."""
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
     def close(self) -> None:
-        """Ends the child process, and all processes that scripts have started in it."""
-        process, self._process = self._process, None
+        """Ends the child process, and all that scripts started in it, and waits. The next case starts a new one."""
+        process = self._process
+        self._process = None
         if process is not None:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
@@ -164,16 +165,16 @@ class Worker:
                 resource.close()
         self._errors = self._files = None
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise self._gone()
+            raise self._close_dead()
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def _gone(self) -> TraceFailed:
-        """The error for a child that died; the next case starts a new one."""
+    def _close_dead(self) -> TraceFailed:
+        """Cleans up after a child that died; returns the error with its last output."""
         code = self._process.wait() if self._process is not None else None
         lines: list[str] = []
         if self._errors is not None:
@@ -195,15 +196,14 @@ def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _IRRELEVANT_VARIABLES}
 
 
-_idle: list[Worker] = []
-"""At most one worker."""
+_idle: list[Worker] = []  # at most one worker
 
 _lending: Final = Lock()
 
 
 @contextlib.contextmanager
 def lent_worker(python: str | None) -> Iterator[Worker]:
-    """A worker for exclusive use, which is kept for the next caller. `python`: as for `Worker`."""
+    """A worker for exclusive use, which is kept for the next caller. `python`: interpreter; None: this process's."""
     with _lending:
         kept = _idle.pop() if _idle else None
     if kept is not None and not kept.is_idle_for(python):

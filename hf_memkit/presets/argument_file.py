@@ -17,7 +17,7 @@ from hf_memkit.catalog import library_versions
 from hf_memkit.presets.not_in_file import Outside, outside_lines, script_arguments
 from hf_memkit.setup.setup import Replaced, Setup
 
-_WIDTH: Final = 110
+_WIDTH: Final = 110  # characters of a line
 
 _FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides"})
 """Arguments of transformers' examples for a model with random weights; they exclude `model_name_or_path`."""
@@ -62,9 +62,9 @@ class ArgumentFile:
                 "# Settings of the preset that yours override:\n" + _comment([f"- {entry}" for entry in self.replaced])
             )
         if self.outside:
-            lines = [
-                line for entry in self.outside for line in (f"- {entry.setting}: {entry.reason}", f"    {entry.line}")
-            ]
+            lines = []
+            for entry in self.outside:
+                lines += [f"- {entry.setting}: {entry.reason}", f"    {entry.line}"]
             blocks.append("# Not possible in a file of arguments:\n" + _comment(lines))
         if self.notes:
             blocks.append("# Notes:\n" + _comment([f"- {note}" for note in self.notes]))
@@ -94,7 +94,8 @@ def argument_file(
         script: the kind of script (`hf_memkit.presets.not_in_file.SCRIPTS`).
         deepspeed: path of the DeepSpeed JSON, if the setup has a DeepSpeed config.
     """
-    own, replaced = dict(own or {}), tuple(replaced)
+    own = dict(own or {})
+    replaced = tuple(replaced)
     entries: dict[str, tuple[Any, str]] = {name: (value, "") for name, value in own.items()}
     given = script_arguments(setup, script)
     if own.keys() & _FROM_SCRATCH:
@@ -130,7 +131,8 @@ def with_installed_names(arguments: Reasoned) -> dict[str, tuple[Any, str]]:
 
 def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
     """Each value under its reason; consecutive values with the same reason share it."""
-    text, previous = "", ""
+    text = ""
+    previous = ""
     for name, (value, reason) in entries.items():
         if reason != previous:
             lines = textwrap.wrap(reason, _WIDTH - 2 * len(indent), break_long_words=False)

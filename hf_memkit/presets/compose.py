@@ -42,6 +42,7 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
             named.append(new)
     if problems:
         raise SettingError("\n".join(dict.fromkeys(problems)))
+
     added: list[Technique] = []
     for word in extra:
         if word in PRESETS and word not in TECHNIQUES:
@@ -108,7 +109,7 @@ def apply_preset(
     left_out: Mapping[str, str] | None = None,
     change: Callable[[Setup], Setup] | None = None,
 ) -> Setup:
-    """The preset resolved for `job`; its `problems` list what the machine lacks. Raises as `compose`.
+    """The preset resolved for `job`; its `problems` list what the machine lacks. Raises SettingError for a conflict.
 
     Args:
         extra: techniques that replace those of the same slot.
@@ -134,6 +135,7 @@ def apply_preset(
                     )
             if setting.key not in before or before[setting.key] != setting.value:
                 owner[setting.key] = technique
+
     setup = setup if change is None else change(setup)
     setup = setup.with_rows(*setup_ledger.rows(setup))
     setup = setup.made_by(technique.name for technique in techniques)

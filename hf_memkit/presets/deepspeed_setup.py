@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 def resolve_deepspeed(request: Request) -> Setup:
     """The preset unchanged, or sized if a model is named; its job has no batch. Refuses options without effect."""
-    name, model, gpus = request.deepspeed, request.model, request.gpus or 1
+    name = request.deepspeed
+    model = request.model
+    gpus = request.gpus or 1
     config = load(name)  # an unknown name is reported first
     if request.nvme_path is not None and not request.nvme_path.strip():
         raise InputError("--nvme-path: empty; give a folder")
@@ -38,6 +40,7 @@ def resolve_deepspeed(request: Request) -> Setup:
             raise SettingError(f"{', '.join(names)}: nothing can be computed without --model. Add it, or omit them")
     else:
         refuse_absent(model)
+
     zero = config.get("zero_optimization", {})
     offloads = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
     swaps = [section for section in offloads if section.get("device") == "nvme"]

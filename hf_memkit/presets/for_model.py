@@ -25,8 +25,11 @@ from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
 
 
 def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
-    """The preset for the requested model and machine. Arguments of the user's script are ignored. Raises SettingError:
-    lists everything that contradicts, is unknown, cannot be exact, or would have no effect or harm."""
+    """The preset for the requested model and machine. Arguments of the user's script are ignored.
+
+    Raises:
+        SettingError: lists everything that contradicts, is unknown, cannot be exact, or would have no effect or harm.
+    """
     _check_values(request.preset, request.techniques, request.values)
     if problems := wrong_counts({key: value for key, value in request.arguments.items() if is_field(key)}):
         raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
@@ -42,17 +45,18 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
     if request.model is not None:
         use_hub = hub_reachable() if use_hub is None else use_hub
         facts = describe(request.model, use_hub=use_hub, use_built_in=True)
-    longest, length = facts.maximum_length if facts is not None else None, request.sequence_length
-    refuse_too_long(request.model or "", length, longest)
-    length = length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
+    longest = facts.maximum_length if facts is not None else None
+    refuse_too_long(request.model or "", request.sequence_length, longest)
+    length = request.sequence_length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
     job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, request.values, request.gpus or 1, request.nodes)
     return preset_for(job, request)
 
 
 def preset_for(job: Job, request: Request) -> Setup:
-    """The requested preset for a job with known model and machine; to compute a size, up to three setups are traced.
-    Raises as `resolve_preset`."""
-    name, techniques, facts = request.preset, request.techniques, job.model
+    """The requested preset for a job with known model and machine; up to three setups are traced to compute a size.
+    Raises SettingError with everything that contradicts, cannot be exact, or would have no effect or harm."""
+    name = request.preset
+    facts = job.model
     own = {key: value for key, value in request.arguments.items() if is_field(key)}
     parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
 
@@ -66,11 +70,11 @@ def preset_for(job: Job, request: Request) -> Setup:
 
         def build(left_out: Mapping[str, str]) -> Setup:
             # The user's own come before the ledger, which depends on them.
-            setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
+            setup = apply_preset(name, sized, request.techniques, left_out=left_out, change=with_own)
             setup = sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
             return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
 
-        return leave_out_impossible(name, techniques, build)
+        return leave_out_impossible(name, request.techniques, build)
 
     def with_largest_sizes(judge: Judge | None) -> Setup:
         return solve(

@@ -18,10 +18,8 @@ class Preset:
     Attributes:
         audience: users that it suits, one line.
         techniques: names of its techniques.
-        checkpoint_bytes_per_parameter: size of a checkpoint on disk (weights, optimizer states and, with DeepSpeed,
-            its own copy of the weights).
-        solves_for: size that is made as large as fits if not given: the micro-batch within the global batch, the batch
-            itself, or the sequence.
+        checkpoint_bytes_per_parameter: size on disk of weights, optimizer states and DeepSpeed's copy of the weights.
+        solves_for: size made as large as fits, if not given: micro-batch (of the global batch), batch, or sequence.
         where_possible: techniques that are omitted, with a note, if a rule says that they do not apply to the model.
     """
 
@@ -29,7 +27,7 @@ class Preset:
     techniques: tuple[str, ...]
     checkpoint_bytes_per_parameter: float
     solves_for: Literal["micro-batch", "batch", "sequence"] = "micro-batch"
-    where_possible: tuple[str, ...] = ()
+    where_possible: tuple[str, ...] = ("chunked-loss",)
 
 
 _ON_THE_GPU: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
@@ -46,61 +44,53 @@ PRESETS: Final[dict[str, Preset]] = {
         "activations fill your GPU: long sequences, or you want a larger batch",
         ("activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=4 + 8,
-        where_possible=("chunked-loss",),
     ),
     "8bit": Preset(
         "optimizer states fill your GPU, and you want to keep fp32 weights: 8-bit AdamW under autocast",
         ("bf16-autocast", "adamw-8bit", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=4 + 2.04,
-        where_possible=("chunked-loss",),
     ),
     "resident": Preset(
         "all weights are trained, and everything stays on one GPU: 16-bit weights, 8-bit optimizer",
         ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=2 + 2.04,
-        where_possible=("chunked-loss",),
     ),
     "offload": Preset(
         "the GPU is small and RAM is large: ZeRO-2 with the optimizer in RAM (ZeRO-Offload)",
         ("half-weights-deepspeed", "zero2-offload", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
-        where_possible=("chunked-loss",),
     ),
     "sharded": Preset(
         "several GPUs, and the model does not fit on one: ZeRO-3 splits weights, gradients and states between them",
         ("half-weights-deepspeed", "zero3", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
-        where_possible=("chunked-loss",),
     ),
     "infinity": Preset(
         "GPU memory and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",
         ("half-weights-deepspeed", "zero3-infinity", "activation-checkpointing", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
+        where_possible=(),
     ),
     "in-backward": Preset(
         "all weights are trained, and one GPU lacks room for their gradients: APOLLO steps inside the backward pass",
         ("pure-bf16", "apollo-layerwise", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2,
-        where_possible=("chunked-loss",),
     ),
     "lora": Preset(
         "adapters will do: frozen 16-bit weights, LoRA on every linear layer",
         ("half-weights-frozen", "lora", "adamw-fused", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=0.2,  # adapters only
-        where_possible=("chunked-loss",),
     ),
     "qlora": Preset(
         "adapters will do, and even the frozen weights are too large: 4-bit NF4 weights, paged 8-bit AdamW",
         ("half-weights-frozen", "qlora", "paged-adamw-8bit", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=0.2,  # adapters only
-        where_possible=("chunked-loss",),
     ),
     "largest-batch": Preset(
         "you want as many sequences at once as one GPU takes",
         ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_GPU),
         checkpoint_bytes_per_parameter=2 + 2.04,
         solves_for="batch",
-        where_possible=("chunked-loss",),
     ),
     "longest-sequence": Preset(
         "you want the longest sequence that one GPU takes: checkpoints wait in RAM",

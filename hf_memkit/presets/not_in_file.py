@@ -1,6 +1,5 @@
-"""Settings that a file of arguments cannot contain, each with its line of Python, of a shell, or of the script's own
-arguments. A file can be written for kinds of scripts (`SCRIPTS`). Some have their own arguments for the model, so that
-fewer settings are left."""
+"""Settings that a file of arguments cannot contain, each with its line of Python or of a shell. Some kinds of scripts
+(`SCRIPTS`) have their own arguments for the model, so that fewer settings are left."""
 
 from __future__ import annotations
 
@@ -24,22 +23,11 @@ SCRIPTS: Final[dict[str, str]] = {
 # Names of trl.ModelConfig for fields of peft.LoraConfig and BitsAndBytesConfig.
 # Source: trl 1.16.0, trainer/model_config.py; their use: trainer/utils.py, get_peft_config,
 # get_quantization_config (which uses `dtype` as bnb_4bit_compute_dtype).
+_SAME_IN_TRL: Final = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage")
+_TRL_4BIT: Final = {**{name: name for name in _SAME_IN_TRL}, "bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 _TRL_LORA: Final = {
-    "r": "lora_r",
-    "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout",
-    "target_modules": "lora_target_modules",
-    "modules_to_save": "lora_modules_to_save",
-    "task_type": "lora_task_type",
-    "use_rslora": "use_rslora",
-    "use_dora": "use_dora",
-}
-_TRL_4BIT: Final = {
-    "load_in_4bit": "load_in_4bit",
-    "load_in_8bit": "load_in_8bit",
-    "bnb_4bit_quant_type": "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant": "use_bnb_nested_quant",
-    "bnb_4bit_quant_storage": "bnb_4bit_quant_storage",
+    **{name: f"lora_{name}" for name in ("r", "target_modules", "modules_to_save", "task_type")},
+    **{name: name for name in ("lora_alpha", "lora_dropout", "use_rslora", "use_dora")},
 }
 
 _LOADING: Final = (
@@ -136,12 +124,14 @@ def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = 
         elif s.key.startswith("model.") and s.key not in (*_LOADING, *_FACTS):
             line = f"model.config.{_name(s)} = {_literal(s.value)}"
             lines.append(Outside(_setting_texts([s]), s.reason, line))
+
     fields = [s for s in setup.settings if s.key.startswith("adapter.")]
     if adapter := [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]:
         config = f"LoraConfig({_keywords(setup.section('adapter'))})"
         call = f"from peft import LoraConfig, get_peft_model; model = get_peft_model(model, {config})"
         lines.append(Outside(_setting_texts(adapter), _reasons(adapter), call, essential=True))
     lines += _parts(setup, script)
+
     options = optimizer_options(setup)
     if options is not None:
         module, _, name = str(setup["optimizer.class"]).partition(":")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit.catalog.library_versions import argument_types, current_name, to_installed_arguments
-from hf_memkit.checks import RULES, Problem, Subject, check
+from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.deepspeed import ops
 from hf_memkit.presets.users_values import remove_replaced
@@ -25,6 +25,8 @@ _OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
 
 _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
+_SIZE_RULES: Final = ("card-too-small", "ram-too-small", "memlock-too-small", "disk-too-small")
+
 
 def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
     """Mistakes in a setup by the rules, and those about the machine's size. `own`: fields of TrainingArguments, under
@@ -32,7 +34,7 @@ def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[lis
     subject = Subject.of_setup(setup)
     subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
     problems = check(subject)
-    size_problems = [problem for problem in problems if RULES[problem.rule].module == "capacity"]
+    size_problems = [problem for problem in problems if problem.rule in _SIZE_RULES]
     return [problem for problem in problems if problem not in size_problems], size_problems
 
 
@@ -48,8 +50,7 @@ class PresetSetup(Setup):
     arguments = TrainingArguments(output_dir="out", **setup.plain_arguments)  # a plain dictionary
     ```
 
-    With the second and third, apply the settings in `outside_arguments` yourself; `install(model)` installs the
-    components on the model.
+    With the second and third, apply `outside_arguments` yourself; `install(model)` installs the components.
     """
 
     @classmethod
@@ -96,8 +97,7 @@ class PresetSetup(Setup):
         return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
 
     def _prepare(self, own: Mapping[str, Any]) -> None:
-        """Set up the allocator and DeepSpeed's operators before TrainingArguments, which start CUDA and join
-        DeepSpeed's process group."""
+        """Set up the allocator and DeepSpeed's operators, before TrainingArguments start CUDA and DeepSpeed."""
         if "deepspeed.config" in self:
             import torch
 
@@ -108,11 +108,9 @@ class PresetSetup(Setup):
             set_allocator(str(text), print)
 
     def _with_own_fields(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
-        """This setup without settings that the user's own fields replace, which are printed, and these fields under
-        current names."""
-        own_fields = {
-            current_name(name): getattr(value, "value", value) for name, value in own.items()
-        }  # enums: texts
+        """This setup without what the user's fields replace (printed), and these fields under current names."""
+        # Enumerations become texts.
+        own_fields = {current_name(name): getattr(value, "value", value) for name, value in own.items()}
         setup, replaced = remove_replaced(self, own_fields)
         changed = [name for name in _SIZES if name in own_fields and own_fields[name] != self.get(f"arguments.{name}")]
         batch = self.request.global_batch_size if self.request is not None else None

@@ -1,5 +1,4 @@
-"""Consequences of several processes for a setup: their CPU threads, and notes on the memory of each GPU and
-machine."""
+"""What several processes change in a setup: CPU threads, and notes on the memory of each GPU and machine."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ _PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the GPU"}
 
 
 def threads_per_process(cpu_count: int, gpus: int) -> int:
-    """CPU threads for each process of a machine. torchrun's default is one, with which an offloaded optimizer is
-    slow."""
+    """CPU threads for each process of a machine. torchrun's default, one, makes an offloaded optimizer slow."""
     return max(1, cpu_count // gpus)
 
 
@@ -21,20 +19,19 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     """The setup for `job.gpus` processes on each of `job.nodes` machines; unchanged for one process."""
     if job.processes == 1:
         return setup
-    threads, cores = threads_per_process(job.machine.cpu_count, job.gpus), job.machine.cpu_count
+    cores = job.machine.cpu_count
+    threads = threads_per_process(cores, job.gpus)
     setup = setup.put(
         "environment.OMP_NUM_THREADS", str(threads), f"{cores} CPU threads shared by {job.gpus} processes on a machine"
     )
-    notes = [_memory_note(setup, job.processes)]
+    setup = setup.with_notes(_memory_note(setup, job.processes))
     if job.gpus > 1:
         one = f"one machine with its {job.gpus} processes"
-        notes.append(f"RAM and disk are counted for {one}, the GPU for one of them.")
+        setup = setup.with_notes(f"RAM and disk are counted for {one}, the GPU for one of them.")
     if job.nodes > 1:
-        notes.append(
-            f"The output folder must be one that all {job.nodes} machines see: each process saves its part of the "
-            f"checkpoints there."
-        )
-    return setup.with_notes(*notes)
+        where = f"The output folder must be one that all {job.nodes} machines see"
+        setup = setup.with_notes(f"{where}: each process saves its part of the checkpoints there.")
+    return setup
 
 
 def _memory_note(setup: Setup, processes: int) -> str:

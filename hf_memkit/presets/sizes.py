@@ -1,6 +1,8 @@
-"""Batch and sequence length of a preset: exactly as requested, and otherwise as large as traces show to fit. Memory
-grows almost linearly with the batch and, without stored attention scores, with the length. A small size is traced, a
-second one extrapolated from it, and a third from both; the largest that fits is used."""
+"""Batch and sequence length of a preset: exactly as requested, or else as large as traces show to fit.
+
+Memory grows almost linearly with the batch and, without stored attention scores, with the length. A small size is
+traced, a second one extrapolated from it, and a third from both; the largest that fits is used.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ SEQUENCE_MULTIPLE: Final = 64
 """A computed sequence length is a multiple of this, as tensor cores of an A100 prefer (NVIDIA, "Matrix Multiplication
 Background User's Guide", 16-bit data: multiples of 64 elements)."""
 
-LARGEST_BATCH: Final = 4096
-LONGEST_SEQUENCE: Final = 1 << 20
+LARGEST_BATCH: Final = 4096  # sequences; assumed
+LONGEST_SEQUENCE: Final = 1 << 20  # tokens; assumed, for models without a maximum
 
-MOST_TRACES: Final = 3
+MOST_TRACES: Final = 3  # to find one size; assumed: a trace takes seconds
 
 _UNTRACED_SHARE: Final = 0.96
 """Maximum share of the GPU for a size that is not traced yet: the allocator's overhead grows with its tensors."""
@@ -41,8 +43,7 @@ Judge = Callable[[Setup], Prediction]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sequences in a forward pass, micro-batches in a step, tokens in a sequence; with reasons if they are put into a
-    setup."""
+    """Sequences a forward pass, micro-batches a step, tokens a sequence; those with a reason become settings."""
 
     micro_batch: int
     accumulation: int
@@ -110,14 +111,16 @@ def solve(
         build: makes the setup of given sizes.
         job: model and machine; nothing is computed if one is unknown.
         solves_for: size that the preset makes as large as fits, if it is not given.
-        global_batch_size: sequences in an optimizer step of all processes.
+        global_batch_size: sequences in an optimizer step of all processes; None: not requested.
+        sequence_length: tokens; None: not requested.
         own: the user's fields of TrainingArguments.
         judge: traces a setup; None: nothing is computed.
 
     Raises:
         SettingError: the batch cannot be exact; names the nearest choices.
     """
-    length, why_length = job.sequence_length, "asked for"
+    length = job.sequence_length
+    why_length = "asked for"
     if sequence_length is None:
         why_length = "assumed: none was given" if job.model is not None else ""
     solved: LargestSize | None = None
@@ -137,30 +140,36 @@ def solve(
         lengths = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
         start = max(choice for choice in lengths if choice <= max(length, lengths[0]))
         solved = largest(lengths, start, lambda tokens: Sizes(micro or 1, accumulation or 1, tokens))
-        length, why_length = solved.size, f"{solved.why}, {micro or 1} at a time"
+        length = solved.size
+        why_length = f"{solved.why}, {micro or 1} at a time"
     if solves_for == "sequence" and sequence_length is None and not micro and not accumulation:
         micro = 1 if job.model is not None and job.machine.gpu is not None else 0
+
     if global_batch_size is None:
         why_batch = "one sequence at a time, so that it can be long" if solves_for == "sequence" and micro else ""
         if solves_for == "batch" and is_known and not micro:
             choices = (*range(1, 8), *range(8, LARGEST_BATCH + 1, 8))
             solved = largest(choices, 1, lambda size: Sizes(size, accumulation or 1, length))
-            micro, why_batch = solved.size, f"{solved.why}; from 8 on a multiple of 8, for tensor cores"
+            micro = solved.size
+            why_batch = f"{solved.why}; from 8 on a multiple of 8, for tensor cores"
         sizes = Sizes(micro or job.micro_batch_size, accumulation or 1, length, why_batch, why_length)
     else:
         micro_limit = job.micro_batch_size
         if is_known and not micro and not accumulation:
-            divisors, share = micro_batches(global_batch_size, job.processes), global_batch_size // job.processes
+            divisors = micro_batches(global_batch_size, job.processes)
+            share = global_batch_size // job.processes
             solved = largest(divisors, divisors[0], lambda size: Sizes(size, share // size, length))
             micro_limit = solved.size
         keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
         chosen = {key: own[key] for key in keys if key in own}
         if solves_for == "sequence" and micro and not chosen:
             chosen = {"per_device_train_batch_size": micro}
-        micro, accumulation, reason = split_batch(global_batch_size, micro_limit, job.processes, chosen)
+        split = split_batch(global_batch_size, micro_limit, job.processes, chosen)
+        reason = split.reason
         if solved is not None and not chosen:
             reason += f"; {solved.why}"
-        sizes = Sizes(micro, accumulation, length, reason, why_length)
+        sizes = Sizes(split.micro_batch, split.accumulation, length, reason, why_length)
+
     setup = build(sizes)
     return setup if solved is None else solved.added_to(setup)
 
@@ -168,8 +177,7 @@ def solve(
 def find_largest(
     choices: Sequence[int], start: int, trace: Callable[[int], Prediction], machine: Machine
 ) -> LargestSize:
-    """The largest of `choices`, in rising order, that fits the machine's GPU, from at most three traces by `trace`,
-    the first with size `start`."""
+    """The largest of `choices` (rising) that fits the GPU, by at most three traces, the first of size `start`."""
     predictions: dict[int, Prediction] = {}
     size: int | None = start
     failed = ""
@@ -180,14 +188,16 @@ def find_largest(
             failed = f"{size} is not predicted: {error}"
             break
         size = _next_size(choices, predictions, machine)
-    traced = [f"{size} {prediction.verdict}" for size, prediction in sorted(predictions.items())]
-    summary = f"traced: {', '.join([*traced, *filter(None, [failed])])}"
     if not predictions:
         return LargestSize(start, f"not known to fit ({failed})", None)
+
+    traced = [f"{size} {prediction.verdict}" for size, prediction in sorted(predictions.items())]
+    if failed:
+        traced.append(failed)
     fitting = [size for size in predictions if fits(predictions[size], machine)]
     best = max(fitting) if fitting else min(predictions)
     why = "the largest that a trace shows to fit" if fitting else "the smallest that was tried, and it does not fit"
-    return LargestSize(best, f"{why} ({summary})", predictions[best])
+    return LargestSize(best, f"{why} (traced: {', '.join(traced)})", predictions[best])
 
 
 def fits(prediction: Prediction, machine: Machine) -> bool:
@@ -210,15 +220,19 @@ def _next_size(choices: Sequence[int], predictions: Mapping[int, Prediction], ma
 
 
 def _expected_bytes(size: int, above: int, below: int, predictions: Mapping[int, Prediction]) -> float:
-    """Expected maximum bytes of the GPU for a size. Between a size that fits (`above`) and one that does not (`below`;
-    0: none) linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly."""
+    """Expected maximum bytes of the GPU for a size.
+
+    Between the largest traced size that fits (`above`; 0: none) and the smallest that does not (`below`; 0: none),
+    linear interpolation is an upper bound: the peak is the maximum of several moments that grow linearly.
+    """
     if above and below:
         low, high = (predictions[traced_size].total_bytes[1] for traced_size in (above, below))
         return low + (high - low) * (size - above) / (below - above)
     traced = above or below
     prediction = predictions[traced]
     held = sum(prediction.categories[name] for name in ("weights", "gradients", "optimizer"))
-    before, forward = (prediction.phases.get(name, (held, None))[0] for name in ("data", "forward"))
+    before = prediction.phases.get("data", (held, None))[0]
+    forward = prediction.phases.get("forward", (held, None))[0]
     # While gradients fill the GPU, the layers' activations are below the peak, and only forward shows them.
     grows = max(prediction.peak_allocated_bytes - held, forward - before) / traced
     kept = max(held, before) if prediction.peak_phase in ("forward", "backward") else before

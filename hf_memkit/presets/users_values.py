@@ -30,9 +30,8 @@ _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 
 
 def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
-    """`setup` with the user's own fields of TrainingArguments (current names), and the replaced settings. A value
-    equal to the preset's replaces nothing and keeps the preset's reason. Raises SettingError if the fields exclude the
-    preset."""
+    """`setup` with the user's fields of TrainingArguments (current names), and the replaced settings; a value equal to
+    the preset's replaces nothing. Raises SettingError if the fields exclude the preset."""
     changed, replaced = remove_replaced(setup, own)
     replaced_settings = {entry.setting.key: entry.setting for entry in replaced}
     for name, value in own.items():
@@ -45,8 +44,8 @@ def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tu
 
 
 def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
-    """`setup` without settings that the user's own fields replace, and these settings. Values may be any objects.
-    Raises as `apply_own_arguments`."""
+    """`setup` without the settings that the user's fields (any objects) replace, and these settings. Raises
+    SettingError if the fields exclude the preset."""
     if own.get("deepspeed") is not None and "deepspeed.config" in setup:
         raise SettingError(
             f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} has its own DeepSpeed config. Remove yours, "
@@ -64,11 +63,14 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
             dependent += _CHECKS.get(name, ())
             replaced.append(Replaced(preset_setting, name, value))
             setup = setup.drop(key)
-        for s in [s for prefix in dependent for s in setup.settings if prefix in (s.key, s.key.partition(".")[0])]:
-            if s.key.removeprefix("arguments.") not in own:
-                setup = setup.drop(s.key)
-                if not s.key.startswith("optimizer.") or s.key == "optimizer.class":  # one entry for the section
-                    replaced.append(Replaced(s, name, value, f"it belongs to the preset's {name}"))
+        for prefix in dependent:
+            for setting in setup.settings:
+                key = setting.key
+                if prefix not in (key, key.partition(".")[0]) or key.removeprefix("arguments.") in own:
+                    continue
+                setup = setup.drop(key)
+                if not key.startswith("optimizer.") or key == "optimizer.class":  # one entry for the section
+                    replaced.append(Replaced(setting, name, value, f"it belongs to the preset's {name}"))
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -21,8 +22,8 @@ from hf_memkit.catalog.models import hub_reachable
 from hf_memkit.common.errors import DataError, ScriptFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import Prediction, predict
-from hf_memkit.prediction.from_script import BatchNeeds
 from hf_memkit.prediction.running_scripts import lengths_of
+from hf_memkit.prediction.script_prediction import BatchNeeds
 from hf_memkit.prediction.traced_training import BatchLengths
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.sources import is_here
@@ -39,17 +40,16 @@ Lengths = Mapping[str, int]
 
 
 def judge_of(request: Request) -> Judge:
-    """The predictor of a recipe's setups: from the request's data if it is on this machine. Data sets of the hub are
-    not downloaded for a prediction."""
+    """The predictor of a recipe's setups: from the request's data if on this machine. No hub data is downloaded."""
     if request.data is None:
         return predict
-    return ByData() if is_here(request.data) else _predict_upper_bound
+    return ByData() if is_here(request.data) else partial(_predict_unread, request.data)
 
 
-def _predict_upper_bound(setup: Setup) -> Prediction:
-    rows = f"predicted with rows of {setup.sequence_length} tokens"
-    note = f"data of the hub are not downloaded for a prediction: {rows}"
-    return predict(setup).with_notes(*([note] if padded_columns(setup) else []))
+def _predict_unread(data: str, setup: Setup) -> Prediction:
+    """The prediction of a setup whose data set `data` is not on this machine, with a warning that it was not read."""
+    assumed = f"; rows of {setup.sequence_length} tokens are assumed" if task_of(setup).takes_length else ""
+    return predict(setup).with_warnings(f"--data {data}: not on this machine, so it was not read{assumed}")
 
 
 def padded_columns(setup: Setup) -> tuple[str, ...]:
@@ -79,8 +79,7 @@ class ByData:
         return prediction.with_notes(*self._notes, f"predicted: {lengths.description}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
-        """Needs of a typical batch, and of smaller worst batches if `worst`, the prediction, does not fit; None if all
-        batches have about one size."""
+        """Needs of a typical batch, and of smaller worst ones if `worst` does not fit; None if all are about equal."""
         lengths = self._batches_of(setup)
         if lengths is None or lengths.typical is None or lengths.shapes is None:
             return None

@@ -1,10 +1,8 @@
 """The rehearsal: a recipe's setup on a machine without a GPU. The same architecture, small, runs with the variant's
-techniques, optimizer and engine for a few steps. Settings that a CPU cannot run are omitted and listed with their
-reason, never silently."""
+techniques, optimizer and engine for a few steps. Settings that no CPU runs are omitted and listed with reasons."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -71,14 +69,9 @@ def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
     sizes = [(name, large[name], small.get(name)) for name in large]
     for key in ("data.sequence_length", "arguments.max_steps"):
         sizes.append((key.partition(".")[2], target.get(key), setup.get(key)))
-    sizes.append(("sequences a step", _sequences_per_step(target), _sequences_per_step(setup)))
+    batch, small_batch = (each.micro_batch_size * each.accumulation for each in (target, setup))
+    sizes.append(("sequences a step", batch, small_batch))
     return [(name, a, b) for name, a, b in sizes if type(a) is int and type(b) is int and b < a]
-
-
-def _sequences_per_step(setup: Setup) -> int:
-    """Sequences in a step of one process."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    return math.prod(int(setup.get(f"arguments.{name}", 1)) for name in names)
 
 
 def _with_section(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
@@ -151,8 +144,7 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
 
 
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
-    """bf16 instead of fp16, and on a CPU without bf16 instructions its products in fp32: weights, gradients and states
-    stay bf16."""
+    """bf16 instead of fp16, and on a CPU without bf16 instructions its products in fp32. Tensors stay bf16."""
     if rehearsed.setup.get("arguments.fp16"):
         reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
         rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)

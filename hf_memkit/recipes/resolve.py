@@ -52,29 +52,36 @@ def read_own_arguments(
         from hf_memkit.recipes.settings import ELSEWHERE
         from hf_memkit.recipes.tasks import find_task
 
-        return replace(request, arguments=read_pairs(settings, ELSEWHERE, find_task(recipe.task).further_arguments))
-    kinds: dict[str, type] = {}
+        further = find_task(recipe.task).further_arguments
+        return replace(request, arguments=read_pairs(settings, ELSEWHERE, further))
+
+    types_of_values: dict[str, type] = {}
     if request.preset:
         from hf_memkit.presets import compose
 
-        techniques = compose(request.preset, request.techniques)  # reports unknown names first
-        kinds = {key: kind for technique in techniques for key, kind in technique.values.items()}
-    from_file, notes = dict[str, Any](), list[str]()
+        for technique in compose(request.preset, request.techniques):  # reports unknown names first
+            types_of_values |= technique.values
+    arguments: dict[str, Any] = {}
+    notes: list[str] = []
     if args is not None:
         from hf_memkit.checks.reading import read
 
-        from_file, notes = read_file(read(args))
-    values, set_here = read_values_and_pairs(settings, kinds)
-    for field, option, value in (
-        ("per_device_train_batch_size", "--batch-size", batch_size),
-        ("gradient_accumulation_steps", "--accumulation", accumulation),
-    ):
-        if value is not None and set_here.get(field, value) != value:
-            both = f"{option} {value} and --set {field}={set_here[field]}"
-            raise SettingError(f"{both}: the same field. Give one of them")
-        set_here |= {} if value is None else {field: value}
-    arguments, notes = {**from_file, **set_here}, [*request.notes, *notes]
-    return replace(request, values=values, arguments=arguments, args_file=args, notes=tuple(notes))
+        arguments, notes = read_file(read(args))
+
+    values, pairs = read_values_and_pairs(settings, types_of_values)
+    options = [
+        ("--batch-size", batch_size, "per_device_train_batch_size"),
+        ("--accumulation", accumulation, "gradient_accumulation_steps"),
+    ]
+    for option, value, field in options:
+        if value is None:
+            continue
+        if pairs.get(field, value) != value:
+            raise SettingError(f"{option} {value}, --set {field}={pairs[field]}: the same field. Give one of them")
+        pairs[field] = value
+    return replace(
+        request, values=values, arguments={**arguments, **pairs}, args_file=args, notes=(*request.notes, *notes)
+    )
 
 
 def resolve(
@@ -122,18 +129,18 @@ def resolve_partly(request: Request, *, use_hub: bool | None = None) -> Setup:
     from hf_memkit.presets.for_model import resolve_preset
     from hf_memkit.setup.own_arguments import former_lines, length_of
 
-    own, model = request.arguments, request.model
+    own = request.arguments
+    model = request.model
     notes = [*request.notes, *former_lines(request.args_file, own)]
     length = request.sequence_length or length_of(own, notes)
     if model is None and own.get("model_name_or_path"):
         name = str(own["model_name_or_path"])
         try:
             describe(name, use_hub=hub_reachable() if use_hub is None else use_hub, use_built_in=True)
-        except InputError as error:
-            notes.append(f"sizes are not computed for the model in your file: {error}")
-        else:
             model = name
             notes.append(f"computed for the model in your file, {name}")
+        except InputError as error:
+            notes.append(f"sizes are not computed for the model in your file: {error}")
     setup = resolve_preset(replace(request, model=model, sequence_length=length), use_hub=use_hub)
     return setup.with_notes(*notes)
 
@@ -271,10 +278,11 @@ def _resolve_recipe(
         machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     else:
         machine = here.with_gpu(described_gpu(request.gpu, request.gpu_memory) or here.gpu)
-        machine = machine.with_ram(parse_size(request.ram, "--ram")) if request.ram else machine
+        if request.ram:
+            machine = machine.with_ram(parse_size(request.ram, "--ram"))
     if judge is not None and not stored:
         shared_worker().start()  # it loads its libraries while the model is described here
-    from hf_memkit.recipes.variant_search import choose, stored_or, unjudged
+    from hf_memkit.recipes.variant_search import choose, predict_nothing, stored_or
 
-    judge = stored_or(judge, recipe) if stored else judge or unjudged
+    judge = stored_or(judge, recipe) if stored else judge or predict_nothing
     return choose(recipe, machine, request, use_hub=hub_reachable(), judge=judge, runs=runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.common.units import parse_size
-from hf_memkit.common.user_files import parsed
+from hf_memkit.common.user_files import content_problem, is_there, parsed, text_of
 from hf_memkit.presets import PRESETS, compose
 from hf_memkit.recipes.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.setup.techniques.registry import TECHNIQUES, wrong_value
@@ -43,7 +43,12 @@ def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
 
 
 def _among(known: Collection[str], kind: str, hint: str = "") -> AfterValidator:
-    """Validator for a name in `known`. `kind`: of name; `hint`: where to find all names."""
+    """Validator for a name in `known`.
+
+    Args:
+        kind: kind of name, for the error.
+        hint: where the error sends the user for all names; empty: it lists them.
+    """
 
     def check(name: str) -> str:
         if name not in known:
@@ -128,6 +133,10 @@ class Rehearsal(_Strict):
     learning_rate: PositiveFloat
 
 
+_MODELS: Final[dict[Any, type[_Strict]]] = {"model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal}
+"""Section of a recipe file → its fields."""
+
+
 class Recipe(_Strict):
     """One recipe file. `name` and `path` come from the file, the rest from its text.
 
@@ -164,97 +173,93 @@ def load_recipe(name: str) -> Recipe:
     """
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
-        if not path.is_file():
-            raise InputError(f"recipe file {name!r} does not exist; `memkit recipe` lists the recipes")
+        if not is_there(path) or not path.is_file():
+            raise InputError(f"{name}: no such file. To list the recipes, type: memkit recipe")
         return read_recipe(path)
+    if name not in resources.names("recipes") and is_there(name):
+        raise InputError(f"{name}: not a recipe: a recipe is a .yaml file. To list them, type: memkit recipe")
     return read_recipe(resources.find("recipes", name))
 
 
 def read_recipe(path: Path) -> Recipe:
     """The recipe in the file at `path`. Raises RecipeError with all mistakes."""
     try:
-        content = parsed(str(path), yaml.safe_load, path.read_text(encoding="utf-8"))
+        content = parsed(str(path), yaml.safe_load, text_of(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         mistake = getattr(error, "problem", None) or "cannot be parsed"
         raise RecipeError([f"{where}: not valid YAML: {mistake}"]) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError([f"{path}: cannot be read: {error}"]) from None
-    if not isinstance(content, dict):
-        raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
-    given = [key for key in ("name", "path") if key in content]
-    problems = [f"{path}: {key}: comes from the file's name and place; remove it" for key in given]
-    problems += [f"{path}: {problem}" for problem in (*_uneven_batches(content), *_wrong_values(content))]
-    recipe = None
+    if problem := content_problem(content):
+        raise RecipeError([f"{path}: {problem}"])
+    derived = [key for key in ("name", "path") if key in content]
+    problems = [f"{path}: {key}: remove it: the file's name and place decide it" for key in derived]
+    problems += [f"{path}: {problem}" for problem in _wrong_numbers(content)]
     try:
         recipe = Recipe.model_validate({**content, "name": path.stem, "path": path})
     except ValidationError as error:
-        problems = [*(_line(path, detail) for detail in error.errors()), *problems]
-    if problems or recipe is None:
+        raise RecipeError([*(_line(path, detail) for detail in error.errors()), *problems]) from None
+    if problems:
         raise RecipeError(problems)
     return recipe
 
 
-def _uneven_batches(content: dict[str, Any]) -> list[str]:
-    """Micro-batches that do not divide the batch, from the raw content, so that they are reported with all other
-    mistakes."""
+def _wrong_numbers(content: dict[str, Any]) -> Iterator[str]:
+    """Micro-batches that do not divide the batch, and values that a variant's preset does not take. From the raw
+    content, so that they are reported with all other mistakes."""
     variants = content.get("variants")
-    parts = {f"variants.{name}": part for name, part in variants.items()} if isinstance(variants, dict) else {}
-    wholes = dict.fromkeys(parts, content.get("sequences_per_step"))
+    for name, variant in variants.items() if isinstance(variants, dict) else ():
+        if isinstance(variant, dict):
+            yield from _uneven_batch(f"variants.{name}", variant, content.get("sequences_per_step"))
+            if name in PRESETS:
+                yield from _wrong_values(name, variant)
     rehearsal = content.get("rehearsal")
     if isinstance(rehearsal, dict):
-        parts["rehearsal"], wholes["rehearsal"] = rehearsal, rehearsal.get("sequences_per_step")
-    lines = []
-    for place, part in parts.items():
-        micro, whole = part.get("micro_batch_size") if isinstance(part, dict) else None, wholes[place]
-        if isinstance(micro, int) and isinstance(whole, int) and micro > 0 and whole > 0 and whole % micro:
-            lines.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
-    return lines
+        yield from _uneven_batch("rehearsal", rehearsal, rehearsal.get("sequences_per_step"))
 
 
-def _wrong_values(content: dict[str, Any]) -> list[str]:
-    """Values of variants that their preset does not take, or with another type or number."""
-    variants = content.get("variants")
-    lines = []
-    for name, variant in variants.items() if isinstance(variants, dict) else ():
-        if name not in PRESETS or not isinstance(variant, dict):
-            continue
-        extra = [*_names(variant, "techniques"), *_names(variant, "checkpointing")]
-        try:
-            techniques = compose(name, _names(variant, "techniques"))
-        except SettingError as error:
-            lines.append(f"variants.{name}.techniques: {error}")
-            continue
-        all_techniques = [*techniques, *(TECHNIQUES[extra_name] for extra_name in extra)]
-        allowed = list(dict.fromkeys(key for technique in all_techniques for key in technique.values))
-        values = variant.get("values")
-        for key, value in values.items() if isinstance(values, dict) else ():
-            place = f"variants.{name}.values.{key}"
-            if key not in allowed:
-                near = did_you_mean(str(key), allowed)
-                lines.append(f"{place}: unknown key{near}; allowed: {', '.join(allowed) or 'none'}")
-            elif wrong := wrong_value(all_techniques, key, value):
-                lines.append(f"{place}: {value!r}: {wrong}")
-    return lines
+def _uneven_batch(place: str, section: dict[str, Any], batch_size: Any) -> Iterator[str]:
+    micro_batch = section.get("micro_batch_size")
+    are_counts = all(isinstance(value, int) and value > 0 for value in (micro_batch, batch_size))
+    if are_counts and batch_size % micro_batch:
+        yield f"{place}.micro_batch_size: {micro_batch}: must divide sequences_per_step ({batch_size})"
+
+
+def _wrong_values(preset: str, variant: dict[str, Any]) -> Iterator[str]:
+    own = _names(variant, "techniques")
+    try:
+        techniques = list(compose(preset, own))
+    except SettingError as error:
+        yield f"variants.{preset}.techniques: {error}"
+        return
+    techniques += [TECHNIQUES[name] for name in (*own, *_names(variant, "checkpointing"))]
+    allowed = list(dict.fromkeys(key for technique in techniques for key in technique.values))
+    values = variant.get("values")
+    for key, value in values.items() if isinstance(values, dict) else ():
+        place = f"variants.{preset}.values.{key}"
+        if key not in allowed:
+            near = did_you_mean(str(key), allowed)
+            yield f"{place}: unknown key{near}; allowed: {', '.join(allowed) or 'none'}"
+        elif wrong := wrong_value(techniques, key, value):
+            yield f"{place}: {value!r}: {wrong}"
 
 
 def _names(variant: dict[str, Any], key: str) -> list[str]:
     """The valid techniques in a variant's list; others are reported elsewhere."""
     names = variant.get(key)
-    return [name for name in names if isinstance(name, str) and name in TECHNIQUES] if isinstance(names, list) else []
+    if not isinstance(names, list):
+        return []
+    return [name for name in names if isinstance(name, str) and name in TECHNIQUES]
 
 
 def _line(path: Path, detail: ErrorDetails) -> str:
     """One mistake: file, key, value, and allowed values."""
     key = ".".join(str(part) for part in detail["loc"] if part != "[key]")
     if detail["type"] == "extra_forbidden":
-        sections: Mapping[str | int, type[BaseModel]] = {
-            "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
-        }  # fmt: skip
-        section = sections.get(detail["loc"][0], Recipe) if len(detail["loc"]) > 1 else Recipe
-        known = [name for name in section.model_fields if name not in {"name", "path"}]
-        return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
+        *sections, name = detail["loc"]
+        section = _MODELS[sections[0]] if sections else Recipe
+        known = [field for field in section.model_fields if field not in {"name", "path"}]
+        return f"{path}: {key}: unknown key{did_you_mean(str(name), known)}; allowed: {', '.join(known)}"
     if detail["type"] == "missing":
         return f"{path}: {key}: missing; add it"
     return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"

@@ -24,8 +24,7 @@ CHECKPOINTS = 5
 
 
 def check_data(recipe: Recipe, source: str) -> None:
-    """Read the data of `--data` as a run would. Raises DataError with the place, the mistake, and the expected
-    value."""
+    """Read the data of `--data` as a run would. Raises DataError with place, mistake and expected value."""
     from hf_memkit.recipes.export import files
 
     task, data = find_task(recipe.task), recipe.data
@@ -115,19 +114,19 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
     if request.ram:
         parse_size(request.ram, "--ram")
     if request.variant not in (known := (*recipe.variants, "auto")):
+        near = did_you_mean(request.variant, known)
         raise InputError(
-            f"recipe {recipe.name!r} has no variant {request.variant!r}"
-            f"{did_you_mean(request.variant, known)}; it has: {', '.join(known)}"
+            f"recipe {recipe.name!r} has no variant {request.variant!r}{near}; it has: {', '.join(known)}"
         )
     chosen = request.arguments
     if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
         both = f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']}"
         raise SettingError(f"{both}: the same setting. Give one of them")
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
-    computed = "the variant sets it, and its memory was computed with it. Choose another with --variant"
+    computed = "the variant sets it, and its memory is computed for that value. Choose another --variant"
     problems += [f"--set {name}: {computed}" for name in sorted(_SET_BY_VARIANT & chosen.keys())]
     if "num_train_epochs" in chosen:
-        problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Use --max-steps")
+        problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Write --max-steps N")
     if problems:
         raise SettingError("\n".join(problems))
     name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
@@ -144,10 +143,8 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
     if "optim" not in chosen:
         return
     if "optimizer.class" in setup:
-        raise SettingError(
-            f"--set optim={chosen['optim']}: no effect, because variant {setup.preset!r} has its own optimizer "
-            f"({setup['optimizer.class'].split(':')[1]}). Choose another with --variant"
-        )
+        own = f"variant {setup.preset!r} has its own optimizer, {setup['optimizer.class'].split(':')[1]}"
+        raise SettingError(f"--set optim={chosen['optim']}: no effect: {own}. Choose another --variant")
     if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
         why = "the variant's memory was computed with AdamW's states, split between the GPUs"
         if "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]:

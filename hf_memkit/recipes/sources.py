@@ -65,7 +65,7 @@ def local_files(path: Path, expected: str, *, texts: bool = False) -> tuple[str,
         raise DataError(f"{path}: not a table (it ends in {path.suffix!r}); expected {expected}")
     for file in files:
         if not file.is_file() or not os.access(file, os.R_OK):
-            raise DataError(f"{file}: cannot be read, or is no regular file")
+            raise DataError(f"{file}: cannot be read, or is not a regular file")
     return kind, files
 
 

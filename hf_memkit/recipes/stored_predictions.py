@@ -31,12 +31,10 @@ class StoredPrediction:
     """One variant with one kind of checkpointing.
 
     Attributes:
-        variant: its name.
         checkpointing: the kind, `none`, or empty if the variant lists none.
         bf16: whether the GPU computes in bf16; fp16 otherwise.
         micro_batch_size, accumulation: sequences in a forward pass of a GPU, and micro-batches in a step.
-        sequence_length: tokens.
-        gpus, nodes: GPUs on each machine, and machines.
+        gpus: on each machine.
         prediction: its needs; the verdict is for the GPU of the prediction.
     """
 
@@ -106,9 +104,8 @@ def _of_recipe(recipe: Recipe) -> list[StoredPrediction]:
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order, each with the cheapest checkpointing that fits,
-    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since the prediction, or the
-    GPU is unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the
-    verdict."""
+    else the cheapest that is tight, else the last. Empty if the recipe's file has changed since, or the GPU is
+    unknown. The GPU's dtypes select predictions; its memory and the machine's RAM and disk decide the verdict."""
     by_variant: dict[str, Option] = {}
     if machine.gpu is None:
         return []
@@ -131,8 +128,7 @@ def is_stored(prediction: Prediction) -> bool:
 
 
 def _of_setup(recipe: Recipe, setup: Setup) -> list[StoredPrediction]:
-    """Stored predictions of the setup's variant and checkpointing, for such a GPU; empty if the user changed the
-    training."""
+    """Stored predictions of the setup's variant and checkpointing, for such a GPU; none for a changed training."""
     request, gpu = setup.request or Request(), setup.resolved_for.machine.gpu
     if request.model or request.arguments or gpu is None:
         return []

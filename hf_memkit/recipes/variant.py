@@ -32,15 +32,12 @@ multiples of 64 elements (`presets/sizes.py`)."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class VariantJob:
     """Input for one setup of a recipe.
 
     Attributes:
-        recipe, request: the recipe, and the request beyond it.
-        machine: the machine with its GPU.
-        model: its shapes.
+        machine: has a GPU.
         shortest: tokens in a sequence: requested, or the recipe's.
-        variant: one of the recipe's.
         checkpointing: one of the variant's kinds; empty if it lists none.
         length: tokens in a sequence to try, if the longest that fits is wanted.
     """
@@ -67,21 +64,25 @@ class Candidate:
         """Preset, then model and data, then arguments, then the user's own."""
         sequence_length = self.length or self.shortest
         why_length = "asked for" if self.request.sequence_length or self.length else "the recipe's"
-        recipe, request, machine, model, name = self.recipe, self.request, self.machine, self.model, self.variant
-        variant, chosen, gpus = recipe.variants[name], request.arguments, request.gpus or 1
+        recipe, request = self.recipe, self.request
+        model, name = self.model, self.variant
+        variant, chosen = recipe.variants[name], request.arguments
+        gpus = request.gpus or 1
         micro_batch, accumulation, batch_reason = split_batch(
             recipe.sequences_per_step, variant.micro_batch_size, gpus * request.nodes, chosen
         )
         output = request.output or default_output(recipe.name, name)
         # A separate folder for each run: DeepSpeed's swap files have the same names in every job.
         nvme_path = str(Path(request.nvme_path) / Path(output).name if request.nvme_path else Path(output) / "nvme")
-        job = Job(
-            model, machine, micro_batch, sequence_length, nvme_path, variant.values, gpus, request.nodes, accumulation,
-        )  # fmt: skip
+        job = Job(model, self.machine, micro_batch, sequence_length, nvme_path, variant.values, gpus)
+        job = replace(job, nodes=request.nodes, accumulation=accumulation)
         task = find_task(recipe.task)
-        kind, techniques = self.checkpointing, variant.techniques
-        without: tuple[Family, ...] = ("checkpointing",) if kind == NO_CHECKPOINTING else ()
-        techniques = techniques if kind in ("", NO_CHECKPOINTING) else [*techniques, kind]
+        techniques = list(variant.techniques)
+        without: tuple[Family, ...] = ()
+        if self.checkpointing == NO_CHECKPOINTING:
+            without = ("checkpointing",)
+        elif self.checkpointing:
+            techniques.append(self.checkpointing)
 
         def with_own_optimizer(setup: Setup) -> Setup:
             """The user's optimizer and the task's Trainer, so that the ledger counts its states and loss."""
@@ -89,16 +90,17 @@ class Candidate:
                 setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
             return setup.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else setup
 
-        preset = apply_preset(name, job, techniques, without=without, left_out=left_out, change=with_own_optimizer)
-        setup = share_among_processes(replace(preset, request=request), job)
+        setup = apply_preset(name, job, techniques, without=without, left_out=left_out, change=with_own_optimizer)
+        setup = share_among_processes(replace(setup, request=request), job)
         refuse_ignored(setup, chosen)
         if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
             instead = f", or replace --variant {name} with --variant infinity" if "infinity" in recipe.variants else ""
             raise SettingError(f"--nvme-path: variant {name!r} does not use the disk. Remove --nvme-path{instead}")
+
         setup = model_and_data(setup, recipe, request, model, sequence_length, why_length)
         steps = request.max_steps or chosen.get("max_steps") or recipe.steps
         steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
-        save_steps, limit, save_reason = saving(setup, machine, model, int(steps))
+        save_steps, limit, save_reason = saving(setup, self.machine, model, int(steps))
         arguments = {
             "output_dir": (output, "where checkpoints, records and the trained model go"),
             "per_device_train_batch_size": (micro_batch, batch_reason),

@@ -6,7 +6,7 @@ alone are too large is not traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,7 +18,7 @@ from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.settings import refuse_wrong
 from hf_memkit.recipes.stored_predictions import stored_length, stored_prediction
 from hf_memkit.recipes.tasks import find_task
-from hf_memkit.recipes.variant import MULTIPLE, Candidate
+from hf_memkit.recipes.variant import MULTIPLE, VariantJob
 from hf_memkit.setup.build.packages import missing_package
 from hf_memkit.setup.job import gpu_shortage
 from hf_memkit.setup.request import Request, refuse_too_long
@@ -27,18 +27,18 @@ from hf_memkit.setup.setup import Setup
 MOST_TRACES: Final = 4
 """Maximum number of sequence lengths to predict: first the stored one or the recipe's, then the nearest to fitting."""
 
-_CLOSE_ENOUGH: Final = 0.03
-"""A length is not raised by a smaller share: predictions are not that exact."""
+_LEAST_GAIN: Final = 0.03
+"""A sequence is made longer by this share or more: predictions are not more exact."""
 
-_SURER: Final = 0.985
-"""A lower length is multiplied by this, so that the next prediction fits."""
+_SAFETY_FACTOR: Final = 0.985
+"""A shorter sequence is shortened by this further factor, so that the next prediction fits."""
 
 Judge = Callable[[Setup], Prediction]
 """Predicts a candidate, by a trace or from the recipe's stored predictions; raises an InputError if it cannot."""
 
 
-def unjudged(setup: Setup) -> Prediction:
-    """A judge that predicts nothing: raises an InputError."""
+def predict_nothing(setup: Setup) -> Prediction:
+    """A judge that raises an InputError for each candidate."""
     raise InputError("no prediction was asked for")
 
 
@@ -60,11 +60,13 @@ def stored_or(judge: Judge | None, recipe: Recipe) -> Judge:
 class _Result:
     """A candidate with its verdict.
 
-    `prediction` is None if the machine rules the candidate out or it cannot be predicted; `why` is that reason, or the
-    prediction in short.
+    Attributes:
+        verdict: of the prediction; empty without one.
+        why: the prediction in short, or why there is none: the machine rules the candidate out, or it cannot be
+            predicted.
     """
 
-    candidate: Candidate
+    candidate: VariantJob
     setup: Setup
     verdict: str
     why: str
@@ -92,93 +94,95 @@ def choose(
     """
     start = _start(recipe, machine, request, use_hub=use_hub)
     if request.variant != "auto":
-        chosen = _variant(replace(start, variant=request.variant), judge, "asked for by name")
-        return chosen.setup, chosen.prediction
+        result = _try_variant(replace(start, variant=request.variant), judge, "asked for by name")
+        return result.setup, result.prediction
+
     rejected: list[tuple[str, str]] = []
-    second_best: list[_Result] = []
+    possible: list[_Result] = []
     for name in recipe.variants:
-        first = "the first variant that fits" if rejected else "the recipe's first choice"
         candidate = replace(start, variant=name)
-        if runs and (lacks_package := missing_package(candidate.setup())):
-            rejected.append((name, f"needs {lacks_package}"))
+        if runs and (package := missing_package(candidate.setup())):
+            rejected.append((name, f"needs {package}"))
             continue
-        chosen = _variant(candidate, judge, first)
-        if chosen.verdict == "fits":
-            return replace(chosen.setup, rejected=tuple(rejected)), chosen.prediction
-        if not chosen.setup.problems:
-            second_best.append(chosen)
-        rejected.append((name, chosen.why))
-    if second_best:
-        best = min(second_best, key=lambda each: each.prediction is None)
-        why = f"no variant is predicted to fit better (predicted: {best.why})"
-        if best.prediction is None:
-            why = f"the first that nothing rules out ({best.why})"
-        others = tuple(each for each in rejected if each[0] != best.setup.preset)
-        return replace(best.setup, why=why, rejected=others), best.prediction
-    reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
-    raise DoesNotFitError(
-        f"no variant of {recipe.name} is predicted to fit this machine: {reasons}; `memkit recipe` lists others"
-    )
+        why = "the first variant that fits" if rejected else "the recipe's first choice"
+        result = _try_variant(candidate, judge, why)
+        if result.verdict == "fits":
+            return replace(result.setup, rejected=tuple(rejected)), result.prediction
+        if not result.setup.problems:
+            possible.append(result)
+        rejected.append((name, result.why))
+
+    if not possible:
+        reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
+        others = "To list recipes that fit, type: memkit recipe --gpu GPU"
+        raise DoesNotFitError(f"no variant of {recipe.name} is predicted to fit this machine: {reasons}. {others}")
+    best = min(possible, key=lambda result: result.prediction is None)
+    why = f"no variant is predicted to fit better (predicted: {best.why})"
+    if best.prediction is None:
+        why = f"the first that nothing rules out ({best.why})"
+    not_chosen = tuple(variant for variant in rejected if variant[0] != best.setup.preset)
+    return replace(best.setup, why=why, rejected=not_chosen), best.prediction
 
 
-def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Candidate:
+def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> VariantJob:
     """The candidate without variant, from the recipe and the request."""
     refuse_wrong(recipe, request)
-    name, task = request.model or recipe.model.hub_id, find_task(recipe.task)
+    name = request.model or recipe.model.hub_id
+    task = find_task(recipe.task)
     architecture = recipe.model.architecture if name == recipe.model.hub_id else None
     model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
     length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
     refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
-    return Candidate(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
+    return VariantJob(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
 
 
-def _variant(candidate: Candidate, judge: Judge, first: str) -> _Result:
-    """The variant with the first kind of checkpointing that fits, else the first that is tight, else the last."""
-    tried: list[_Result] = []
-    for each in _candidates(candidate, judge):
-        tried.append(each)
-        if each.verdict == "fits":
-            break
-    fitting = [each for each in tried if each.verdict == "fits"]
-    tight = [each for each in tried if each.verdict == "tight"]
-    best = (fitting or tight or tried[-1:])[0]
-    setup = best.setup
-    if best.prediction is None:
-        return replace(best, setup=replace(setup, why=f"{first} ({best.why})"))
-    if kind := best.candidate.checkpointing:
-        others = "; ".join(f"{each.candidate.checkpointing}: {each.why}" for each in tried if each is not best)
-        which = "the first that is predicted to fit" if fitting else "the nearest to fitting, by prediction"
-        tried_too = f". Also tried: {others}" if others else ""
-        setup = setup.with_notes(f"Activation checkpointing: {kind}, {which}{tried_too}.")
-    return replace(best, setup=replace(setup, why=f"{first} (predicted: {best.why})"))
-
-
-def _candidates(candidate: Candidate, judge: Judge) -> Iterator[_Result]:
-    """The variant with each kind of checkpointing, fastest first, each predicted when the caller needs it."""
+def _try_variant(candidate: VariantJob, judge: Judge, reason: str) -> _Result:
+    """The variant with the first kind of checkpointing that fits, else the first that is tight, else the last.
+    `reason`: for its choice, which the setup shows."""
     kinds = candidate.recipe.variants[candidate.variant].checkpointing or [""]
-    for number, kind in enumerate(kinds, 1):
-        each = replace(candidate, checkpointing=kind)
-        if each.solves:
-            yield _longest(each, judge)
+    by_name = candidate.request.variant != "auto"
+    tried: list[_Result] = []
+    for kind in kinds:
+        next_candidate = replace(candidate, checkpointing=kind)
+        if next_candidate.solves:
+            tried.append(_try_lengths(next_candidate, judge))
         else:
-            yield _predicted(each, judge, must=candidate.request.variant != "auto" and number == len(kinds))
+            tried.append(_try(next_candidate, judge, must_predict=by_name and kind == kinds[-1]))
+        if tried[-1].verdict == "fits":
+            break
+
+    best = tried[-1]
+    if best.verdict != "fits":
+        best = next((result for result in tried if result.verdict == "tight"), best)
+    if best.prediction is None:
+        return replace(best, setup=replace(best.setup, why=f"{reason} ({best.why})"))
+    setup = replace(best.setup, why=f"{reason} (predicted: {best.why})")
+    if best.candidate.checkpointing:
+        which = "the first that is predicted to fit"
+        if best.verdict != "fits":
+            which = "the nearest to fitting, by prediction"
+        others = "; ".join(f"{each.candidate.checkpointing}: {each.why}" for each in tried if each is not best)
+        tried_too = f". Also tried: {others}" if others else ""
+        setup = setup.with_notes(f"Activation checkpointing: {best.candidate.checkpointing}, {which}{tried_too}.")
+    return replace(best, setup=setup)
 
 
-def _predicted(candidate: Candidate, judge: Judge, *, must: bool) -> _Result:
-    """One candidate, predicted unless its weights and states alone are too large. `must`: predict it anyway."""
-    setup, machine = candidate.setup(), candidate.machine
-    short = gpu_shortage(setup.ledger, machine)
-    others = [problem for problem in setup.problems if problem not in short]
-    if others and not must:
+def _try(candidate: VariantJob, judge: Judge, *, must_predict: bool) -> _Result:
+    """One candidate, predicted if `must_predict`, or if the machine can run it and hold its weights and states."""
+    setup = candidate.setup()
+    too_large = gpu_shortage(setup.ledger, candidate.machine)
+    others = [problem for problem in setup.problems if problem not in too_large]
+    if others and not must_predict:
         return _Result(candidate, setup, "", "; ".join(others))
-    if short and not must:
-        return _Result(candidate, setup, "", f"{short[0]}: not traced")
+    if too_large and not must_predict:
+        return _Result(candidate, setup, "", f"{too_large[0]}: not traced")
     try:
         prediction = judge(setup)
     except NoKernel as error:
         return _Result(candidate, setup.with_problems([str(error)]), "", str(error))
     except InputError as error:
         return _Result(candidate, setup, "", f"not predicted: {error}")
+
     if prediction.verdict in ("fits", "tight"):  # more exact than the sums of the ledger
         setup = replace(setup, problems=tuple(others))
     elif not setup.problems:
@@ -187,41 +191,44 @@ def _predicted(candidate: Candidate, judge: Judge, *, must: bool) -> _Result:
     return _Result(candidate, setup, str(prediction.verdict), why, prediction)
 
 
-def _longest(candidate: Candidate, judge: Judge) -> _Result:
-    """The candidate with the longest sequence that is predicted to fit."""
+def _try_lengths(candidate: VariantJob, judge: Judge) -> _Result:
+    """The candidate with the longest sequence that is predicted to fit, else with the last that was tried."""
     shortest = candidate.recipe.sequence_length
     longest = candidate.model.maximum_length or shortest
-    best: tuple[int, _Result] | None = None
     length = min(longest, stored_length(candidate.recipe, candidate.setup()))
-    last = _predicted(replace(candidate, length=length), judge, must=True)
-    seen = {length: last}
-    while last.prediction is not None:
-        if last.verdict == "fits" and (best is None or length > best[0]):
-            best = (length, last)
-        length = _nearer_length(length, last.prediction, shortest=shortest, longest=longest)
-        if length in seen or len(seen) == MOST_TRACES:
+    results: dict[int, _Result] = {}
+    while length not in results and len(results) < MOST_TRACES:
+        result = results[length] = _try(replace(candidate, length=length), judge, must_predict=True)
+        if result.prediction is None:
             break
-        last = seen[length] = _predicted(replace(candidate, length=length), judge, must=True)
-    if best is None:
-        return last
-    length, result = best
-    predictions = ", ".join(f"{tokens} {each.verdict or each.why}" for tokens, each in sorted(seen.items()))
-    most = "all that the model allows" if length == longest else f"the longest multiple of {MULTIPLE} found that fits"
-    setup = result.setup.put("data.sequence_length", length, f"{most} (predicted: {predictions})")
-    return replace(result, setup=setup)
+        length = _nearer_length(length, result.prediction, shortest=shortest, longest=longest)
+
+    fitting = [length for length, each in results.items() if each.verdict == "fits"]
+    if not fitting:
+        return result
+    length = max(fitting)
+    limit = f"the longest multiple of {MULTIPLE} found that fits"
+    if length == longest:
+        limit = "all that the model allows"
+    tried = ", ".join(f"{tokens} {each.verdict or each.why}" for tokens, each in sorted(results.items()))
+    best = results[length]
+    return replace(best, setup=best.setup.put("data.sequence_length", length, f"{limit} (predicted: {tried})"))
 
 
 def _nearer_length(length: int, prediction: Prediction, *, shortest: int, longest: int) -> int:
     """The next length to predict, if activations grow in proportion to it; `length` if a longer one gains little."""
-    held = sum(prediction.categories[name] for name in ("weights", "gradients", "optimizer"))
-    held += prediction.outside_allocator_bytes
-    grows, room = prediction.total_bytes[1] - held, prediction.limit_bytes - held
+    constant = sum(prediction.categories[name] for name in ("weights", "gradients", "optimizer"))
+    constant += prediction.outside_allocator_bytes
+    grows = prediction.total_bytes[1] - constant
+    room = prediction.limit_bytes - constant
     if grows <= 0 or room <= 0:
         return shortest if prediction.verdict != "fits" else length
-    wanted = max(shortest, min(longest, int(length * room / grows) // MULTIPLE * MULTIPLE))
+
+    wanted = int(length * room / grows) // MULTIPLE * MULTIPLE
+    wanted = max(shortest, min(longest, wanted))
     if prediction.verdict == "fits":
-        return wanted if wanted > (1 + _CLOSE_ENOUGH) * length else length
-    lower = int(_SURER * wanted) // MULTIPLE * MULTIPLE
+        return wanted if wanted > (1 + _LEAST_GAIN) * length else length
+    lower = int(_SAFETY_FACTOR * wanted) // MULTIPLE * MULTIPLE
     return max(shortest, min(lower, length - MULTIPLE))
 
 

@@ -1,6 +1,8 @@
-"""A recipe's folder and its state: its script with `args.yaml`, and the run file. `memkit-run.json` has the setup with
-its reasons, its prediction, the target of a rehearsal, and the status. A folder is free (no such file), written
-(nothing has run), unfinished (running, interrupted, or killed) or finished."""
+"""A recipe's folder: its script with `args.yaml`, and the run file `memkit-run.json`.
+
+The run file has the setup with its reasons, its prediction, the target of a rehearsal, and the status: `written`
+(nothing has run), `running`, `interrupted` or `finished`. A killed run stays `running`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +37,6 @@ class RecipeRun:
     """One run of a recipe.
 
     Attributes:
-        recipe, variant: names.
-        setup: the setup that runs here.
         target: the setup that this run rehearses; None for the real run.
         not_rehearsed: settings of the target that do not run here, each with its reason.
         gpus: processes on each machine, one GPU each.
@@ -90,18 +90,16 @@ class RecipeRun:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
+        names = ("gpus", "nodes", "prediction", "target_prediction")
         return cls(
             recipe=content["recipe"],
             variant=content["variant"],
             setup=Setup.from_json(content["setup"]),
             target=Setup.from_json(content["target"]) if content["target"] else None,
             not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
-            gpus=content.get("gpus", 1),
-            nodes=content.get("nodes", 1),
-            prediction=content.get("prediction"),
-            target_prediction=content.get("target_prediction"),
             asked=content.get("asked", content["recipe"]),
             needs_less=tuple(content.get("needs_less", ())),
+            **{name: content[name] for name in names if name in content},
         )
 
     def new_file(self, names: list[str]) -> dict[str, Any]:
@@ -112,13 +110,13 @@ class RecipeRun:
 
 def default_output(recipe: str, variant: str) -> str:
     """A folder in `memkit-runs/` that no run has used: `gpt2-on-16gb-resident`, then `gpt2-on-16gb-resident-2` …"""
-    names = (f"{recipe}-{variant}" if number == 1 else f"{recipe}-{variant}-{number}" for number in count(1))
+    first = f"{recipe}-{variant}"
+    names = chain([first], (f"{first}-{number}" for number in count(2)))
     return next(str(_HOME / name) for name in names if not (_HOME / name / RUN_FILE).exists())
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
-    """Content of the folder's run file, or None if it has none. Raises RunError if the file is damaged or cannot be
-    read."""
+    """Content of the folder's run file, or None if it has none. Raises RunError if it is damaged or unreadable."""
     path = Path(folder) / RUN_FILE
     if not path.exists():
         return None
@@ -133,40 +131,46 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
 
 
 def folder_of(path: str | Path) -> Path | None:
-    """The recipe's folder at `path`, or with the script at `path`; None: it is no recipe's."""
-    given = Path(path)
-    folder = given if given.is_dir() else given.parent
-    content = read_run(folder) if (folder / ARGUMENTS_FILE).exists() else None
-    return folder if content is not None and (given == folder or given.name in content.get("files", ())[:1]) else None
+    """The recipe's folder if `path` is such a folder, or its script; else None."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    if not (folder / ARGUMENTS_FILE).exists():
+        return None
+    content = read_run(folder)
+    if content is None:
+        return None
+    is_script = path.name in content.get("files", ())[:1]
+    return folder if path == folder or is_script else None
 
 
 def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
-    """The run in the folder with its owner's changes, and the content of its run file. Raises InputError if there is
-    no run, or its `args.yaml` is missing."""
+    """(the run in the folder with the user's changes of its files, the content of its run file). Raises InputError if
+    there is no run, or a file is missing or cannot be read."""
     content = read_run(folder)
     if content is None:
-        raise InputError(f"{folder}: holds no {RUN_FILE}. memkit recipe NAME --export {folder} writes a folder to run")
+        raise InputError(f"{folder}: no {RUN_FILE} in it. Write a run: memkit recipe NAME --export {folder}")
     try:
         job = RecipeRun.from_json(content)
     except (KeyError, TypeError, ValueError):
         raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
     try:
-        # Problems on the machine that wrote it do not apply here.
-        return replace(job, setup=replace(_with_changes(job.setup, folder), problems=())), content
+        setup = _with_changes(job.setup, folder)
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}. Restore it, or {start_again(folder)}") from None
     except (ValueError, AttributeError, yaml.YAMLError) as error:
         first = str(error).partition("\n")[0]
         raise InputError(f"{folder / ARGUMENTS_FILE}: cannot be read ({first}). Correct it") from None
+    # Problems on the machine that wrote the folder do not apply here.
+    return replace(job, setup=replace(setup, problems=())), content
 
 
 def _with_changes(setup: Setup, folder: Path) -> Setup:
-    """`setup` with changes in `args.yaml` and the DeepSpeed JSON."""
+    """`setup` with the values of `args.yaml` and of the DeepSpeed JSON."""
     sections = yaml.safe_load((folder / ARGUMENTS_FILE).read_text(encoding="utf-8"))
     arguments = sections["arguments"]
-    config = arguments.pop("deepspeed", None)
-    if config is not None:
-        config = json.loads((folder / config).read_text(encoding="utf-8"))
+    config_file = arguments.pop("deepspeed", None)
+    if config_file is not None:
+        config = json.loads((folder / config_file).read_text(encoding="utf-8"))
         if config != setup.get("deepspeed.config"):
             setup = setup.put("deepspeed.config", config, _CHANGED)
     arguments["output_dir"] = str(folder)
@@ -174,12 +178,14 @@ def _with_changes(setup: Setup, folder: Path) -> Setup:
         setup = setup.put("model.origin", "hub", "the script loads it")
     for section in ("environment", "adapter", "model_parts", "arguments", "trainer_parts"):
         before = setup.section(section)
-        current = {library_versions.current_name(name): value for name, value in (sections.get(section) or {}).items()}
+        values = sections.get(section) or {}
+        current = {library_versions.current_name(name): value for name, value in values.items()}
         for name in before.keys() - current.keys():
             setup = setup.drop(f"{section}.{name}")
-        changed = {name: value for name, value in current.items() if name not in before or before[name] != value}
-        for name in changed.keys() - set(LAUNCHER_VARIABLES):  # for running the script without a launcher
-            setup = setup.put(f"{section}.{name}", changed[name], _CHANGED)
+        for name, value in current.items():
+            is_same = name in before and before[name] == value
+            if not is_same and name not in LAUNCHER_VARIABLES:  # those are for running the script without a launcher
+                setup = setup.put(f"{section}.{name}", value, _CHANGED)
     return setup
 
 
@@ -187,7 +193,7 @@ _CHANGED: Final = "changed in the folder"
 
 
 def start_again(folder: str | Path) -> str:
-    """Command to type if a run cannot continue; --resume and --overwrite exclude each other."""
+    """End of an error message of a run that cannot continue."""
     return f"start again: memkit run {folder} --overwrite (this deletes its checkpoints)"
 
 
@@ -211,12 +217,15 @@ def refuse_used(folder: str) -> None:
         raise _used_folder_error(folder, run["status"], f"--output {folder}", ", or choose another folder")
 
 
-def _used_folder_error(folder: str | Path, status: str, which: str, otherwise: str = "") -> InputError:
-    contents, instead = {
-        WRITTEN: ("a run that has not begun", f"Type memkit run {folder} to begin it, or add"),
-        "finished": ("a finished run", "Add"),
-    }.get(status, ("an unfinished run", "Add --resume to continue it,"))
-    return InputError(f"{which}: already holds {contents}. {instead} --overwrite to replace it{otherwise}")
+def _used_folder_error(folder: str | Path, status: str, place: str, otherwise: str = "") -> InputError:
+    replace_it = f"--overwrite to replace it{otherwise}"
+    if status == WRITTEN:
+        fix = f"has a run that has not started. To start it, type: memkit run {folder}. Or add {replace_it}"
+    elif status == "finished":
+        fix = f"has a finished run. Add {replace_it}"
+    else:
+        fix = f"has an unfinished run. Add --resume to continue it, or {replace_it}"
+    return InputError(f"{place}: {fix}")
 
 
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
@@ -226,7 +235,7 @@ def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bo
     if resume and status == "finished":
         raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
     if resume and status == WRITTEN:
-        raise InputError(f"--resume: nothing has run in {folder} yet. Remove --resume to start it")
+        raise InputError(f"--resume: nothing has run in {folder} yet. Omit --resume to start it")
 
 
 def clear(folder: str | Path, *, whole: bool = True) -> None:
@@ -252,12 +261,10 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
     if folder:
         run = read_run(folder)
         if run is None:
-            raise InputError(f"--resume: {folder} holds no run. Remove --resume to start one")
+            raise InputError(f"--resume: {folder} has no run. Omit --resume to start one")
         if run["recipe"] != recipe:
-            raise InputError(
-                f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}. Type: memkit "
-                f"run {folder} --resume"
-            )
+            other = f"the run in {folder} is of recipe {run['recipe']!r}, not {recipe!r}"
+            raise InputError(f"--resume: {other}. To continue it, type: memkit run {folder} --resume")
         return Path(folder)
     pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
     files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -267,19 +274,18 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
             continue
         if variant in ("auto", run["variant"]):
             return file.parent
-    raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/; give its folder with --output")
+    raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/. Give its folder: --output FOLDER")
 
 
 def last_checkpoint(folder: str) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. Without Trainer's state file, which is written last, it is
-    incomplete."""
+    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
     checkpoints = []
     for path in Path(folder).glob("checkpoint-*"):
-        number = path.name.removeprefix("checkpoint-")
+        step = path.name.removeprefix("checkpoint-")
         try:
             json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             continue
-        if number.isdigit():
-            checkpoints.append((int(number), str(path)))
+        if step.isdigit():
+            checkpoints.append((int(step), str(path)))
     return max(checkpoints)[1] if checkpoints else None

@@ -39,15 +39,10 @@ def torchrun_options(place: LaunchLayout) -> list[str]:
 
 
 def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
-    """Run `memkit ARGUMENTS`, with `-m` first a module of memkit, in `place.gpus` processes here.
+    """Run `memkit ARGUMENTS` (with `-m` first: a module of memkit) in `layout.gpus` processes on this machine, and
+    return the exit code. Raises MemkitError if a rank failed: it names the rank and the cause.
 
     SIGINT and SIGTERM make the ranks stop after their step, with a checkpoint; a second signal ends them at once.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        MemkitError: a rank failed; names it and the cause.
     """
     import torch.distributed.run
     from accelerate.utils.environment import check_cuda_p2p_ib_support

@@ -54,10 +54,8 @@ def _ignore_accelerate_config(say: Callable[[str], None]) -> None:
     """Keep `accelerate launch`'s config, which it passes to Trainer (accelerate:utils/launch.py), from changing the
     setup. Refuses a config that selects an engine."""
     if (engine := launchers_engine(os.environ)) is not None:
-        raise RunError(
-            f"accelerate's config selects {engine[1]}; the recipe sets up its own engine. Start it without "
-            f"accelerate: memkit recipe NAME --gpus N"
-        )
+        conflict = f"accelerate's config selects {engine[1]}, but a recipe has its own engine"
+        raise RunError(f"{conflict}. Start it without accelerate: memkit recipe NAME --gpus N")
     # TrainingArguments without bf16 or fp16 use this precision (transformers:training_args.py, "Mixed Precision"),
     # and bf16 weights would be autocast again.
     precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no")
@@ -70,34 +68,25 @@ def _check_gpu(setup: Setup, ranks: Ranks) -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise RunError(
-            f"this setup needs a GPU, and torch {torch.__version__} cannot use one here: there is no GPU, the driver "
-            f"is too old, or torch is a CPU build. `memkit doctor` prints the fix"
-        )
+        needs = f"this setup needs a GPU, and torch {torch.__version__} cannot use one here"
+        raise RunError(f"{needs}. To see the cause and the fix, type: memkit doctor")
     visible = torch.cuda.device_count()
     if visible > 1 and not ranks.launched:
-        raise RunError(
-            f"one process sees {visible} GPUs. Add --gpus {visible}, or set CUDA_VISIBLE_DEVICES to one GPU"
-        )
+        raise RunError(f"this process has {visible} GPUs. Add --gpus {visible}, or set CUDA_VISIBLE_DEVICES to one")
     if visible < ranks.local_world_size:
-        raise RunError(
-            f"{ranks.local_world_size} processes run on this machine, but only {visible} GPUs are visible "
-            f"(CUDA_VISIBLE_DEVICES). Each process needs one GPU: start fewer processes, or make more GPUs visible"
-        )
+        too_few = f"{ranks.local_world_size} processes, but only {visible} visible GPUs, on this machine"
+        raise RunError(f"{too_few}. Start fewer processes, or change CUDA_VISIBLE_DEVICES")
     capability = torch.cuda.get_device_capability(ranks.local_rank)
     architectures = torch.cuda.get_arch_list()
     if not has_kernels(capability, architectures):
-        raise RunError(
-            f"torch {torch.__version__} has no kernels for this GPU (compute capability {capability[0]}."
-            f"{capability[1]}). Install {torch_with_kernels(capability, architectures)}"
-        )
+        has_none = f"torch {torch.__version__} has no kernels for compute capability {'.'.join(map(str, capability))}"
+        raise RunError(f"{has_none}, which this GPU has. Install {torch_with_kernels(capability, architectures)}")
     if str(setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         missing = ops.missing_tools(("compiled optimizer",), cpu=True)
         if missing:
-            raise MissingPackageError(
-                f"the optimizer step needs a compiler; missing: {', '.join(missing)}; "
-                f"run: sudo apt-get install {' '.join(missing)}"
-            )
+            install = f"sudo apt-get install {' '.join(missing)}"
+            lacks = f"this machine lacks {', '.join(missing)}, which the optimizer's compilation needs"
+            raise MissingPackageError(f"{lacks}. To install, type: {install}")
 
 
 def nvme_path(setup: Setup) -> str | None:

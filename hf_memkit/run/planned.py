@@ -1,5 +1,4 @@
-"""A script's run with a plan: its overrides, its prediction for the record, and warnings on standard error about
-differences from the plan."""
+"""A script's run with a plan: its overrides, its prediction for the record, and warnings about differences from it."""
 
 from __future__ import annotations
 
@@ -72,28 +71,25 @@ class PlannedRun:
     def _other_batch(self, record: CreationRecord, gpus: int) -> list[str]:
         lines = []
         if self._gpus is not None and self._gpus != gpus:
-            lines.append(
-                f"made for {_gpu_count(self._gpus)}, but this run has {gpus}: memory and time will differ. Make a "
-                f"plan for this run: memkit plan --gpus {gpus}"
-            )
-        if self._sequences is not None:
-            script_batch, batch = _sequences(record.script, gpus), _sequences(record.after_init, gpus)
-            if script_batch[0] != self._sequences:
-                lines.append(
-                    f"made for {self._sequences} sequences a step, but the script has {script_batch[1]}: the plan "
-                    "changes the batch size"
-                )
-            if batch[0] != self._sequences:
-                lines.append(
-                    f"made for {self._sequences} sequences a step, but this run has {batch[1]}: set "
-                    "gradient_accumulation_steps, or make a plan for this run"
-                )
+            differs = f"made for {_gpu_count(self._gpus)}, but this run has {gpus}: memory and time will differ"
+            lines.append(f"{differs}. Make a plan for this run: memkit plan --gpus {gpus}")
+        if self._sequences is None:
+            return lines
+        made = f"made for {self._sequences} sequences a step"
+        script_batch, batch = _sequences(record.script, gpus), _sequences(record.after_init, gpus)
+        if script_batch[0] != self._sequences:
+            lines.append(f"{made}, but the script has {script_batch[1]}: the plan changes the batch size")
+        if batch[0] != self._sequences:
+            fix = "set gradient_accumulation_steps, or make a plan for this run"
+            lines.append(f"{made}, but this run has {batch[1]}: {fix}")
         return lines
 
 
 def _sequences(fields: Mapping[str, Any], gpus: int) -> tuple[int, str]:
-    batch, times = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
-    return batch * times * gpus, f"{batch} × {times} × {_gpu_count(gpus)} = {batch * times * gpus}"
+    """(sequences in an optimizer step, their computation)."""
+    micro_batch, accumulation = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
+    total = micro_batch * accumulation * gpus
+    return total, f"{micro_batch} × {accumulation} × {_gpu_count(gpus)} = {total}"
 
 
 def _gpu_count(gpus: int) -> str:

@@ -29,8 +29,7 @@ LAUNCHER_VARIABLE: Final = "MEMKIT_LAUNCHER"
 """Variable with the ID of the process that started this rank. Set like `FOLDER_VARIABLE`."""
 
 _PATIENCE: Final = timedelta(days=1)
-"""Maximum time that a rank waits for another. Preparing data may take hours; after the death of a rank, its launcher
-ends the others much earlier."""
+"""Maximum time that ranks wait for one. Preparing data may take hours; if one dies, the launcher ends all sooner."""
 
 
 MASTER_PORT: Final = 29500
@@ -39,15 +38,8 @@ MASTER_PORT: Final = 29500
 
 @dataclass(frozen=True, slots=True)
 class LaunchLayout:
-    """The processes of a launch on this and other machines.
-
-    Attributes:
-        gpus: processes on each machine, one GPU each.
-        nodes: machines.
-        node_rank: this machine's number, from 0.
-        master_addr: name or address of machine 0; empty if there is one machine.
-        master_port: a free port there.
-    """
+    """The processes of a launch: `gpus` on each of `nodes` machines, one GPU each. `node_rank`: this machine's number,
+    from 0. `master_addr` and `master_port` are those of machine 0, for several machines."""
 
     gpus: int = 1
     nodes: int = 1
@@ -62,15 +54,8 @@ class LaunchLayout:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together.
-
-    Attributes:
-        rank: its number among all, from 0.
-        world_size: total number of processes.
-        local_rank: its number on its machine, which is also that of its GPU.
-        local_world_size: processes on its machine.
-        launched: whether a launcher started it.
-    """
+    """This process among those that train together. The names are torchrun's; `local_rank` is also the number of the
+    process's GPU. `launched`: whether a launcher started it."""
 
     rank: int = 0
     world_size: int = 1
@@ -137,11 +122,9 @@ class Ranks:
         try:
             store, _rank, _world_size = next(rendezvous("env://"))
         except (RuntimeError, ValueError, OSError) as error:
-            raise RunError(
-                f"rank {self.rank} cannot reach the other processes at {os.environ.get('MASTER_ADDR')}:"
-                f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}; check that rank 0 runs there, and "
-                "that no firewall closes the port"
-            ) from error
+            place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            lost = f"rank {self.rank} cannot reach rank 0 at {place}: {str(error).splitlines()[0]}"
+            raise RunError(f"{lost}. Check that rank 0 runs there, and that no firewall closes the port") from error
         store.set_timeout(_PATIENCE)
         return distributed.distributed_c10d.PrefixStore("memkit", store)
 
@@ -151,19 +134,18 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     launcher does not set the number of ranks on this machine."""
     if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environment.keys():
         return Ranks()
-    rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    world_size = int(environment["WORLD_SIZE"])
     # torchrun and accelerate set LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
     local_size = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE")
-    local_size = local_size or ("1" if world_size == 1 else "")
-    if not local_size:
+    if not local_size and world_size > 1:
         raise RunError("RANK and WORLD_SIZE are set, but LOCAL_WORLD_SIZE is not. Start memkit with torchrun")
-    return Ranks(rank, world_size, local_rank, int(local_size), launched=True)
+    local_rank = int(environment["LOCAL_RANK"])
+    return Ranks(int(environment["RANK"]), world_size, local_rank, int(local_size or 1), launched=True)
 
 
 @contextlib.contextmanager
 def errors_to_launcher() -> Iterator[None]:
-    """In a rank started by memkit, send an error to the launching process, which shows one for all ranks; the rank
-    ends with that process."""
+    """In a rank started by memkit, send an error to the launcher, which shows one for all; the rank ends with it."""
     if FOLDER_VARIABLE not in os.environ:
         yield
         return

@@ -21,27 +21,26 @@ _ROWS: Final = 1000
 
 
 def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
-    """The result of a run; losses in nats a token, or an example with one label. Values that were not measured are
-    None."""
-    losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
-    before = next((loss for step, loss in losses if step == 0), None)
-    after = losses[-1][1] if losses and losses[-1][0] > 0 else None
+    """The result of a run; losses in nats a token, or an example with one label. Values not measured are None."""
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    before = next((each["eval_loss"] for each in evaluations if each["step"] == 0), None)
+    last: dict[str, Any] = evaluations[-1] if evaluations else {}
+    after = last["eval_loss"] if last.get("step") else None
+    others = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
+    metrics = [key for key in last if key.startswith("eval_") and key not in others]
+
     path = Path(job.output) / "memory-rank0.jsonl"
     records = read_records(path) if path.exists() else []
     end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
-    packed = job.setup.get("data.task", _PACKED) == _PACKED
-    compared = job.is_rehearsal and not packed
-    timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
-    last: dict[str, Any] = next((entry for entry in reversed(trainer.state.log_history) if "eval_loss" in entry), {})
-    named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
+    is_packed = job.setup.get("data.task", _PACKED) == _PACKED
     return {
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
-        "unigram_loss": unigram_loss(trainer) if packed else None,
+        "label_frequency_loss": label_frequency_loss(trainer) if job.is_rehearsal and not is_packed else None,
+        "unigram_loss": unigram_loss(trainer) if is_packed else None,
         **_of_classes(trainer),
-        "metrics": {key: float(value) for key, value in named.items() if key not in timing},
+        "metrics": {key.removeprefix("eval_"): float(last[key]) for key in metrics},
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),
@@ -73,14 +72,15 @@ def label_frequency_loss(trainer: Trainer) -> float | None:
 
     if trainer.args.world_size > 1:
         return None
-    trained, held_out = (
-        torch.bincount(torch.cat(list(_labels(trainer.get_eval_dataloader(rows)))))
-        for rows in (trainer.train_dataset, trainer.eval_dataset)
-    )
-    labels = max(len(trained), len(held_out))
-    n, seen = (torch.nn.functional.pad(counts, (0, labels - len(counts))).double() for counts in (trained, held_out))
+
+    def labels_of(rows: Any) -> torch.Tensor:
+        return torch.cat(list(_labels(trainer.get_eval_dataloader(rows))))
+
+    trained, held_out = labels_of(trainer.train_dataset), labels_of(trainer.eval_dataset)
+    labels = int(max(trained.max(), held_out.max())) + 1
+    n = torch.bincount(trained, minlength=labels).double()
     nats = -((n + 1) / (n.sum() + labels)).log()
-    return float((seen * nats).sum() / seen.sum())
+    return float(nats[held_out].mean())
 
 
 def unigram_loss(trainer: Trainer) -> float:

@@ -1,13 +1,11 @@
-"""Run a user's script unchanged with a memory report: records, page, summary and advice for every Trainer that it
-makes.
+"""Run a user's script unchanged, with a memory report for each Trainer that it makes.
 
-The process belongs to the script. Neither torch nor transformers is imported before the script imports it, so that its
-changes of `os.environ` in its first lines (HF_HOME, CUDA_VISIBLE_DEVICES …) have their normal effect. Two classes of
-transformers are changed when they are imported:
+memkit imports neither torch nor transformers before the script does, so that the script can still set environment
+variables such as HF_HOME and CUDA_VISIBLE_DEVICES. When the script imports transformers, memkit changes it:
 
-- `Trainer.__init__` attaches a MemoryReportCallback at its end;
-- with a plan, its arguments and models are made with the plan's settings (`planned.py`);
-- `TrainingArguments.__post_init__` with DeepSpeed reports stale build locks, and without a launcher sets a launcher's
+- `Trainer.__init__` attaches a MemoryReportCallback at its end.
+- With a plan, arguments and models get the plan's settings (`planned.py`).
+- `TrainingArguments.__post_init__` with DeepSpeed reports stale build locks. Without a launcher, it sets a launcher's
   variables for one process.
 
 memkit's messages go to standard error, on one rank.
@@ -88,18 +86,22 @@ class ScriptRun:
                 _say(f"error: {self._plan.name}: {error}")
                 raise SystemExit(error.exit_code) from None
             _hide_memkit()
-            interrupted = isinstance(error, KeyboardInterrupt) and process == os.getpid()
-            if interrupted and self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
-                folder = shlex.quote(str(self._folder))
-                _say(f"interrupted. Its records, as a page: memkit report {folder} --html FILE")
+            if isinstance(error, KeyboardInterrupt) and process == os.getpid():
+                self._say_where_records_are()
             raise
         self._end(process)
 
+    def _say_where_records_are(self) -> None:
+        if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
+            folder = shlex.quote(str(self._folder))
+            _say(f"interrupted. To see the memory until then, type: memkit report {folder} --html FILE")
+
     def _end(self, process: int) -> None:
+        """Last messages of the script's process; `process` is its ID."""
         if process != os.getpid():  # a process that the script forked
             return
         if not self._made_trainer:
-            _say(f"{self.script} made no Trainer: nothing was recorded")
+            _say(f"{self.script} made no Trainer, so no memory was recorded")
         if self._set_environment:
             from hf_memkit.setup.process_group import leave_process_group
 
@@ -116,7 +118,7 @@ class ScriptRun:
             try:
                 self._attach(trainer)
             except Exception as error:
-                _say(f"warning: cannot record this Trainer: {type(error).__name__}: {error}")
+                _say(f"warning: this training is not recorded: {type(error).__name__}: {error}")
 
         trainer.Trainer.__init__ = with_report
 
@@ -143,36 +145,40 @@ class ScriptRun:
 
 
 def predict_script(script: UserScript) -> dict[str, Any] | None:
-    """Prediction for the script, from `memkit predict --json` in a separate process; None if it cannot be predicted,
-    or on a rank that is not the first."""
+    """The script's prediction as JSON, from `memkit predict` in a separate process. None if the script cannot be
+    predicted, and on ranks other than the first."""
     if os.environ.get("RANK", "0") != "0":
         return None
     command = boot.command(*_predict_arguments(script, "--json", "--no-search"))
-    completed = subprocess.run(
+    output = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
-    )
-    if not completed.stdout.startswith("{"):
-        _say("no prediction (the error is above); running the script without it")
+    ).stdout
+    if not output.startswith("{"):
+        _say("no prediction, because of the error above. The script runs now")
         return None
-    prediction: dict[str, Any] = json.loads(completed.stdout)
-    if prediction["verdict"] is None:
-        with_gpu = ["memkit", *_predict_arguments(script, "--gpu", "NAME")]
-        _say(f"predicted, for no GPU; for a verdict: {shlex.join(with_gpu)}")
+
+    prediction: dict[str, Any] = json.loads(output)
+    verdict = prediction["verdict"]
+    if verdict is None:
+        with_gpu = shlex.join(["memkit", *_predict_arguments(script, "--gpu", "NAME")])
+        _say(f"predicted, but without a GPU to compare with. To see whether it fits, type: {with_gpu}")
     else:
-        _say(f"predicted: {prediction['verdict']}: {prediction['why']}")
-    if prediction["verdict"] == "does not fit":
-        _say(f"to find a setup of the same batch that fits: {shlex.join(['memkit', *_predict_arguments(script)])}")
+        _say(f"predicted: {verdict}: {prediction['why']}")
+    if verdict == "does not fit":
+        search = shlex.join(["memkit", *_predict_arguments(script)])
+        _say(f"to find a setup with the same batch that fits, type: {search}")
     return prediction
 
 
 def _predict_arguments(script: UserScript, *options: str) -> list[str]:
     """Arguments of memkit for the prediction of this run."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
-    sizes = {"--gpus": local, "--nodes": max(1, world // local)}
-    counts = [word for name, value in sizes.items() if value > 1 for word in (name, str(value))]
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    gpus = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    nodes = world_size // gpus
+    sizes = ["--gpus", str(gpus)] if gpus > 1 else []
+    sizes += ["--nodes", str(nodes)] if nodes > 1 else []
     target = ["-m", script.target] if script.is_module else [script.target]
-    return ["predict", *options, *counts, *target, "--", *script.arguments]
+    return ["predict", *options, *sizes, *target, "--", *script.arguments]
 
 
 def _say(text: str) -> None:
@@ -182,8 +188,7 @@ def _say(text: str) -> None:
 
 
 def _set_environment_of_one_process() -> bool:
-    """Set a launcher's variables if DeepSpeed could not find them: without a launcher, mpirun and mpi4py. Returns
-    whether they were set."""
+    """Set a launcher's variables if DeepSpeed finds none: no launcher, mpirun or mpi4py. Returns whether it did."""
     if any(name in os.environ for name in _MPI_SIZES) or importlib.util.find_spec("mpi4py") is not None:
         return False
     from hf_memkit.setup.process_group import single_process_environment
@@ -203,9 +208,8 @@ def _report_stale_locks() -> None:
     from hf_memkit.deepspeed import ops
 
     for lock in ops.stale_locks(ops.extension_roots()):
-        hangs = f"If this run hangs, stop it and type: rm {lock}"
-        stale = f"{lock}: a stale lock, left by a killed build of DeepSpeed's operators. {hangs}"
-        print(f"memkit: warning: {stale}", file=sys.stderr, flush=True)
+        cause = f"{lock}: a stale lock: a build of DeepSpeed's operators was killed"
+        print(f"memkit: warning: {cause}. If this run hangs, stop it and type: rm {lock}", file=sys.stderr, flush=True)
 
 
 def _hide_memkit() -> None:
@@ -217,18 +221,20 @@ def _hide_memkit() -> None:
     files = (__file__, user_script.__file__, oom_watch.__file__)  # oom_watch handles Ctrl-C
     show = sys.excepthook
 
-    def without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    def show_without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         entries = []
         while traceback is not None:
             entries.append(traceback)
             traceback = traceback.tb_next
-        frames = [entry.tb_frame.f_code.co_filename for entry in entries]
-        begin = frames.index(__file__) if __file__ in frames else 0  # below this module's first frame
-        entries = [entry for entry, file in zip(entries[begin:], frames[begin:], strict=True) if file not in files]
+        places = [entry.tb_frame.f_code.co_filename for entry in entries]
+        if __file__ in places:
+            del entries[: places.index(__file__)]  # what called this module
+
         own: TracebackType | None = None
         for entry in reversed(entries):
-            entry.tb_next = own
-            own = entry
+            if entry.tb_frame.f_code.co_filename not in files:
+                entry.tb_next = own
+                own = entry
         show(kind, error.with_traceback(own), own)
 
-    sys.excepthook = without_memkit
+    sys.excepthook = show_without_memkit

@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once. All ranks
-stop after the same step: signals reach them at different moments, and a rank that stopped alone would leave the others
-waiting for its gradients."""
+stop after the same step: signals reach them at different moments, and one stopped alone would block the others."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         say: called with a message when training will stop.
         on_stop: called once, at the end of the last step.
         ranks: number of processes that train together.
-        started_by_memkit: SIGTERM then keeps its default effect: the launching memkit sends SIGINT only, and torchrun
+        by_memkit: SIGTERM then keeps its default effect: the launching memkit sends SIGINT only, and torchrun
             sends SIGTERM when another rank has died and no step can be finished.
     """
 
@@ -33,13 +32,13 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         on_stop: Callable[[], None],
         *,
         ranks: int = 1,
-        started_by_memkit: bool = False,
+        by_memkit: bool = False,
     ) -> None:
         self.requested = False
         self._say = say
         self._on_stop = on_stop
         self._ranks = ranks
-        self._signals = (signal.SIGINT,) if started_by_memkit else (signal.SIGINT, signal.SIGTERM)
+        self._signals = (signal.SIGINT,) if by_memkit else (signal.SIGINT, signal.SIGTERM)
         self._received = False
         self._received_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
@@ -61,7 +60,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         if self._received:
             raise KeyboardInterrupt
         self._received, self._received_s = True, now_s
-        self._say("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once, without one.")
+        self._say("Stopping after this step, with a checkpoint. To stop now, without one, press Ctrl-C again.")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._ranks > 1:

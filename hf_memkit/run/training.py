@@ -1,10 +1,5 @@
-"""Train a recipe's folder: run its script in this process, and add the memory report, signals and resume.
-
-```
-folder ──> the machine, tested ──> the script ──> Trainer.train(), with the memory report, signals, resume ──> run file
-```
-The script makes data, model and Trainer. The additions act where the script calls `Trainer.train()`.
-"""
+"""Train a recipe's folder: run its script in this process. Where the script calls `Trainer.train()`, memkit adds the
+memory report, stopping on Ctrl-C, and resuming."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -33,10 +28,13 @@ from hf_memkit.setup import build
 from hf_memkit.setup.process_group import leave_process_group
 from hf_memkit.setup.setup import Setup
 
+if TYPE_CHECKING:
+    from hf_memkit.measuring.callback.oom_note import OomNote
+
 Say = Callable[[str], None]
 
 _IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
-"""Rules that the setup's own problems replace, which add activations and processes to DeepSpeed's memory."""
+"""Rules about memory. A setup's `problems` are more exact: they include activations and all processes."""
 
 
 def mistakes_of_run(job: RecipeRun) -> list[Problem]:
@@ -67,10 +65,7 @@ def run(
 
     Args:
         job: the run; its folder is `job.output`.
-        say: called with each progress message.
-        ranks: this process among those that train together.
-        resume: whether to continue the folder's run.
-        overwrite: whether to remove the folder's run first.
+        say: prints a message.
         write: writes the folder, once the machine has been tested; None: it exists. If the run fails before its first
             step, the folder is removed.
 
@@ -81,7 +76,8 @@ def run(
         MissingPackageError: something must be installed first. Nothing was written.
         RunError: the setup cannot be built, or the data differs from that of the resumed run.
     """
-    setup, folder = job.setup, Path(job.output)
+    setup = job.setup
+    folder = Path(job.output)
     build.require_packages(setup)
     set_environment(setup, say, ranks)
     if "deepspeed.config" in setup:
@@ -90,6 +86,7 @@ def run(
             ops.build(ops.needed(setup["deepspeed.config"], cpu=cpu), say, cpu=cpu)
     swap = Swap(setup, ranks)
     swap.try_folder()
+
     if ranks.is_first and overwrite:
         clear(folder, whole=write is not None)
     if ranks.is_first and write is not None:
@@ -98,9 +95,10 @@ def run(
     if ranks.leads_machine and write is not None and read_run(folder) is None:
         write()  # this machine does not see the first one's disk
     ranks.wait_for_all("written everywhere")
+
     previous = read_run(folder)
     if previous is None or not (script := folder / previous["files"][0]).exists():
-        raise RunError(f"{folder}: its script is gone. Restore it, or {start_again(folder)}")
+        raise RunError(f"{folder}: the script is missing. Restore it, or {start_again(folder)}")
     content = {**previous, **job.to_json(), "status": "running"}
     if not resume:
         content |= {"blocks_sha256": None, "result": None}
@@ -110,35 +108,44 @@ def run(
         if setup.get("arguments.use_cpu"):
             say("The small model starts from random weights.")
         else:
-            say(f"WARNING: RANDOM weights, not from those of {setup['model.name']}: this is no fine-tuning.")
+            say(f"WARNING: RANDOM weights instead of those of {setup['model.name']}: this is not fine-tuning.")
+
     training = _Training(job, say, ranks, content, resuming=resume)
-    started = time.monotonic()
+    start_s = time.monotonic()
     with swap.held(say):
         try:
             training.run(script)
         except BaseException:
             if not ranks.launched:  # with other ranks, this could wait for one that has ended
                 leave_process_group()
-            if not training.has_begun and write is None and ranks.is_first:
-                write_run(folder, previous)
-            elif not training.has_begun and write is not None and ranks.leads_machine:
-                clear(folder)
-                with suppress(OSError):  # not empty
-                    folder.rmdir()
+            if not training.has_begun:
+                _restore_folder(folder, previous if write is None else None, ranks)
             raise
         ranks.wait_for_all("trained")
         if ranks.is_first:
             content["result"] = {
                 **training.result,
                 "disk_swap_gb": swap.size_bytes() / GB if "deepspeed.config" in setup else None,
-                "wall_time_s": time.monotonic() - started,
+                "wall_time_s": time.monotonic() - start_s,
             }
         leave_process_group()
+
     content["status"] = "interrupted" if training.is_stopped else "finished"
     if ranks.is_first:
         write_run(folder, content)
     ranks.leave_together()
     return content
+
+
+def _restore_folder(folder: Path, previous: dict[str, Any] | None, ranks: Ranks) -> None:
+    """Restore the folder's state before this run: `previous` is its run file's content, None: it did not exist."""
+    if previous is not None:
+        if ranks.is_first:
+            write_run(folder, previous)
+    elif ranks.leads_machine:
+        clear(folder)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 class _Stopped(BaseException):
@@ -155,9 +162,13 @@ class _Training:
     """
 
     def __init__(self, job: RecipeRun, say: Say, ranks: Ranks, content: dict[str, Any], *, resuming: bool) -> None:
-        self.has_begun = self.is_stopped = False
+        self.has_begun = False
+        self.is_stopped = False
         self.result: dict[str, Any] = {}
-        self._job, self._say, self._ranks, self._content = job, say, ranks, content
+        self._job = job
+        self._say = say
+        self._ranks = ranks
+        self._content = content
         self._resuming = resuming
 
     def run(self, script: Path) -> None:
@@ -187,14 +198,13 @@ class _Training:
             Trainer.train = plain
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-
+        """Replaces `Trainer.train`; `plain` is the original."""
         from hf_memkit.measuring.callback.callback import attach
         from hf_memkit.measuring.callback.oom_note import advice_from_text
         from hf_memkit.measuring.callback.oom_watch import oom_advice
         from hf_memkit.run.stopping import StopOnSignal
 
-        job, ranks, say = self._job, self._ranks, self._say
+        job, ranks = self._job, self._ranks
         self._compare_data(trainer)
         facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
         facts["setup"] = job.setup.to_json()["settings"]
@@ -202,12 +212,13 @@ class _Training:
             facts["target_prediction"] = dict(job.target_prediction)
         report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
         by_memkit = FOLDER_VARIABLE in os.environ
-        stop = StopOnSignal(say, report.mark_interrupted, ranks=ranks.world_size, started_by_memkit=by_memkit)
+        stop = StopOnSignal(self._say, report.mark_interrupted, ranks=ranks.world_size, by_memkit=by_memkit)
         trainer.add_callback(stop)
         checkpoint = self._checkpoint(trainer)
         if ranks.is_first:
             write_run(job.output, self._content)
         ranks.wait_for_all("run file")
+
         self.has_begun = True
         try:
             with stop, oom_advice():
@@ -216,18 +227,12 @@ class _Training:
             advice = report.advice or advice_from_text(error)  # the latter before the first step
             if advice is None:
                 raise
-            for bar in list(getattr(tqdm, "_instances", ())):  # so that the error starts on a new line
-                bar.close()
-            instead = "Use a GPU with more memory, or a smaller --model"
-            if job.needs_less:
-                instead = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
-            failed = RunError(f"{advice.happened} {instead}")
-            failed.add_note(advice.details())
-            raise failed from error
+            raise _out_of_memory_error(job, advice) from error
         finally:
             for callback in trainer.callback_handler.callbacks:
                 if hasattr(callback, "leave"):  # components/fp32_products.py
                     callback.leave()
+
         if ranks.is_first:
             self.result = result_of(job, trainer)
         if stop.requested:
@@ -238,39 +243,35 @@ class _Training:
     def _compare_data(self, trainer: Any) -> None:
         """Write the checksum of the training data into the run file, and print the amount of data. Raises RunError:
         another machine, or the resumed run, has other data."""
-        job, ranks, rows, arguments = self._job, self._ranks, trainer.train_dataset, trainer.args
+        folder, rows, arguments = self._job.output, trainer.train_dataset, trainer.args
         sha256 = checksum(rows)
-        if ranks.share("data", sha256) != sha256:
-            raise RunError(
-                f"rank {ranks.rank} has different examples than rank 0. Use the same data and package versions on all "
-                "machines"
-            )
+        if self._ranks.share("data", sha256) != sha256:
+            differs = f"rank {self._ranks.rank} has other examples than rank 0"
+            raise RunError(f"{differs}. Use the same data and package versions on all machines")
         if self._content["blocks_sha256"] not in (None, sha256):
-            raise RunError(
-                f"--resume: the data differs from that of the run in {job.output}. Restore the data, or "
-                f"{start_again(job.output)}"
-            )
+            changed = f"the data has changed since the run in {folder} began"
+            raise RunError(f"--resume: {changed}. Restore the data, or {start_again(folder)}")
         self._content["blocks_sha256"] = sha256
-        sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
+
+        batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+        batch_size *= self._ranks.world_size
         steps = arguments.max_steps
         self._say(
-            f"Data: {_source(job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; {steps} "
-            f"steps of {sequences} read them {steps * sequences / len(rows):.1f} times"
+            f"Data: {_source(self._job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; "
+            f"{steps} steps of {batch_size} read them {steps * batch_size / len(rows):.1f} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
-        """The checkpoint to resume from, None: start at the first step. With DeepSpeed its swapped states are
-        guarded."""
-        job, setup = self._job, self._job.setup
+        """The checkpoint to resume from; None: the first step. Adds DeepSpeed's callbacks for swapped states."""
+        setup = self._job.setup
         if "deepspeed.config" in setup:
             from hf_memkit.deepspeed.swap_guard import SwapGuard
 
             trainer.add_callback(SwapGuard(lambda: trainer.deepspeed))
         if not self._resuming:
             return None
-        checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(job.output))
-        start = f"Continuing from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from step 1"
-        self._say(start)
+        checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(self._job.output))
+        self._say(f"Continuing from {checkpoint}" if checkpoint else "No complete checkpoint: starting from step 1")
         if checkpoint and nvme_path(setup):
             from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates
 
@@ -278,29 +279,43 @@ class _Training:
         return checkpoint
 
 
+def _out_of_memory_error(job: RecipeRun, advice: OomNote) -> RunError:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    for bar in list(getattr(tqdm, "_instances", ())):  # so that the error starts on a new line
+        bar.close()
+    fix = "Use a GPU with more memory, or a smaller --model"
+    if job.needs_less:
+        fix = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+    error = RunError(f"{advice.happened} {fix}")
+    error.add_note(advice.details())
+    return error
+
+
 @contextmanager
 def _restored_process(folder: Path) -> Iterator[None]:
-    """Restore the script's changes of this process: `__main__`, `sys.argv`, `sys.path`, and modules of its folder."""
-    main, arguments, path, loaded = sys.modules["__main__"], sys.argv, list(sys.path), set(sys.modules)
+    """Undo the script's changes of `__main__`, `sys.argv` and `sys.path`, and unload its folder's modules."""
+    main, arguments = sys.modules["__main__"], sys.argv
+    path, modules = list(sys.path), set(sys.modules)
     try:
         yield
     finally:
-        sys.modules["__main__"], sys.argv, sys.path[:] = main, arguments, path
-        for name in set(sys.modules) - loaded:
+        sys.modules["__main__"], sys.argv = main, arguments
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
             if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == folder:
                 del sys.modules[name]
 
 
 def _known_cause(error: BaseException, folder: Path, setup: Setup) -> str | None:
-    """Reason in one line if the script's model cannot be loaded or a component refused the model; None for other
-    errors, which need their traceback."""
-    frames = [entry.f_code for entry, _ in traceback.walk_tb(error.__traceback__)]
+    """One line for an error of loading the model or a component that refused it. Others need a traceback: None."""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if any(code.co_name == "from_pretrained" for code in frames) and isinstance(error, OSError | ValueError):
         return build.why_not_loaded(setup["model.name"], error)
-    last = Path(frames[-1].co_filename)
-    parts = {*setup.section("model_parts"), *setup.section("trainer_parts")}
-    if last.parent == folder and last.stem in parts:
-        return f"{last.stem.replace('_', ' ')}: {error}"
+    raised_in = Path(frames[-1].co_filename)
+    components = {*setup.section("model_parts"), *setup.section("trainer_parts")}
+    if raised_in.parent == folder and raised_in.stem in components:
+        return f"{raised_in.stem.replace('_', ' ')}: {error}"
     return None
 
 

@@ -83,7 +83,8 @@ def process_row(processes: int = 1) -> Row:
 
 def gpu_shortage(ledger: Ledger, machine: Machine) -> list[str]:
     """A line if the GPU has less memory than the ledger needs; a lower bound, because activations are not counted."""
-    gpu, needed = machine.gpu, ledger.total_bytes("device")
+    gpu = machine.gpu
+    needed = ledger.total_bytes("device")
     if gpu is None or not fit.too_small(gpu, needed):
         return []
     has = f"{gpu.name} leaves {format_gib(gpu.usable_bytes)} after its context"
@@ -92,5 +93,6 @@ def gpu_shortage(ledger: Ledger, machine: Machine) -> list[str]:
 
 def shortages(ledger: Ledger, machine: Machine) -> list[str]:
     """A line for each of GPU, RAM and disk that has less than the ledger needs."""
-    ram_bytes, disk_bytes = ledger.total_bytes("host", "pinned"), ledger.total_bytes("disk")
+    ram_bytes = ledger.total_bytes("host", "pinned")
+    disk_bytes = ledger.total_bytes("disk")
     return gpu_shortage(ledger, machine) + fit.host_shortages(machine, ram_bytes, disk_bytes)

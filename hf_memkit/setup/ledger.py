@@ -1,6 +1,5 @@
-"""A ledger: bytes of a job by place and category, a row a term, each with the source of its formula. Every number is
-computed, never measured. Device rows are those of one GPU; host, pinned and disk rows those of one machine with all
-its processes."""
+"""A ledger: computed bytes of a job by place and category, a row a term, with the source of its formula. Device rows
+are those of one GPU; host, pinned and disk rows those of one machine with all its processes."""
 
 from __future__ import annotations
 

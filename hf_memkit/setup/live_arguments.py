@@ -1,8 +1,7 @@
-"""TrainingArguments objects of a running script: how they were created, which fields were read, and changes of fields
-of an existing object; also for subclasses such as TRL's configs.
+"""Watches and changes the TrainingArguments objects of a running script, also subclasses such as TRL's configs.
 
-Nothing is imported: hooks are installed when the script has imported transformers, and stay as long as the process. So
-only a process that belongs to the script uses them: that of `memkit run`, or a prediction's child.
+Hooks are installed once the script imports transformers, and stay as long as the process. Therefore only a process
+that belongs to the script uses them: that of `memkit run`, or a prediction's child.
 """
 
 from __future__ import annotations
@@ -46,12 +45,13 @@ _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
     "distributed_state": (),
     "_n_gpu": (),
 }
-"""Attributes that `TrainingArguments.__post_init__` adds (transformers 5.23.0) → the fields that they are derived
-from; device attributes depend on no field of a plan."""
+"""Attribute that `TrainingArguments.__post_init__` adds (transformers 5.23.0) → the fields that it is derived from.
+Device attributes depend on no field of a plan."""
 
 _OF_THE_DEVICE: Final = ("_setup_devices", "distributed_state", "_n_gpu")
-"""Attributes set by `_setup_devices`. Computing them again drops the process's AcceleratorState (transformers 5.23.0:
-training_args.py, `_setup_devices`), which a Trainer may have by then."""
+"""Attributes set by `_setup_devices`. Computing them again drops the process's AcceleratorState, which a Trainer may
+use already (transformers 5.23.0: training_args.py, `_setup_devices`)."""
+
 _DECIDE_THE_DEVICE: Final = frozenset({"use_cpu", "deepspeed", "ddp_backend", "ddp_timeout", "accelerator_config"})
 
 
@@ -85,12 +85,9 @@ def on_creation(*, begins: Hook | None = None, ends: Hook | None = None) -> None
     """Call a hook for every TrainingArguments object that is created from now on.
 
     Args:
-        begins: called before any `__post_init__`, of a subclass or the base, so that derived fields follow its
-            changes. The object then has the caller's values and defaults.
+        begins: called before the first `__post_init__`, with the caller's values and defaults, so that derived fields
+            follow its changes (TRL's configs derive `bf16` from `fp16`; trl 1.16.0: base_config.py).
         ends: called after the last `__post_init__`.
-
-    A change in the base's `__post_init__` would be too late for some fields: TRL's configs derive `bf16` from `fp16`
-    before it, and GRPO's `generation_batch_size` after it (trl 1.16.0: base_config.py, grpo_config.py).
     """
     if begins is not None:
         _begins.append(begins)
@@ -108,8 +105,8 @@ def creation_record(arguments: Any) -> CreationRecord | None:
 
 
 def _hook(training_args: types.ModuleType) -> None:
-    """Hook the base class only: subclasses of the script are pickled by value, and `datasets` makes fingerprints of
-    them. The `__init__` written by dataclasses reads `__post_init__` from the object; a call by `super()` does not."""
+    """Hook the base class, because the script's subclasses are pickled by value, and `datasets` makes fingerprints of
+    them. A dataclass's `__init__` reads `__post_init__` from the object; a call by `super()` does not."""
     plain = training_args.TrainingArguments.__getattribute__
 
     def watched(self: Any, name: str) -> Any:
@@ -151,7 +148,7 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same_content(first: Any, second: Any) -> bool:
-    """`_same` by content, for objects that each TrainingArguments object creates itself."""
+    """Whether two attributes are equal; DeepSpeed configs and plugins, which each object creates, by content."""
     for content in ("config", "deepspeed_config"):  # HfTrainerDeepSpeedConfig, DeepSpeedPlugin
         if type(first) is type(second) and isinstance(getattr(first, content, None), dict):
             return _same(getattr(first, content), getattr(second, content))
@@ -168,56 +165,49 @@ def _same(first: Any, second: Any) -> bool:
 
 
 class FieldReads:
-    """Attributes of TrainingArguments objects read since their creation (`watch_reads`)."""
+    """Names of the attributes of TrainingArguments objects that were read since their creation (`watch_reads`)."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     @property
     def fields(self) -> frozenset[str]:
-        """Names of fields that other code may have used, directly or through attributes that transformers derives from
-        them (`mixed_precision` from `bf16` and `fp16`).
+        """Fields that other code may have used, directly or through an attribute that transformers derives from them
+        (`mixed_precision` from `bf16` and `fp16`). A renamed field appears under both names.
 
-        `activation_checkpointing` and `gradient_checkpointing`, and their kwargs, are one field and appear together.
-        `too_late` covers attributes that a subclass derives, such as GRPO's `generation_batch_size`.
+        Attributes that a subclass derives, such as GRPO's `generation_batch_size`, are left to `too_late`.
         """
         derived = {field for name in self._names for field in _DERIVED.get(name, ())}
         return frozenset((self._names - _DERIVED.keys()) | derived)
 
     def too_late(self, arguments: Any, fields: Mapping[str, Any]) -> frozenset[str]:
-        """Attributes of the object that were read and that `change_fields(arguments, fields)` would change, derived
-        ones included.
-
-        If empty, no code has used them, and a change is not too late. Device and ranks are ignored: they belong to the
-        process, and no field of a plan decides them.
+        """Attributes that were read and that `change_fields(arguments, fields)` would change, derived ones included;
+        empty: the change is not too late. Device and ranks do not count: they belong to the process.
 
         Raises:
-            InputError: as in `change_fields`.
+            InputError: its class has no such field, or rejects the combination.
         """
-        current, remade = dict(vars(arguments)), _rebuild(arguments, fields).attributes
-        _name_config_of(current, remade)
-        names = self._names - set(_OF_THE_DEVICE) & {*current, *remade}
-        return frozenset(name for name in names if not _same_content(current.get(name), remade.get(name)))
+        current = dict(vars(arguments))
+        changed = _rebuild(arguments, fields).attributes
+        _name_config_of(current, changed)
+        names = self._names - set(_OF_THE_DEVICE) & {*current, *changed}
+        return frozenset(name for name in names if not _same_content(current.get(name), changed.get(name)))
 
 
 def watch_reads() -> FieldReads:
     """Record from now on which attributes of all TrainingArguments objects are read.
 
-    Reads by the script, transformers' Trainer or any other library count. These do not:
-    - during creation: `change_fields` runs every `__post_init__` again, so derived fields follow a change;
-    - in a method that shows or copies the whole object: `__str__`, `to_dict`, `to_json_string`, `to_sanitized_dict`,
-      `dataclasses.asdict` and `replace`, `copy`, pickles (`datasets` makes fingerprints of them). The copy is another
-      object: change the Trainer's;
+    Reads by the script and by libraries count, and `vars(arguments)` counts as reading everything. A property counts
+    by the attributes that it reads: `train_batch_size` reads `per_device_train_batch_size`. These reads do not count:
+    - during creation, because `change_fields` runs every `__post_init__` again;
+    - in a method that shows or copies the whole object: `__str__`, `to_dict`, `dataclasses.replace`, `copy`, pickles
+      (`datasets` makes fingerprints of them);
     - by memkit.
 
-    A property or method counts by the attributes that it reads: `train_batch_size` reads
-    `per_device_train_batch_size`; `device`, `world_size` and `n_gpu` read attributes set at creation, so no field of a
-    plan. Other code that takes `vars(arguments)` counts as reading everything.
+    Some effects need no read: under ZeRO-3 `from_pretrained` splits the model (transformers 5.23.0:
+    integrations/deepspeed.py, `is_deepspeed_zero3_enabled`, asks a global config).
 
-    Some things follow the arguments without a read: under ZeRO-3 `from_pretrained` makes the model in shards
-    (transformers 5.23.0: integrations/deepspeed.py, `is_deepspeed_zero3_enabled`, asks a global config).
-
-    An attribute then takes 0.15 µs to read (measured with Python 3.11); nothing else becomes slower.
+    Reading an attribute then takes 0.15 µs (measured with Python 3.11); nothing else becomes slower.
     """
     reads = FieldReads()
     _watching.append(reads)
@@ -255,9 +245,9 @@ def _is_use(arguments: Any, frame: types.FrameType | None) -> bool:
 def change_fields(arguments: Any, fields: Mapping[str, Any]) -> None:
     """Change fields of a TrainingArguments object in place, as if it had been created with them.
 
-    An object of the same class is created from this one's values and `fields`, with every `__post_init__`, and its
-    attributes are copied here. Later edits by the script are kept, except of `fields`; values already read elsewhere
-    do not change (`watch_reads`). Without a record of its creation, current values count as the given ones.
+    memkit creates a second object of its class with the same values and `fields`, and copies its attributes. Later
+    edits by the script stay, except of `fields`. Values that other code has read already do not change
+    (`FieldReads.too_late`). Without a record of its creation, current values count as the given ones.
 
     Args:
         arguments: an object of TrainingArguments or of a subclass. Unchanged if this raises.
@@ -266,16 +256,18 @@ def change_fields(arguments: Any, fields: Mapping[str, Any]) -> None:
     Raises:
         InputError: its class has no such field, or rejects the combination (with the class's message).
     """
-    remade, record, current = _rebuild(arguments, fields), creation_record(arguments), dict(vars(arguments))
+    rebuilt = _rebuild(arguments, fields)
+    record = creation_record(arguments)
     if record is not None:
-        record.given, record.after_init = remade.given, remade.after_init
-    _name_config_of(remade.attributes, current)
+        record.given = rebuilt.given
+        record.after_init = rebuilt.after_init
+    _name_config_of(rebuilt.attributes, vars(arguments))
     vars(arguments).clear()
-    vars(arguments).update(remade.attributes)
+    vars(arguments).update(rebuilt.attributes)
 
 
 class _Rebuilt(NamedTuple):
-    """The object after `change_fields`: `given` and `after_init` as in `CreationRecord`, and all attributes."""
+    """The object after `change_fields`: the two parts of its `CreationRecord`, and all attributes."""
 
     given: dict[str, Any]
     after_init: dict[str, Any]
@@ -283,7 +275,7 @@ class _Rebuilt(NamedTuple):
 
 
 def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
-    """The changed object. May leave transformers with the new object's DeepSpeed config (`_name_config_of`)."""
+    """The changed object. Afterwards transformers may use its DeepSpeed config: call `_name_config_of`."""
     from hf_memkit.catalog import library_versions
 
     kind: Any = type(arguments)
@@ -293,16 +285,19 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
     if unknown := sorted(wanted.keys() - known):
         lines = (f"{name}: {kind.__name__} has no such field{did_you_mean(name, known)}" for name in unknown)
         raise InputError("\n".join(lines))
-    record, current = creation_record(arguments), dict(vars(arguments))
+
+    record = creation_record(arguments)
+    current = dict(vars(arguments))
     given = dict(record.given) if record is not None else _as_given(arguments, known, wanted)
     new = kind.__new__(kind)
     start = _copied({**given, **wanted})
     vars(new).update(start)
-    # The device stays although a field is given that can decide it: with DeepSpeed in both, or in none.
+    # Keep the device, unless a changed field can decide it, or DeepSpeed is switched on or off.
     others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
     same_engine = bool({**current, **wanted}.get("deepspeed")) == bool(current.get("deepspeed"))
     if same_engine and all(_same(wanted[name], current.get(name)) for name in others):
         vars(new).update({name: current[name] for name in _OF_THE_DEVICE if name in current})
+
     try:
         with _creation(new), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # already shown for the first object
@@ -311,13 +306,16 @@ def _rebuild(arguments: Any, fields: Mapping[str, Any]) -> _Rebuilt:
         _name_config_of(current, vars(new))
         values = ", ".join(f"{name}={value!r}" for name, value in fields.items())
         raise InputError(f"{values}: {kind.__name__} cannot be built: {error}") from error
+
     after_init = _copied(vars(new))
-    if record is not None:  # what the script or a library has set since creation
-        before = record.after_init
-        kept = {name: value for name, value in current.items() if name not in before or not _same(value, before[name])}
-    else:
-        kept = {name: value for name, value in current.items() if name not in after_init and name not in _DERIVED}
-    attributes = {**vars(new), **{name: value for name, value in kept.items() if name not in wanted}}
+    attributes = dict(vars(new))
+    for name, value in current.items():  # keep what the script or a library has set since creation
+        if record is not None:
+            is_edited = name not in record.after_init or not _same(value, record.after_init[name])
+        else:
+            is_edited = name not in after_init and name not in _DERIVED
+        if is_edited and name not in wanted:
+            attributes[name] = value
     return _Rebuilt(start, after_init, attributes)
 
 
@@ -331,10 +329,9 @@ def _name_config_of(attributes: Mapping[str, Any], before: Mapping[str, Any]) ->
 
 
 def _as_given(arguments: Any, known: set[str], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that the object could have been created with."""
+    """Values with which the object may have been created."""
     given = {name: value for name, value in vars(arguments).items() if name in known}
-    # GRPO and RLOO derive one from the other, or both, and refuse to be given both (trl 1.16.0: grpo_config.py,
-    # `__post_init__`).
+    # GRPO and RLOO derive one or both of these, and refuse both as arguments (trl 1.16.0: grpo_config.py).
     both = {"generation_batch_size", "steps_per_generation"}
     if both <= known and not both & wanted.keys():
         if given["steps_per_generation"] != given["gradient_accumulation_steps"]:

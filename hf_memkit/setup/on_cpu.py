@@ -76,16 +76,19 @@ def without_gpu(
         else:
             why = leave_out(f"{_CHECKPOINTING}.offload", True, PAGE_LOCKED)
             setup = setup.put(_CHECKPOINTING, {k: v for k, v in options.items() if k != "offload"}, why)
+
     unpaged = find_optimizer(str(setup.get("arguments.optim") or "")).unpaged
     if is_changeable("arguments.optim") and unpaged:
         why = "paged states lie in CUDA's unified memory; the same optimizer runs without paging"
         setup = setup.put("arguments.optim", unpaged, leave_out("arguments.optim", setup["arguments.optim"], why))
+
     for key, why in _CUDA_ONLY.items():
         stays = key in (*_SLOW, *_REFUSED) and not rehearsal
         stays = stays or (key == _ATTENTION and setup.get(key) in ("sdpa", "eager"))
         if is_changeable(key) and not stays:
             leave_out(key, setup[key], why)
             setup = setup.drop(key)
+
     if is_changeable(_OFFLOAD):
         options = setup[_OFFLOAD]
         why = "no GPU to offload from: plain AdamW steps, and Trainer clips"

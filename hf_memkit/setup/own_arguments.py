@@ -1,6 +1,8 @@
-"""The user's own arguments: `--set key=value`, `--args FILE`, a dict, or a TrainingArguments. They are returned as
-plain data, under current names and of their fields' types; an error lists everything wrong. Names that are no field of
-TrainingArguments are refused, except in a file: its script may have further arguments."""
+"""Reads the user's own arguments: `--set key=value`, `--args FILE`, a dict, or a TrainingArguments.
+
+The result is plain data, under current names and of the fields' types. An error lists everything that is wrong. Names
+that are no field of TrainingArguments are refused, except in a file: its script may have further arguments.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def read_pairs(
     Raises:
         SettingError: lists every wrong pair.
     """
-    pairs, other_options = list(pairs), other_options or {}
+    pairs = list(pairs)
     if not pairs:
         return {}  # without importing transformers, which takes seconds
     hints = ChainMap(dict(further or {}), library_versions.argument_types())  # type: ignore[arg-type] # only read
@@ -86,7 +88,7 @@ def read_pairs(
         name = library_versions.current_name(name.strip())
         if not equals or not name:
             problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
-        elif name in other_options:
+        elif other_options and name in other_options:
             problems.append(f"--set {name}: cannot be set here: {other_options[name]}")
         elif name not in hints:
             problems.append(f"--set {name}: no field of TrainingArguments{_instead(name, text.strip(), hints)}")
@@ -101,44 +103,41 @@ def read_pairs(
 
 
 def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Values of techniques, and fields of TrainingArguments, in `--set key=value`; `kinds`: name of a value → its
-    type. Raises SettingError with every wrong pair."""
-    values: dict[str, Any] = {}
-    fields, problems = [], []
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or name.strip() not in kinds:
-            fields.append(pair)
-            continue
-        try:
-            values[name.strip()] = convert(text.strip(), kinds[name.strip()])
-        except ValueError as error:
-            problems.append(f"--set {pair}: {error}")
-    parsed: dict[str, Any] = {}
+    """Values of techniques, and fields of TrainingArguments, from `--set key=value`.
+
+    Args:
+        pairs: the strings.
+        kinds: name of a technique's value → its type.
+
+    Raises:
+        SettingError: lists every wrong pair.
+    """
     try:
-        parsed = read_pairs(fields)
+        fields = read_pairs(pairs, further=kinds)
     except SettingError as error:
-        for line in str(error).splitlines():
-            name = line.removeprefix("--set ").partition(":")[0]
-            if kinds and "no field of TrainingArguments" in line:
-                line += f"{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}"
-            problems.append(line)
-    if problems:
-        raise SettingError("\n".join(problems))
-    return values, parsed
+        known = f"; values of this preset: {', '.join(kinds)}" if kinds else ""
+        lines = str(error).splitlines()
+        lines = [line + known if "no field of TrainingArguments" in line else line for line in lines]
+        raise SettingError("\n".join(lines)) from None
+    values = {name: fields.pop(name) for name in kinds if name in fields}
+    return values, fields
 
 
 def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
-    """Arguments in the user's file, including those of its script, and notes on values that were converted. Raises
-    MemkitError if it is no file of arguments, has a key twice, values of the wrong type, or misspelt fields."""
+    """Arguments in the user's file, including those of its script, and notes on values that were converted.
+
+    Raises:
+        InputError: no file of arguments, or a key appears twice.
+        SettingError: lists values of the wrong type and misspelt fields.
+    """
     if file.refusal:
         raise InputError(f"--args {file.path}: {file.refusal}")
+    wanted = "give a YAML or JSON file of TrainingArguments"
+    if file.kind == "recipe":
+        raise InputError(f"--args {file.path}: a recipe; {wanted}")
     if file.kind != "arguments":
-        kind = "recipe" if file.kind == "recipe" else "DeepSpeed config"
-        raise InputError(
-            f"--args {file.path}: a {kind}; give a YAML or JSON file of TrainingArguments"
-            f"{'' if kind == 'recipe' else f', such as one with deepspeed: {file.path}'}"
-        )
+        such_as = f"such as one with deepspeed: {file.path}"
+        raise InputError(f"--args {file.path}: a DeepSpeed config; {wanted}, {such_as}")
     if file.duplicates:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
     arguments, problems = check_values(file.content)
@@ -191,8 +190,9 @@ def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ())
         return {}  # without importing transformers, which takes seconds
     known = library_versions.argument_types()
     arguments, problems = check_values(given)
-    for name in [name for name in arguments if name not in known and name not in also]:
-        problems.append(f"{name}: no field of TrainingArguments{_instead(str(name), arguments[name], known)}")
+    for name, value in arguments.items():
+        if name not in known and name not in also:
+            problems.append(f"{name}: no field of TrainingArguments{_instead(str(name), value, known)}")
     problems += wrong_counts(arguments)
     if problems:
         raise SettingError("\n".join(f"{place}: {problem}" for problem in problems))
@@ -214,7 +214,7 @@ def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
     if isinstance(args, Mapping):
         fields = read_mapping(args, "args", also=library_versions.GENERATION_FIELDS)
     elif dataclasses.is_dataclass(args) and not isinstance(args, type) and hasattr(args, "train_batch_size"):
-        fields, notes = _different(args)
+        fields, notes = _changed_fields(args)
     else:
         raise InputError(
             f"args: expected TrainingArguments or a dict of its fields, got {type(args).__name__}. A dict also "
@@ -223,8 +223,8 @@ def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
     return {name: value for name, value in fields.items() if name not in _NO_MEMORY}, notes
 
 
-def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
-    """Fields that differ from a default object's: creating an object changes some of them."""
+def _changed_fields(args: Any) -> tuple[dict[str, Any], list[str]]:
+    """Fields that differ from those of a default object, and a note on fields that Trainer does not have."""
     from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
     kind = Seq2SeqTrainingArguments if isinstance(args, Seq2SeqTrainingArguments) else TrainingArguments
@@ -240,14 +240,17 @@ def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
             raise InputError(
                 f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"
             ) from None
-    known, further = {field.name for field in dataclasses.fields(kind)}, []
-    for field in [field for field in dataclasses.fields(args) if field.name not in known]:
+
+    known = {field.name for field in dataclasses.fields(kind)}
+    omitted = []
+    for field in dataclasses.fields(args):
         default = field.default if field.default is not dataclasses.MISSING else None
-        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else default
-        if getattr(args, field.name, None) != default:
-            further.append(field.name)
-    note = f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(further)}"
-    return fields, [note] if further else []
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.name not in known and getattr(args, field.name, None) != default:
+            omitted.append(field.name)
+    note = f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(omitted)}"
+    return fields, [note] if omitted else []
 
 
 def _plain(value: Any) -> Any:

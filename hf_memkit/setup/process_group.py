@@ -1,17 +1,14 @@
 """Join and leave the processes of a DeepSpeed run.
 
-The order of joining matters: TrainingArguments first and kept alive, since transformers holds the config that makes
-`from_pretrained` and `from_config` split the weights by a weak reference only; then DeepSpeed's process group; then
-the model. On a CPU accelerate starts torch's process group, not DeepSpeed's, and `zero.Init` then assumes one process:
-"Check batch related parameters. train_batch_size is not equal to … 4 != 2 * 1 * 1".
+Join in this order: TrainingArguments, which must stay alive, because transformers keeps only a weak reference to the
+config that makes `from_pretrained` split the weights; DeepSpeed's process group; the model. On a CPU accelerate starts
+torch's process group, and `zero.Init` then assumes one process ("train_batch_size is not equal to … 4 != 2 * 1 * 1").
 
-Leaving is needed because a finished run could still abort: "terminate called without an active exception", exit code
--6. After a collective a thread of torch's gloo backend frees its tensors, and needs Python's global lock for that. If
-the interpreter shuts down at that moment, CPython 3.11 ends the thread by unwinding it, which C++ does not allow
-there. `destroy_process_group()` joins these threads only if nothing refers to the group, but every parameter under
-ZeRO-3 does (deepspeed 0.19.8: runtime/zero/partition_parameters.py, `param.ds_process_group`), and so do the engine,
-its optimizer, the context of `zero.Init`, and default arguments of DeepSpeed's functions if it was imported after the
-group was created (comm/torch.py, `barrier`).
+Leave, or a finished run can abort with exit code -6: "terminate called without an active exception". A thread of
+torch's gloo backend needs Python's global lock to free tensors; if the interpreter shuts down then, CPython 3.11
+unwinds the thread, which C++ forbids. `destroy_process_group()` joins these threads only if nothing refers to the
+group. Every parameter under ZeRO-3 does (deepspeed 0.19.8: runtime/zero/partition_parameters.py), and so do the
+engine, its optimizer, and default arguments of DeepSpeed's functions (comm/torch.py, `barrier`).
 """
 
 from __future__ import annotations
@@ -33,9 +30,8 @@ LAUNCHER_VARIABLES: Final = (
 
 
 def join_process_group(arguments: TrainingArguments) -> None:
-    """Start DeepSpeed's communication, unless DeepSpeed is unused, only predicted, or already started. Call it after
-    `TrainingArguments(deepspeed=…)`, which must be kept, and before the model is made. Without a launcher its
-    variables are set here, for one process."""
+    """Start DeepSpeed's communication, unless DeepSpeed is unused, only predicted, or already started. Without a
+    launcher this sets its variables, for one process."""
     if arguments.deepspeed is None or hasattr(arguments, "memkit_engine"):  # child/libraries/deepspeed_engine.py
         return
     os.environ.update(single_process_environment())
@@ -46,9 +42,8 @@ def join_process_group(arguments: TrainingArguments) -> None:
 
 
 def leave_process_group() -> None:
-    """Destroy all process groups, if any, and wait for their threads. The last action of a run: engines and models
-    that used the groups cannot train, evaluate or save afterwards. Other processes are not waited for, so it can be
-    called after one of them has failed."""
+    """Destroy all process groups and join their threads. Engines and models that used them are useless afterwards.
+    It does not wait for other processes, so that it can be called after one of them has failed."""
     import torch.distributed as distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):

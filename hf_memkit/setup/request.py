@@ -1,5 +1,5 @@
-"""A user's request: a recipe, a preset, a DeepSpeed preset or Trainer's defaults; model, GPU, and own arguments. Plain
-values from a command line, a file or the Python API; `resolve` makes a setup of them."""
+"""A user's request, in plain values: a recipe, a preset, a DeepSpeed preset or Trainer's defaults; model, GPU, and own
+arguments. `resolve` makes a setup of it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ class Request:
         max_steps: optimizer steps.
         output: folder for checkpoints, records and the trained model; empty: a new one in `memkit-runs/`.
         nvme_path: folder for ZeRO-Infinity's swap files; a recipe makes a subfolder in it.
-        arguments: the user's own fields of TrainingArguments, under current names and of their fields' types, and from
-            a file also arguments of its script.
+        arguments: the user's fields of TrainingArguments, under current names, and a file's arguments of its script.
         args_file: their file, for messages.
         notes: conversions when they were read.
         trust_remote_code: whether the model's own code may be run.

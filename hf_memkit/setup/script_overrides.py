@@ -31,8 +31,7 @@ _SECTIONS: Final = ("arguments", "model", "environment")
 _WITH_CODE: Final = ("adapter", "loss")
 """Settings that need other code in the script."""
 _FOR_CONFIGS: Final = ("attn_implementation", "dtype", "experts_implementation")
-"""Options of `from_pretrained` that `from_config` takes too (transformers 5.23.0: modeling_utils.py,
-`_from_config`)."""
+"""Options that `from_config` takes too (transformers 5.23.0: modeling_utils.py, `_from_config`)."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +39,11 @@ class Overrides:
     """A plan's settings, which replace the script's.
 
     Attributes:
-        arguments: fields of TrainingArguments or a subclass such as TRL's SFTConfig, under current names, set in every
-            object that the script makes.
-        model: options of `from_pretrained`, such as `attn_implementation` and `dtype`, for every model made with it
-            or, as far as it accepts them, with `from_config`.
+        arguments: fields under current names, for every TrainingArguments object (or subclass) that the script makes.
+        model: options of `from_pretrained`, such as `dtype`, for every model made with it or with `from_config`.
         environment: variables, set before torch starts.
-        adapter: fields of a `LoraConfig`. Only a prediction's child adds adapters
-            (`prediction/child/libraries/adapters.py`): in a run the script adds them with other code, so plan files
-            have none.
-        loss: `{"chunked": True}`: memkit's loss in chunks; only in a prediction's child, as adapters.
+        adapter: fields of a `LoraConfig`, for predictions only: in a run the script must add adapters with other code.
+        loss: `{"chunked": True}`: memkit's loss in chunks, for predictions only.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -62,9 +57,7 @@ class Overrides:
 
 
 def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
-    """Read a plan file.
-
-    Whether the script's class has a field is known only when the class is used (`install`).
+    """Read a plan file. Whether the script's class has a field is known only when it is used (`install`).
 
     Args:
         path: YAML or JSON with the keys `arguments`, `model` and `environment`, each an optional mapping.
@@ -75,9 +68,46 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     Raises:
         InputError: one line for each problem.
     """
-    import yaml  # the environment of a script that is only traced may lack it
-
     from hf_memkit.catalog.argument_values import check_values, misspelt
+
+    content = _read_content(path)
+    problems = []
+    for key in content:
+        if key not in (*_SECTIONS, "about") and (near := did_you_mean(str(key), _SECTIONS)):
+            problems.append(f"{path}: {key}: no key of a plan{near}")
+    sections: dict[str, dict[str, Any]] = {}
+    for name in _SECTIONS:
+        section = content.get(name) or {}
+        if not isinstance(section, dict) or not all(isinstance(key, str) for key in section):
+            problems.append(f"{path}: {name}: expected names with values, got {type(section).__name__}")
+            section = {}
+        sections[name] = section
+
+    fields, wrong = check_values(sections["arguments"])
+    for name in fields:
+        if close := misspelt(name):
+            wrong.append(f"{name}: no field of TrainingArguments; did you mean {' or '.join(map(repr, close))}?")
+    problems += [f"{path}: arguments: {line}" for line in wrong]
+
+    model = sections["model"]
+    if "torch_dtype" in model and "dtype" in model:
+        problems.append(f"{path}: model: torch_dtype is the old name of dtype; give one of them")
+    for name, value in sections["environment"].items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            problems.append(f"{path}: environment: {name}={value!r}: must be a text or a number; put it in quotes")
+    about = content.get("about") or {}
+    if not isinstance(about, dict):
+        problems.append(f"{path}: about: expected names with values, got {type(about).__name__}")
+    if problems:
+        raise InputError("\n".join(problems))
+
+    options = {"dtype" if name == "torch_dtype" else name: value for name, value in model.items()}
+    environment = {name: str(value) for name, value in sections["environment"].items()}
+    return Overrides(fields, options, environment), about
+
+
+def _read_content(path: str | Path) -> dict[str, Any]:
+    import yaml  # the environment of a script that is only traced may lack it
 
     try:
         content = parsed(str(path), yaml.safe_load, user_path(path).read_text(encoding="utf-8"))
@@ -93,41 +123,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
             f"{path}: not a plan file; expected at least one of the keys {', '.join(_SECTIONS)}. "
             f"To make one: memkit plan SCRIPT --write FILE"
         )
-    problems = [
-        f"{path}: {key}: no key of a plan{near}"
-        for key in content
-        if key not in (*_SECTIONS, "about") and (near := did_you_mean(str(key), _SECTIONS))
-    ]
-    sections: dict[str, dict[str, Any]] = {}
-    for name in _SECTIONS:
-        section = content.get(name) or {}
-        if isinstance(section, dict) and all(isinstance(key, str) for key in section):
-            sections[name] = section
-        else:
-            problems.append(f"{path}: {name}: expected names with values, got {type(section).__name__}")
-    fields, wrong = check_values(sections.get("arguments", {}))
-    wrong += [
-        f"{name}: no field of TrainingArguments; did you mean {' or '.join(map(repr, close))}?"
-        for name in fields
-        if (close := misspelt(name))
-    ]
-    problems += [f"{path}: arguments: {line}" for line in wrong]
-    model = sections.get("model", {})
-    if "torch_dtype" in model and "dtype" in model:
-        problems.append(f"{path}: model: torch_dtype is the old name of dtype; give one of them")
-    environment = sections.get("environment", {})
-    problems += [
-        f"{path}: environment: {name}={value!r}: must be a text or a number; put it in quotes"
-        for name, value in environment.items()
-        if isinstance(value, bool) or not isinstance(value, str | int | float)
-    ]
-    about = content.get("about") or {}
-    if not isinstance(about, dict):
-        problems.append(f"{path}: about: expected names with values, got {type(about).__name__}")
-    if problems:
-        raise InputError("\n".join(problems))
-    options = {"dtype" if name == "torch_dtype" else name: value for name, value in model.items()}
-    return Overrides(fields, options, {name: str(value) for name, value in environment.items()}), about
+    return content
 
 
 class OverrideReport:
@@ -150,19 +146,18 @@ class OverrideReport:
         self.script: Mapping[str, Any] = {}
         self.arguments: Any = None
         self.refused: InputError | None = None
-        self._on_overridden, self._on_difference = on_overridden, on_difference
+        self._on_overridden = on_overridden or (lambda line: None)
+        self._on_difference = on_difference or (lambda line: None)
 
     def add_overridden(self, line: str) -> None:
         if line not in self.overridden:
             self.overridden.append(line)
-            if self._on_overridden is not None:
-                self._on_overridden(line)
+            self._on_overridden(line)
 
     def add_difference(self, line: str) -> None:
         if line not in self.differences:
             self.differences.append(line)
-            if self._on_difference is not None:
-                self._on_difference(line)
+            self._on_difference(line)
 
 
 def install(
@@ -208,23 +203,24 @@ def _set_fields(overrides: Overrides, report: OverrideReport, arguments: Any, re
     from hf_memkit.catalog import library_versions
 
     if report.arguments is None:
-        report.arguments, report.script = arguments, record.script
+        report.arguments = arguments
+        report.script = record.script
     kind = type(arguments)
     fields = kind.__dataclass_fields__
     unknown_fields = []
     for name, value in library_versions.to_installed_arguments(overrides.arguments).items():
         if name in fields:
             names = library_versions.names_of(name)
-            values = (record.script.get(alias) for alias in names)
-            current = next((has for has in values if has is not None), None)
+            values = [record.script.get(alias) for alias in names]
+            current = next((given for given in values if given is not None), None)
             if current is None and len(names) > 1 and isinstance(value, bool):
-                current = False  # by neither name: it is off
+                current = False  # off by both names
             if not _is_same_value(current, value):
                 report.add_overridden(f"{name}: {_shown(current)} → {_shown(value)}")
             setattr(arguments, name, copy.deepcopy(value))
         elif name in library_versions.fields():
-            lacks = f"because {kind.__name__} has no such field"
-            report.add_difference(f"{name}: the plan's {_shown(value)} has no effect, {lacks}")
+            why = f"because {kind.__name__} has no such field"
+            report.add_difference(f"{name}: the plan's {_shown(value)} has no effect, {why}")
         else:
             unknown_fields.append(f"arguments: {name}: {kind.__name__} has no such field{did_you_mean(name, fields)}")
     if unknown_fields:
@@ -249,7 +245,9 @@ def _fields_of(overrides: Overrides, arguments: Any) -> Iterator[tuple[str, Any]
 
 
 def _shown(value: Any) -> str:
-    return str(value.value) if isinstance(value, enum.Enum) else repr(value) if value == "" else str(value)
+    if isinstance(value, enum.Enum):
+        value = value.value
+    return "''" if value == "" else str(value)
 
 
 def _is_same_value(value: Any, wanted: Any) -> bool:
@@ -269,7 +267,8 @@ class _Models:
     """The options for models, and the models made with them."""
 
     def __init__(self, options: Mapping[str, Any], report: OverrideReport) -> None:
-        self.options, self._report = options, report
+        self.options = options
+        self._report = report
         self.created: weakref.WeakSet[Any] = weakref.WeakSet()
         self._inside = False
 
@@ -283,20 +282,22 @@ class _Models:
         def with_options(kind: Any, *args: Any, **kwargs: Any) -> Any:
             if self._inside:
                 return plain(kind, *args, **kwargs)
-            given = self.options
+            wanted = self.options
             if method == "_from_config":
-                given = {name: given[name] for name in _FOR_CONFIGS if name in given and given[name] != "auto"}
-            if "dtype" in given and "torch_dtype" in kwargs:
+                wanted = {name: wanted[name] for name in _FOR_CONFIGS if wanted.get(name, "auto") != "auto"}
+            if "dtype" in wanted and "torch_dtype" in kwargs:
                 kwargs["dtype"] = kwargs.pop("torch_dtype")
-            for name, value in given.items():
-                has = kwargs.get(name)
-                if has is None and name == "attn_implementation":  # Auto classes put it into the config
-                    has = getattr(kwargs.get("config", args[0] if args else None), "_attn_implementation", None)
-                if has is not None and (current := str(has).removeprefix("torch.")) != str(value):
+
+            for name, value in wanted.items():
+                given = kwargs.get(name)
+                if given is None and name == "attn_implementation":  # Auto classes put it into the config
+                    given = getattr(kwargs.get("config", args[0] if args else None), "_attn_implementation", None)
+                if given is not None and (current := str(given).removeprefix("torch.")) != str(value):
                     self._report.add_overridden(f"{name}: {current} → {value}")
+
             self._inside = True
             try:
-                model = plain(kind, *args, **{**kwargs, **copy.deepcopy(dict(given))})
+                model = plain(kind, *args, **{**kwargs, **copy.deepcopy(dict(wanted))})
             finally:
                 self._inside = False
             with contextlib.suppress(TypeError):  # `output_loading_info`: a tuple
@@ -307,7 +308,8 @@ class _Models:
 
 
 def _watch_trainers(overrides: Overrides, report: OverrideReport, models: _Models, trainer: types.ModuleType) -> None:
-    init, train = trainer.Trainer.__init__, trainer.Trainer.train
+    init = trainer.Trainer.__init__
+    train = trainer.Trainer.train
 
     @functools.wraps(init)
     def with_check(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -320,7 +322,8 @@ def _watch_trainers(overrides: Overrides, report: OverrideReport, models: _Model
         _check_trainer(overrides, report, models, self)
         return train(self, *args, **kwargs)
 
-    trainer.Trainer.__init__, trainer.Trainer.train = with_check, train_with_check
+    trainer.Trainer.__init__ = with_check
+    trainer.Trainer.train = train_with_check
 
 
 def overrides_optimizer(trainer: Any) -> bool:
@@ -332,12 +335,15 @@ def overrides_optimizer(trainer: Any) -> bool:
 def _check_optimizer(overrides: Overrides, report: OverrideReport, trainer: Any) -> None:
     """Check a new Trainer's optimizer: training sets `trainer.optimizer` later."""
     wanted = overrides.arguments.get("optim")
-    given = trainer.optimizer
-    if wanted is not None and (given is not None or getattr(trainer, "optimizer_cls_and_kwargs", None)):
-        name = type(given).__name__ if given is not None else trainer.optimizer_cls_and_kwargs[0].__name__
-        script = f"the optimizer that the script gives Trainer ({name})"
+    if wanted is None:
+        return
+    kind, _ = getattr(trainer, "optimizer_cls_and_kwargs", None) or (None, None)
+    if trainer.optimizer is not None:
+        kind = type(trainer.optimizer)
+    if kind is not None:
+        script = f"the optimizer that the script gives Trainer ({kind.__name__})"
         report.add_difference(f"optim: {script} overrides the plan's {wanted}. Remove it")
-    elif wanted is not None and overrides_optimizer(trainer):
+    elif overrides_optimizer(trainer):
         method = f"{type(trainer).__name__}.create_optimizer"
         report.add_difference(f"optim: {method} may override the plan's {wanted}. Make it use arguments.optim")
 
@@ -380,7 +386,7 @@ def _of_model(overrides: Overrides, models: _Models, trainer: Any) -> Iterator[s
         return
     unseen = not any(module in models.created for module in model.modules())
     how = ". Make it with from_pretrained or from_config" if unseen else ""
-    for name, current in _in_force(model).items():
+    for name, current in _options_of(model).items():
         wanted = overrides.model.get(name)
         if wanted not in (None, "auto", current):
             yield f"{name}: the model has {current}, not the plan's {wanted}{how}"
@@ -395,12 +401,12 @@ def _of_model(overrides: Overrides, models: _Models, trainer: Any) -> Iterator[s
         )
 
 
-def _in_force(model: Any) -> dict[str, str]:
-    """Options that a model shows."""
+def _options_of(model: Any) -> dict[str, str]:
+    """The attention implementation and the dtype of most weights that a model has."""
     options = {}
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if isinstance(attention, str):
-        # The package that a kernel of the hub replaces where it is not installed.
+        # If a package is not installed, transformers uses a kernel of the hub: report the package.
         utils = sys.modules.get("transformers.modeling_flash_attention_utils")
         kernels = getattr(utils, "FLASH_ATTN_KERNEL_FALLBACK", {})
         package = next((name for name, kernel in kernels.items() if kernel == attention), attention)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import plan_choices, plan_fits
 from benchmarks.plan_choices_scores import PLAN, Setup, case, scores
-from tests.conftest import ROOT, load_script
+from tests.conftest import ROOT
 
 EVIDENCE: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "plan_choices.json").read_text())
 GROUPS: list[dict[str, Any]] = [json.loads(line) for line in plan_choices.GROUPS.read_text().splitlines()]
@@ -117,9 +117,3 @@ def test_bars() -> None:
     plan = said["ways"][PLAN]["within_5_percent"]
     assert plan >= 0.9 * said["cases"]
     assert all(said["ways"][rule]["within_5_percent"] < plan for rule in (LARGEST, PLAIN))
-
-
-def test_tables_say_what_the_evidence_says() -> None:
-    """Defect: a table without some kind of group."""
-    page = load_script("docs_evidence.py")
-    assert page.plan_choices().count("\n| ") == len(EVIDENCE["scores"]) + 1 and "| 6; 0 |" in page.plan_fits()

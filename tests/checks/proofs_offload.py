@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from hf_memkit.checks.rules.nvme import ADAM_BUFFERS, PIPELINED_BUFFERS
+from hf_memkit.checks.rules.offload import ADAM_BUFFERS, PIPELINED_BUFFERS
 from tests.checks.case import CPU, ZERO
 from tests.checks.configs import ds
 from tests.checks.real import files, optimizers, parse, reads, refused, train, trainer

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.catalog.hardware import gpu_of_size
+from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.checks import Subject, check, check_file
 from hf_memkit.checks.reading import key_lines, read
 from hf_memkit.cli import main
 from hf_memkit.common.errors import InputError
 from hf_memkit.deepspeed.presets import load
-from tests.checks.case import OLD_GPU
+from tests.checks.case import MACHINE, OLD_GPU
 from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def gpt2_xl() -> ModelFacts:
+    return describe("gpt2-xl", use_hub=False, use_built_in=True)
 
 
 @pytest.fixture
@@ -30,8 +37,10 @@ def preset(tmp_path: Path) -> Path:
         ("ds.json", '{"bf16": 1 "fp16": 2}', "ds.json: line 1, column 12: Expecting ',' delimiter"),
         ("ds.json", '{"bf16": 1} x', "ds.json: line 1, column 13: Extra data"),
         ("ds.json", '{"bf16": 1,}', "a comma before }. Remove it"),
-        ("ds.json", "[1, 2]", "ds.json: line 1, column 1: "),
-        ("args.yaml", "", "args.yaml: line 1, column 1: expected keys and values, got nothing"),
+        ("ds.json", '{"bf16": }', "ds.json: line 1, column 10: no valid value"),
+        ("ds.json", "[1, 2]", "ds.json: is a list, not keys and values"),
+        ("args.yaml", "", "args.yaml: is empty"),
+        ("ds.json", "\n", "ds.json: is empty"),
         ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
         ("acc.yaml", "compute_environment: AMAZON_SAGEMAKER\n", "a config of `accelerate launch` for SageMaker"),
         ("ds.json", '{"bf16": 1, // half\n "fp16": 2}', "JSON has no comments"),
@@ -295,6 +304,66 @@ def test_the_file_that_switches_on_what_a_gpu_lacks_is_named(tmp_path: Path, pre
     preset.write_text(json.dumps(load("zero2") | {"bf16": {"enabled": True}}))
     own = [problem for problem in check_file(preset, arguments, machine=OLD_GPU) if problem.rule == "bf16-emulated"]
     assert [(problem.file, problem.key) for problem in own] == [(str(preset), "bf16.enabled")]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "arguments", "fits"),
+    [
+        ("8GB", {}, False),
+        ("16GB", {}, True),  # the script may load the weights in 16 bits: 11.6 GiB
+        ("16GB", {"fp16": True}, False),  # which needs fp32 weights
+        ("8GB", {"optim": "adafactor"}, True),
+        ("10GB", {"optim": "adamw_bnb_8bit"}, True),
+        ("6GB", {"optim": "adamw_bnb_8bit"}, False),
+        ("8GB", {"optim": "paged_adamw_32bit"}, True),  # its states may leave the GPU
+        ("8GB", {"optim": "lion_32bit"}, True),  # unknown states
+        ("6GB", {"optim": "lomo"}, True),
+        ("2GB", {"optim": "lomo"}, False),
+        ("8GB", {"use_peft": True}, True),
+        ("8GB", {"fsdp": "full_shard"}, True),
+        ("8GB", {"load_in_4bit": True}, True),
+        ("8GB", {"deepspeed": "elsewhere.json"}, True),
+        ("8GB", {"do_eval": True}, True),
+        ("8GB", {"output_dir": "out-lora"}, True),
+    ],
+)
+def test_the_least_memory_of_a_job_without_deepspeed(
+    tmp_path: Path, gpt2_xl: ModelFacts, gpu: str, arguments: dict[str, Any], fits: bool
+) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"per_device_train_batch_size": 8, **arguments}))
+    job = {"model": gpt2_xl, "machine": MACHINE.with_gpu(gpu_of_size(gpu))}
+    rules = [problem.rule for problem in check_file(path, **job)]
+    assert ("card-too-small" not in rules) is fits
+
+
+def test_every_variant_of_a_recipe_is_compared_with_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "recipes" / "gpt2-on-16gb.yaml"
+    assert main(["check", str(path), "--gpu-memory", "620MB", "--ram", "32GB", "--json"]) == 1
+    problems = [problem for problem in json.loads(capsys.readouterr().out) if problem["rule"] == "card-too-small"]
+    assert {"resident", "lora"} <= {problem["key"].partition(":")[0].removeprefix("variants.") for problem in problems}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong"),
+    [
+        ("per_device_train_batch_size", "abc", True),
+        ("max_steps", 3.5, True),
+        ("max_steps", [3], True),
+        ("learning_rate", "fast", True),
+        ("max_steps", 3.0, False),
+        ("save_steps", 0.5, False),
+        ("num_train_epochs", 1, False),
+        ("seed", None, False),
+        ("max_steps", "${STEPS}", False),
+        ("optim", "sgd", False),
+    ],
+)
+def test_a_value_that_is_no_number(tmp_path: Path, name: str, value: Any, wrong: bool) -> None:
+    path = tmp_path / "args.json"
+    path.write_text(json.dumps({"output_dir": "out", name: value}))
+    keys = [problem.key for problem in check_file(path) if problem.rule == "value-not-allowed"]
+    assert keys == ([name] if wrong else [])
 
 
 def test_a_recipe_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

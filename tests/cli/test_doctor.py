@@ -12,8 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from hf_memkit.catalog.library_versions import OLDEST
-from hf_memkit.checks.doctor import gpu, host, operators, software
-from hf_memkit.checks.doctor.check import Status
+from hf_memkit.checks.doctor import Status, gpu, host, operators, software
 from hf_memkit.cli import main
 from hf_memkit.deepspeed import ops
 
@@ -50,9 +49,15 @@ def test_what_is_shown_to_a_person(capsys: pytest.CaptureFixture[str], tmp_path:
     (tmp_path / "a-file").touch()
     assert main(["doctor", "--nvme-path", str(tmp_path / "a-file")]) == 0, "memkit's core does not need NVMe"
     out = capsys.readouterr().out
-    assert len(out.splitlines()) <= 60, "more than one screen"
+    assert out.startswith("memkit works on this machine\n") and len(out.splitlines()) <= 60, "more than one screen"
     line = next(line for line in out.splitlines() if "a-file" in line)
     assert line.split()[:2] == ["missing", "folder"] and "→ give another folder" in out
+
+
+def test_a_missing_folder_is_one_line_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    folder = str(tmp_path / "nvme")
+    lines = [line for line in host.checks(folder) if line.name in ("folder", "speed")]
+    assert [(line.name, line.status, line.fix) for line in lines] == [("folder", "missing", f"mkdir -p {folder}")]
 
 
 def test_locks_of_killed_builds_are_named_and_not_removed(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_memkit.cli import main
 from hf_memkit.common import resources
 from hf_memkit.common.units import parse_size
 from tests.conftest import ROOT, Quick
@@ -60,6 +61,15 @@ def test_copy_without_a_model_copies_the_constants(quick_memkit: Quick, tmp_path
     assert (tmp_path / "configs" / "zero2-offload.json").read_text() == resources.find(
         "ds_configs", "zero2-offload"
     ).read_text()
+
+
+def test_problems_stand_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("zero3", "--model", "gpt2-xl", "--gpu-memory", "620MB", "--ram", "32GB")
+    assert main(["ds", "show", *options]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("PROBLEM: needs ") and shown.count("PROBLEM") == 1
+    assert main(["ds", "copy", "zero3", str(tmp_path / "ds.json"), *options[1:]]) == 0
+    assert capsys.readouterr().err.startswith("PROBLEM: needs ")
 
 
 def test_copy_says_where_bf16_is_emulated(quick_memkit: Quick) -> None:

@@ -30,7 +30,7 @@ from hf_memkit.prediction import predict as judge
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.recipes.schema import load_recipe
-from hf_memkit.recipes.variant_search import unjudged
+from hf_memkit.recipes.variant_search import predict_nothing
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT, Memkit
@@ -104,7 +104,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
         (BERT, ("--args", "mine.json"), "deepspeed: what it splits"),
         (GPT2, ("--set", "fsdp=full_shard"), "FSDP is not modelled"),
         (GPT2, ("--batch-size", "1000000000000"), "give a smaller batch"),
-        (GPT2, ("--gpus", "1000000000"), "give fewer"),
+        (GPT2, ("--gpus", "1000000000"), "give 100000 or fewer"),
     ],
 )
 def test_what_cannot_be_predicted_gets_one_line_and_writes_nothing(
@@ -488,4 +488,4 @@ def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> Non
 def test_the_gpus_that_were_asked_for_win_over_the_recipe_s() -> None:
     recipe = load_recipe("llama-70b-lora-on-8x80gb")
     asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
-    assert [_resolved(each, recipe, unjudged)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
+    assert [_resolved(each, recipe, predict_nothing)[0].resolved_for.gpus for each in asked] == [8, 1, 4]

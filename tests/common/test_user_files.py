@@ -51,10 +51,10 @@ def test_how_deep() -> None:
     with pytest.raises(InputError, match=r"^x: nested"):
         parsed("x", json.loads, json.dumps(nested(51)))
     for recursive in ("a: &a [*a]", "a: &a [*a, *a]"):
-        with pytest.raises(InputError, match=r"^x: (nested|holds) more than"):
+        with pytest.raises(InputError, match=r"^x: (nested )?more than"):
             parsed("x", yaml.safe_load, recursive)
     bomb = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{p: *a{n - 1}, q: *a{n - 1}}}\n" for n in range(1, 60))
-    with pytest.raises(InputError, match=r"^x: holds more than"):
+    with pytest.raises(InputError, match=r"^x: more than"):
         parsed("x", yaml.safe_load, bomb)
     with pytest.raises(ValueError, match="Expecting"):
         parsed("x", json.loads, "{")

@@ -11,9 +11,10 @@ from benchmarks.fsdp import UNIT, fsdp_traffic, unit_passes
 from hf_memkit.catalog.gpu_rates import Figure, GpuRates
 from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.catalog.models import ModelFacts
+from hf_memkit.common.range import Range
 from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, last_bucket, zero_traffic
-from hf_memkit.deepspeed.transfer_time import CostRow, Seconds, StepCost, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.transfer_time import CostRow, StepCost, TracedSeconds, engine_hooks, step_cost
 
 N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
@@ -46,7 +47,7 @@ def test_one_gpu_with_everything_on_it_costs_its_optimizer(model: ModelFacts) ->
         zero_cost(bf16("zero3"), model),
     ):
         assert [row.name for row in cost.rows] == ["optimizer on the GPU"]
-        assert cost.exposed == Seconds(0.04, 0.04, 0.04)
+        assert cost.exposed == Range(0.04, 0.04, 0.04)
 
 
 def test_ddp_hides_behind_the_last_backward_alone(model: ModelFacts) -> None:

@@ -109,7 +109,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     assert not (tmp_path / "run" / "model").exists(), "what stands below train() was run"
 
     refused = quick_memkit("run", "run")
-    assert refused.returncode == 2 and "holds an unfinished run. Add --resume" in refused.stderr
+    assert refused.returncode == 2 and "has an unfinished run. Add --resume" in refused.stderr
     text = text_file.read_text()
     text_file.write_text(text * 2)
     changed = quick_memkit("run", "run", "--resume")

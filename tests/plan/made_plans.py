@@ -8,32 +8,30 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import Confidence, Prediction
 from hf_memkit.prediction.time.step_time import StepTime
 
-CHECKPOINTING = Alternative(
+CHECKPOINTING = Choice(
     "checkpointing", "checkpointing",
     {
         "arguments.activation_checkpointing": True,
         "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
     },
 )  # fmt: skip
-EIGHT_BITS = Alternative(
+EIGHT_BITS = Choice(
     "small optimizer", "8-bit AdamW", {"arguments.optim": "adamw_bnb_8bit"}, "nearly the same",
     "optimizer states in 8 bits (bitsandbytes)",
 )  # fmt: skip
-SDPA = Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
-ALLOCATOR = Alternative(
-    "allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-)
-PATCH = Alternative("loss", "fused loss", code='loss = fused("<b>")\nloss.backward()')
+SDPA = Choice("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
+ALLOCATOR = Choice("allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+PATCH = Choice("loss", "fused loss", code='loss = fused("<b>")\nloss.backward()')
 
 
 def setup(
-    size: int, accumulation: int, gib: float, seconds: float | None, *choices: Alternative, gpu: str = "RTX 3090",
+    size: int, accumulation: int, gib: float, seconds: float | None, *choices: Choice, gpu: str = "RTX 3090",
     unknown: tuple[str, ...] = (), tokens: int | None = 8192, **fields: Any,
 ) -> Judgement:  # fmt: skip
     """A judged setup that needs `gib` on the GPU and takes `seconds` per step; None: its time is unknown."""
@@ -51,7 +49,7 @@ def setup(
         confidence=Confidence("trace", "two steps"),
         source="nothing",
     ).with_verdict(described_machine(gpu, None, None, None))
-    candidate = SetupCandidate(size, accumulation, choices)
+    candidate = Candidate(size, accumulation, choices)
     if seconds is None:
         return judge_prediction(candidate, prediction)
     step = StepTime(
@@ -87,5 +85,5 @@ def typical_plan(gpu: str = "RTX 3090") -> Plan:
         setup(8, 1, 12.0, 0.5, PATCH, gpu=gpu),
         gpu=gpu,
         left_out={"Liger kernels": "[bold]none[/bold] for this model"},
-        excluded={SetupCandidate(2, 4): "8 × 1"},
+        excluded={Candidate(2, 4): "8 × 1"},
     )

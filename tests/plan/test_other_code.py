@@ -19,7 +19,7 @@ import pytest
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
@@ -118,7 +118,7 @@ def figures(training: TracedTraining) -> tuple[Any, ...]:
     return trace.peaks_by_phase(), trace.peak(), [trace.work.operations[call] for call in trace.work.calls]
 
 
-def methods(own: TracedTraining, *also: str, left_out: dict[str, str] | None = None) -> list[Alternative]:
+def methods(own: TracedTraining, *also: str, left_out: dict[str, str] | None = None) -> list[Choice]:
     choices = choices_for(own, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
     return [each for each in choices if each is not None]
 
@@ -153,7 +153,7 @@ def test_the_changed_script_has_the_same_trace(
     with traces(*OWN) as forks:
         forks.start()
         own = training(forks.of(Overrides()))
-        candidates = [SetupCandidate(2, 2, (each,)) for each in methods(own, *also)]
+        candidates = [Candidate(2, 2, (each,)) for each in methods(own, *also)]
         forked = [figures(training(forks.of(each.overrides))) for each in candidates]
     assert len(forked) == len(also)
     for candidate, traced in zip(candidates, forked, strict=True):
@@ -281,7 +281,7 @@ def test_the_diff_on_the_page_is_memkit_s(folder: Path) -> None:
     before = "".join(line[1:] + "\n" for line in shown.splitlines()[3:] if not line.startswith("+"))
     own = placed(before)
     (lora,) = methods(own, "lora")
-    assert pasted(SetupCandidate(4, 1, (lora,)), own).diff == shown
+    assert pasted(Candidate(4, 1, (lora,)), own).diff == shown
 
 
 KNOWN: TracedTraining = changed(MADE, arguments__optim=None, model__trained_dtypes=("bfloat16",))
@@ -323,7 +323,7 @@ def test_the_changed_script_trains(folder: Path) -> None:
     source = PLAIN.replace('"llama")', '"llama", dtype=torch.float32)')
     own = placed(source)
     (lora,) = methods(own, "lora")
-    patch(pasted(SetupCandidate(4, 1, (lora,)), own).diff)
+    patch(pasted(Candidate(4, 1, (lora,)), own).diff)
     command = [sys.executable, "train.py", *OWN, "--use_cpu", "--max_steps", "2", "--save_strategy", "no"]
     ran = subprocess.run(
         [*command, "--activation_checkpointing", "True"], env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -9,12 +9,12 @@ import pytest
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed import presets
-from hf_memkit.plan.candidate import Alternative
+from hf_memkit.plan.candidate import Choice
 from hf_memkit.plan.plan_file import plan_text, write_plan
 from hf_memkit.setup.script_overrides import read_plan
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, SDPA, plan, setup
 
-ENGINE = Alternative(
+ENGINE = Choice(
     "engine", "zero3-offload", {"arguments.deepspeed": presets.load("zero3-offload")}, engine="zero3-offload"
 )
 

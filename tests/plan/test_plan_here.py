@@ -84,7 +84,7 @@ def test_measurements_are_next_to_predictions(
     }
     judgement = setup(8, 1, 12.0, 1.4, CHECKPOINTING)
     passed = Verified(judgement, gpus=2, notes=("run by torchrun",), **measured(load_run(folder / "both"), result))
-    assert (passed.peak_allocated_gib, passed.allocator_retries, passed.step_time_s) == (11.25, 1, 1.375)
+    assert (passed.peak_allocated_gib, passed.alloc_retries, passed.step_time_s) == (11.25, 1, 1.375)
     failed = Verified(judgement, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))
     show_blocks(verified_blocks([passed, failed]))
     shown = capsys.readouterr().out.splitlines()

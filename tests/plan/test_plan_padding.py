@@ -22,7 +22,7 @@ from transformers import (
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.library_versions import to_installed_arguments
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
@@ -138,7 +138,7 @@ def own(traces: ScriptTraces) -> TracedTraining:
 def test_the_trace_is_that_of_the_script_with_these_settings(traces: ScriptTraces, own: TracedTraining) -> None:
     """Would notice: settings in the trace that the user's script would not have, or that cannot be pasted."""
     (choice,), _ = left_out(own)
-    candidate = SetupCandidate(8, 1, (choice,))
+    candidate = Candidate(8, 1, (choice,))
     free = traces.of(candidate.overrides).outcome().training
     paste = pasted(candidate)
     assert "--padding_free True" in paste.flags and paste.no_flag == ("max_length=None",)

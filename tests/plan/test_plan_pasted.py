@@ -18,12 +18,12 @@ from hf_memkit.cli import main
 from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import choices
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.pasted import Pasted, pasted
 from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA, setup
 from tests.plan.made_trainings import MADE, changed
 
-CHOICES = [choices._NO_CHECKPOINTING, *map(choices.alternative, choices._rows("checkpointing")), EIGHT_BITS]
+CHOICES = [choices._NO_CHECKPOINTING, *map(choices.choice_of, choices._rows("checkpointing")), EIGHT_BITS]
 
 
 def read(paste: Pasted) -> TrainingArguments:
@@ -33,10 +33,10 @@ def read(paste: Pasted) -> TrainingArguments:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda each: each.name)
-def test_flags_yaml_and_python_have_the_same_settings(choice: Alternative) -> None:
+def test_flags_yaml_and_python_have_the_same_settings(choice: Choice) -> None:
     """Would notice: a mapping that is not JSON, a quote that the shell removes, an argument name of another
     transformers version, a flag without its value, a flag that the script's own before it overrides."""
-    candidate = SetupCandidate(4, 2, (choice,))
+    candidate = Candidate(4, 2, (choice,))
     paste, wanted = pasted(candidate), library_versions.to_installed_arguments(candidate.arguments)
     from_flags = read(paste)
     assert {name: getattr(from_flags, name) for name in wanted} == wanted
@@ -50,7 +50,7 @@ def test_variables_are_in_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     that YAML reads as an argument."""
     variable = "PYTORCH_ALLOC_CONF"
     monkeypatch.setenv(variable, "")
-    paste = pasted(SetupCandidate(4, 2, (ALLOCATOR,)))
+    paste = pasted(Candidate(4, 2, (ALLOCATOR,)))
     exported = f"export {variable}=expandable_segments:True"
     assert paste.typed_first == (exported,) and exported in paste.yaml
     assert set(yaml.safe_load(paste.yaml)) == {"per_device_train_batch_size", "gradient_accumulation_steps"}
@@ -60,15 +60,15 @@ def test_variables_are_in_all_forms(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_proposal_of_predict_has_variables_and_commands() -> None:
     """Would notice: a variable or command that is missing for a script that parses no arguments."""
-    engine = Alternative("engine", "zero2", {"arguments.deepspeed": presets.load("zero2")}, engine="zero2")
+    engine = Choice("engine", "zero2", {"arguments.deepspeed": presets.load("zero2")}, engine="zero2")
     first = "export PYTORCH_ALLOC_CONF=expandable_segments:True; then memkit ds copy zero2; then "
     for parses, begin in ((True, "--per_device_train_batch_size 4 "), (False, "TrainingArguments( ..., per_device_")):
         judgement = setup(4, 2, 12, 1.0, ALLOCATOR, engine, training=changed(MADE, plan__parses_arguments=parses))
         assert NextSetup(judgement).flags.startswith(first + begin)
 
 
-FULL = Alternative("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False})
-LIGER = Alternative("loss", "Liger kernels", {"arguments.use_liger_kernel": True})
+FULL = Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False})
+LIGER = Choice("loss", "Liger kernels", {"arguments.use_liger_kernel": True})
 
 
 @pytest.mark.parametrize(
@@ -87,23 +87,23 @@ LIGER = Alternative("loss", "Liger kernels", {"arguments.use_liger_kernel": True
     ],
 )  # fmt: skip
 def test_a_front_end_gets_its_own_keys(command: str, written: dict[str, Any]) -> None:
-    paste = pasted(SetupCandidate(4, 2, (FULL, EIGHT_BITS, LIGER, SDPA)), command=command)
+    paste = pasted(Candidate(4, 2, (FULL, EIGHT_BITS, LIGER, SDPA)), command=command)
     assert yaml.safe_load("\n".join(paste.front_end)) == written
-    assert paste.to_json()["front_end"] == list(paste.front_end)
+    assert paste.to_json()["front_end"] == paste.front_end
 
 
 def test_options_of_ms_swift_are_added_to_its_command() -> None:
-    paste = pasted(SetupCandidate(4, 2, (LIGER, SDPA)), command="swift")
+    paste = pasted(Candidate(4, 2, (LIGER, SDPA)), command="swift")
     assert paste.front_end == (
         "--per_device_train_batch_size 4", "--gradient_accumulation_steps 2", "--use_liger_kernel true",
         "--attn_impl sdpa",
     )  # fmt: skip
-    assert pasted(SetupCandidate(4, 2, (LIGER, SDPA)), command="trl").front_end == ()
+    assert pasted(Candidate(4, 2, (LIGER, SDPA)), command="trl").front_end == ()
 
 
 def test_settings_without_a_flag_are_separate() -> None:
     """Would notice: an option of from_pretrained among the flags, which the parser refuses; missing code."""
-    paste = pasted(SetupCandidate(4, 2, (SDPA, PATCH)))
+    paste = pasted(Candidate(4, 2, (SDPA, PATCH)))
     assert "attn" not in " ".join(paste.flags) and "attn_implementation='sdpa'" in paste.model
     assert paste.code == PATCH.code and not paste.environment
 
@@ -121,9 +121,7 @@ def test_the_command_writes_the_deepspeed_config_of_the_candidate(
     if engine == choices.ON_DISK:
         config = choices._on_disk(changed(MADE, plan__weights__trained=(5, largest)), 1, "fast disk")
         assert config["zero_optimization"]["offload_param"]["buffer_size"] >= largest
-    paste = pasted(
-        SetupCandidate(8, 1, (Alternative("engine", engine, {"arguments.deepspeed": config}, engine=engine),))
-    )
+    paste = pasted(Candidate(8, 1, (Choice("engine", engine, {"arguments.deepspeed": config}, engine=engine),)))
     command, *more = paste.before
     memkit, *words = shlex.split(command)
     assert memkit == "memkit" and main(words) == 0

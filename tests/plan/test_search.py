@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from hf_memkit.common.units import GIB
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice, without
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import LIMIT_S, MOST_TIMES, TimeLimit
 from tests.plan.made_plans import setup
 
-CHECKPOINTING = Alternative("checkpointing", "checkpointing", costs_time=True)
-SECOND = Alternative("checkpointing", "every 2nd", costs_time=True)
-SMALL = Alternative("small optimizer", "8-bit", {}, "nearly the same", "8 bits")
-OFFLOAD = Alternative("engine", "offload", engine="zero2-offload", costs_time=True)
-BF16 = Alternative("precision", "bf16", {}, "nearly the same", "bf16")
-SEGMENTS = Alternative("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-ALTERNATIVES: Mapping[str, list[Alternative | None]] = {
+CHECKPOINTING = Choice("checkpointing", "checkpointing", costs_time=True)
+SECOND = Choice("checkpointing", "every 2nd", costs_time=True)
+SMALL = Choice("small optimizer", "8-bit", {}, "nearly the same", "8 bits")
+OFFLOAD = Choice("engine", "offload", engine="zero2-offload", costs_time=True)
+BF16 = Choice("precision", "bf16", {}, "nearly the same", "bf16")
+SEGMENTS = Choice("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+CHOICES: Mapping[str, list[Choice | None]] = {
     "checkpointing": [None, SECOND, CHECKPOINTING],
     "small optimizer": [None, SMALL],
     "engine": [None, OFFLOAD],
@@ -39,7 +39,7 @@ class Formula:
         self.usable_gib, self.fixed, self.row, self.unused = usable_gib, fixed, row, unused
         self.calls: list[str] = []
 
-    def __call__(self, candidate: SetupCandidate) -> Judgement:
+    def __call__(self, candidate: Candidate) -> Judgement:
         self.calls.append(candidate.name)
         slots = {each.slot: each for each in candidate.choices}
         row = self.row * {None: 1.0, SECOND: 0.6, CHECKPOINTING: 0.2}[slots.get("checkpointing")]
@@ -61,17 +61,17 @@ class Formula:
         return replace(made, candidate=candidate, prediction=prediction, fits=fits, why="" if fits else "too large")
 
 
-OWN = SetupCandidate(8, 2)
+OWN = Candidate(8, 2)
 
 
-def finished_search(judge: Formula, own: SetupCandidate = OWN, **options: Any) -> Search:
-    options = {"alternatives": ALTERNATIVES, "batch_effect": ("same result", ""), **options}
+def finished_search(judge: Formula, own: Candidate = OWN, **options: Any) -> Search:
+    options = {"choices": CHOICES, "batch_effect": ("same result", ""), **options}
     search = Search(judge, own, **options)
     search.run()
     return search
 
 
-def fastest(search: Search) -> SetupCandidate:
+def fastest(search: Search) -> Candidate:
     fitting = [each for each in search.judgements.values() if each.fits]
     return min(fitting, key=lambda each: (each.seconds or 0.0, len(each.candidate.choices))).candidate
 
@@ -101,8 +101,8 @@ def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str)
 
 def test_an_engine_with_room_recomputes_less() -> None:
     """Would notice: offloading with full checkpointing only, where without it the whole batch fits and is faster."""
-    alternatives = {**ALTERNATIVES, "small optimizer": [None]}
-    search = finished_search(Formula(38.0, fixed=60.0, row=1.0), alternatives=alternatives)
+    choices = {**CHOICES, "small optimizer": [None]}
+    search = finished_search(Formula(38.0, fixed=60.0, row=1.0), choices=choices)
     assert fastest(search).choices == (OFFLOAD,) and fastest(search).micro_batch_size == 16
 
 
@@ -111,7 +111,7 @@ def test_a_micro_batch_that_is_another_training_says_nothing_about_memory() -> N
     memory, or where the script refuses the smallest."""
 
     class OtherBelowFour(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judgement:
+        def __call__(self, candidate: Candidate) -> Judgement:
             judgement = super().__call__(candidate)
             is_other = candidate.micro_batch_size < 4
             return replace(judgement, is_other=True, fits=False, why="other steps") if is_other else judgement
@@ -120,7 +120,7 @@ def test_a_micro_batch_that_is_another_training_says_nothing_about_memory() -> N
     assert search.judgements[search.candidate(4, (CHECKPOINTING,))].fits
 
     class OneRefused(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judgement:
+        def __call__(self, candidate: Candidate) -> Judgement:
             judgement = super().__call__(candidate)
             return Judgement(candidate, why="refused") if candidate.micro_batch_size == 1 else judgement
 
@@ -130,13 +130,13 @@ def test_a_micro_batch_that_is_another_training_says_nothing_about_memory() -> N
 
 def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
     """Would notice: bf16, which halves the activations, given up because 8-bit states were not enough."""
-    alternatives = {"checkpointing": [None], "small optimizer": [None, SMALL], "precision": [None, BF16]}
-    search = finished_search(Formula(17.5, fixed=10.0, row=12.0), alternatives=alternatives)
+    choices = {"checkpointing": [None], "small optimizer": [None, SMALL], "precision": [None, BF16]}
+    search = finished_search(Formula(17.5, fixed=10.0, row=12.0), choices=choices)
     assert fastest(search).choices == (BF16,)
     assert not any(BF16 in each.choices for each in search.excluded if Formula(17.5, fixed=10.0, row=12.0)(each).fits)
-    both = finished_search(Formula(13.5, fixed=10.0, row=12.0), alternatives=alternatives)
+    both = finished_search(Formula(13.5, fixed=10.0, row=12.0), choices=choices)
     assert set(fastest(both).choices) == {SMALL, BF16}
-    both_fit = finished_search(Formula(9.0, fixed=10.0, row=2.0), alternatives=alternatives)
+    both_fit = finished_search(Formula(9.0, fixed=10.0, row=2.0), choices=choices)
     fitting = [set(each.candidate.choices) for each in both_fit.judgements.values() if each.fits]
     assert {SMALL} in fitting and {SMALL, BF16} in fitting, "bf16 alone does not fit; with 8 bits it is the faster one"
 
@@ -145,26 +145,26 @@ def test_a_refused_combination_excludes_nothing() -> None:
     """Would notice: all combinations given up because a rule or the script refuses the one that needs least memory."""
 
     class Refusing(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judgement:
+        def __call__(self, candidate: Candidate) -> Judgement:
             refused = CHECKPOINTING in candidate.choices
             return Judgement(candidate, why="refused") if refused else super().__call__(candidate)
 
-    assert fastest(finished_search(Refusing(30.0), own=SetupCandidate(16, 1))).choices in ((), (SECOND,), (SMALL,))
+    assert fastest(finished_search(Refusing(30.0), own=Candidate(16, 1))).choices in ((), (SECOND,), (SMALL,))
 
 
 def test_a_method_is_combined_with_the_best_other_choices() -> None:
     """Would notice: LoRA without the fused optimizer or the precision of the setups that it is compared with; two
     optimizers in one setup."""
-    fused = Alternative("optimizer", "fused", {"arguments.optim": "adamw_torch_fused"})
-    lora = Alternative("method", "LoRA", {"adapter.r": 16}, "another method", code="model = …")
-    lomo = Alternative("method", "lomo", {"arguments.optim": "lomo"}, "another method")
-    alternatives = {
+    fused = Choice("optimizer", "fused", {"arguments.optim": "adamw_torch_fused"})
+    lora = Choice("method", "LoRA", {"adapter.r": 16}, "another method", code="model = …")
+    lomo = Choice("method", "lomo", {"arguments.optim": "lomo"}, "another method")
+    choices = {
         "checkpointing": [None],
         "optimizer": [fused],
         "precision": [None, BF16],
         "method": [None, lora, lomo],
     }
-    search = finished_search(Formula(60.0), alternatives=alternatives)
+    search = finished_search(Formula(60.0), choices=choices)
     tried = {each.choices for each in search.judgements if each.micro_batch_size == 16}
     assert {(fused, lora), (fused, BF16, lora), (lomo,), (BF16, lomo)} <= tried
     assert not any(fused in choices and lomo in choices for choices in tried)
@@ -183,13 +183,13 @@ def test_an_excluded_candidate_does_not_fit_and_names_a_traced_one() -> None:
 def test_another_number_of_sequences_than_the_script_s() -> None:
     """Would notice: a setup with the script's own batch among the candidates; a micro-batch that does not divide the
     requested number; the unchanged script not judged."""
-    search = finished_search(Formula(14.0), SetupCandidate(7, 1), per_gpu=12)
+    search = finished_search(Formula(14.0), Candidate(7, 1), per_gpu=12)
     sizes = {each.micro_batch_size: each.accumulation for each in search.judgements}
     assert sizes.pop(7) == 1 and len(sizes) > 2
     assert all(size * accumulation == 12 for size, accumulation in sizes.items())
-    assert search.script_with_requested_batch() == SetupCandidate(6, 2)
+    assert search.script_with_requested_batch() == Candidate(6, 2)
     assert (
-        Search(Formula(14.0), OWN, ALTERNATIVES, ("same result", ""), per_gpu=24).script_with_requested_batch().name
+        Search(Formula(14.0), OWN, CHOICES, ("same result", ""), per_gpu=24).script_with_requested_batch().name
         == "8 × 3"
     )
 
@@ -198,7 +198,7 @@ def test_half_the_micro_batch_of_the_fastest_with_the_same_result_is_tried() -> 
     """Would notice: half the micro-batch tried only for faster setups, which have nearly the same result."""
 
     class Padded(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judgement:
+        def __call__(self, candidate: Candidate) -> Judgement:
             flat = any(each.slot == "padding" for each in candidate.choices)
             judgement = super().__call__(candidate)
             assert judgement.step_time is not None
@@ -207,9 +207,9 @@ def test_half_the_micro_batch_of_the_fastest_with_the_same_result_is_tried() -> 
             time = replace(judgement.step_time, seconds=(share * low, share * middle, share * high))
             return replace(judgement, step_time=time)
 
-    flat = Alternative("padding", "padding-free", {}, "nearly the same", "no padding")
-    alternatives = {"checkpointing": [None, CHECKPOINTING], "padding": [None, flat]}
-    search = finished_search(Padded(80.0), alternatives=alternatives)
+    flat = Choice("padding", "padding-free", {}, "nearly the same", "no padding")
+    choices = {"checkpointing": [None, CHECKPOINTING], "padding": [None, flat]}
+    search = finished_search(Padded(80.0), choices=choices)
     assert search.judgements[search.candidate(16, (flat,))].fits and search.judgements[search.candidate(8, ())].fits
     names = {each.name for each in search.judgements}
     assert {"8 × 2", "16 × 1, checkpointing, padding-free"} <= names
@@ -233,7 +233,7 @@ def test_expandable_segments_are_tried_only_where_the_allocated_peak_fits() -> N
     assert "8 × 2, segments" not in tight.calls
 
 
-FUSED = Alternative("loss", "fused")
+FUSED = Choice("loss", "fused")
 
 
 class Padded(Formula):
@@ -244,10 +244,10 @@ class Padded(Formula):
         super().__init__(usable_gib, **formula)
         self.trace_s, self.now = trace_s, 0.0
 
-    def __call__(self, candidate: SetupCandidate) -> Judgement:
+    def __call__(self, candidate: Candidate) -> Judgement:
         self.calls.append(candidate.name)
         plain = Formula(self.usable_gib, fixed=self.fixed, row=self.row, unused=self.unused)
-        judgement = plain(replace(candidate, choices=candidate.without("loss")))
+        judgement = plain(replace(candidate, choices=without(candidate.choices, "loss")))
         assert judgement.prediction is not None and judgement.step_time is not None
         fused, size = FUSED in candidate.choices, candidate.micro_batch_size
         reserved = judgement.prediction.peak_reserved_bytes[1] + int((0 if fused else 2.0 * size) * GIB)
@@ -266,7 +266,7 @@ class Padded(Formula):
         return self.now
 
 
-WITH_FUSED = {"loss": [None, FUSED], **ALTERNATIVES}
+WITH_FUSED = {"loss": [None, FUSED], **CHOICES}
 
 
 @pytest.fixture
@@ -275,8 +275,8 @@ def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_memkit.plan.search.PARALLEL_TRACES", 1)
 
 
-def default_search(judge: Padded, own: SetupCandidate) -> Search:
-    return finished_search(judge, own, alternatives=WITH_FUSED, time_limit=TimeLimit(clock=judge.clock))
+def default_search(judge: Padded, own: Candidate) -> Search:
+    return finished_search(judge, own, choices=WITH_FUSED, time_limit=TimeLimit(clock=judge.clock))
 
 
 @pytest.mark.usefixtures("one_at_a_time")
@@ -284,11 +284,11 @@ def default_search(judge: Padded, own: SetupCandidate) -> Search:
 def test_predict_s_proposal_and_the_smallest_micro_batches_come_first(usable: float) -> None:
     """Would notice: a plan that is worse than the proposal of `memkit predict` for the same job, because the search
     was stopped before it reached that; fused kernels always chosen, though they may cost more than they save."""
-    own = SetupCandidate(8, 1)
+    own = Candidate(8, 1)
     near = Search(Padded(usable), own, WITH_FUSED, ("same result", "")).nearest()
     assert near is not None
     judge = Padded(usable)
-    finished_search(judge, own, alternatives=WITH_FUSED)
+    finished_search(judge, own, choices=WITH_FUSED)
     refined = [at for at, name in enumerate(judge.calls) if name.split()[0] not in ("8", "1")]
     assert judge.calls.index(near.candidate.name) <= 14
     leanest = ("1 × 8, checkpointing", "1 × 8, fused, checkpointing")
@@ -298,12 +298,12 @@ def test_predict_s_proposal_and_the_smallest_micro_batches_come_first(usable: fl
 
 @pytest.mark.usefixtures("one_at_a_time")
 @pytest.mark.parametrize("usable", [11.0, 13.0, 15.0, 18.0, 24.0, 40.0])
-@pytest.mark.parametrize("own", [SetupCandidate(8, 1), SetupCandidate(16, 2)])
-def test_the_default_search_ends_near_the_best(usable: float, own: SetupCandidate) -> None:
+@pytest.mark.parametrize("own", [Candidate(8, 1), Candidate(16, 2)])
+def test_the_default_search_ends_near_the_best(usable: float, own: Candidate) -> None:
     """Would notice: a proposal that takes half as long again as that of a longer search. A busy machine judges eight
     setups in the default time."""
     judge = Padded(usable, trace_s=LIMIT_S / 8)
-    default, full = default_search(judge, own), finished_search(Padded(usable), own, alternatives=WITH_FUSED)
+    default, full = default_search(judge, own), finished_search(Padded(usable), own, choices=WITH_FUSED)
     best = [search.judgements[fastest(search)].seconds or 0.0 for search in (default, full)]
     assert best[0] <= 1.15 * best[1], judge.calls
     assert judge.now <= MOST_TIMES * LIMIT_S + 2 * judge.trace_s
@@ -314,11 +314,11 @@ def test_the_default_search_takes_longer_only_while_it_improves() -> None:
     """Would notice: a search that ends at its default limit while it still improves, one that never ends, one that
     exceeds the limit of `--limit`."""
     improving = Padded(13.0, trace_s=LIMIT_S / 4)
-    assert default_search(improving, SetupCandidate(8, 1)).stopped and len(improving.calls) > 4
+    assert default_search(improving, Candidate(8, 1)).stopped and len(improving.calls) > 4
     in_vain = Padded(1.0, trace_s=LIMIT_S / 2)
-    assert default_search(in_vain, SetupCandidate(8, 1)).stopped and in_vain.now > 2 * LIMIT_S
+    assert default_search(in_vain, Candidate(8, 1)).stopped and in_vain.now > 2 * LIMIT_S
     typed = Padded(13.0, trace_s=LIMIT_S / 4)
-    finished_search(typed, SetupCandidate(8, 1), alternatives=WITH_FUSED, time_limit=TimeLimit(LIMIT_S, typed.clock))
+    finished_search(typed, Candidate(8, 1), choices=WITH_FUSED, time_limit=TimeLimit(LIMIT_S, typed.clock))
     assert typed.now <= LIMIT_S + typed.trace_s
 
 
@@ -328,14 +328,14 @@ def test_a_stopped_search_excludes_only_what_a_trace_excludes() -> None:
     for limit in range(1, 12):
         judge = Padded(13.0, trace_s=1.0)
         limited = TimeLimit(float(limit), judge.clock)
-        search = finished_search(judge, SetupCandidate(8, 1), alternatives=WITH_FUSED, time_limit=limited)
+        search = finished_search(judge, Candidate(8, 1), choices=WITH_FUSED, time_limit=limited)
         assert not any(Padded(13.0)(candidate).fits for candidate in search.excluded), limit
 
 
 class States(Formula):
     """The optimizer's step needs `fixed` GiB with every micro-batch."""
 
-    def __call__(self, candidate: SetupCandidate) -> Judgement:
+    def __call__(self, candidate: Candidate) -> Judgement:
         judgement = super().__call__(candidate)
         slots = {each.slot for each in candidate.choices}
         stepping = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
@@ -361,7 +361,7 @@ def test_too_little_ram_ends_the_search_of_a_micro_batch() -> None:
     """Would notice: smaller micro-batches and other allocator settings traced where RAM does not suffice."""
 
     class Host(Formula):
-        def __call__(self, candidate: SetupCandidate) -> Judgement:
+        def __call__(self, candidate: Candidate) -> Judgement:
             judgement = super().__call__(candidate)
             if "engine" not in {each.slot for each in candidate.choices}:
                 return judgement
@@ -391,6 +391,6 @@ def test_ctrl_c_keeps_the_judgements() -> None:
 )
 def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> None:
     """Would notice: checkpointing where a smaller micro-batch suffices; no proposal where 8-bit states suffice."""
-    best = Search(Formula(usable), SetupCandidate(16, 1), ALTERNATIVES, ("same result", "")).nearest()
+    best = Search(Formula(usable), Candidate(16, 1), CHOICES, ("same result", "")).nearest()
     assert best is not None and best.fits and best.candidate.name == nearest
-    assert Search(Formula(1.0), SetupCandidate(16, 1), ALTERNATIVES, ("same result", "")).nearest() is None
+    assert Search(Formula(1.0), Candidate(16, 1), CHOICES, ("same result", "")).nearest() is None

@@ -18,7 +18,7 @@ import torch
 from hf_memkit.catalog.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan import wording
-from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.verify import Verified, refuse_unverifiable, verify
@@ -39,10 +39,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-NO_MEMORY = Alternative("other", "no memory", {"environment.OWN_MEMORY": "0"})
+NO_MEMORY = Choice("other", "no memory", {"environment.OWN_MEMORY": "0"})
 
 
-def plan_of(*candidates: SetupCandidate, gpus: int = 1) -> Plan:
+def plan_of(*candidates: Candidate, gpus: int = 1) -> Plan:
     machine = Machine(gpu_of_size("16GB"), 1 << 36, 1 << 38, "/", 8)
     judgements = tuple(Judgement(each, fits=True) for each in candidates)
     return Plan("script.py", machine, gpus, judgements[0], judgements)
@@ -84,7 +84,7 @@ def test_setups_run_until_one_passes_and_is_measured(folder: Path) -> None:
     assert lines[:13] == ["4 23"] + ["2 23"] * 12  # 4 batches a step
     # Then two epochs of the script's own loader, with eight batches each.
     assert [line.split()[0] for line in lines[13:]] == ["2"] * 16 and lines[13:].count("2 23") == 2
-    assert last.worst == "2 × 23 tokens"
+    assert last.worst_batch == "2 × 23 tokens"
     assert last.step_time_s is not None and 0 < last.step_time_s < 10
     assert last.evaluated is True and last.saved is True and last.peak_allocated_gib is None
     assert "callback Marks was not called" in last.notes
@@ -98,17 +98,14 @@ def test_setups_run_until_one_passes_and_is_measured(folder: Path) -> None:
 @pytest.mark.alone
 def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
     """Would notice: one process instead of several, a rank that waits forever."""
-    _, (result,) = verify_on_cpu(plan_of(SetupCandidate(2, 1), gpus=2))
+    _, (result,) = verify_on_cpu(plan_of(Candidate(2, 1), gpus=2))
     assert result.passed, (result.failed, result.last_lines)
-    assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst == "2 × 23 tokens"
+    assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst_batch == "2 × 23 tokens"
 
 
 def test_ctrl_c_ends_the_run(folder: Path) -> None:
     """Would notice: a training that continues after Ctrl-C."""
-    code = (
-        "from tests.plan.test_verify import *\n"
-        "verify(plan_of(SetupCandidate(2, 1)), script('--waits'), device='cpu')\n"
-    )
+    code = "from tests.plan.test_verify import *\nverify(plan_of(Candidate(2, 1)), script('--waits'), device='cpu')\n"
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not (folder / "waits").exists():
@@ -124,7 +121,7 @@ def test_ctrl_c_ends_the_run(folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_its_memory_is_measured(folder: Path) -> None:
     refuse_unverifiable(this_machine())
-    _, (result,) = verify(plan_of(SetupCandidate(2, 2, (CHECKPOINTING,))), script())
+    _, (result,) = verify(plan_of(Candidate(2, 2, (CHECKPOINTING,))), script())
     assert result.passed, (result.failed, result.last_lines)
-    assert result.peak_allocated_gib and result.peak_reserved_gib and result.allocator_retries == 0
+    assert result.peak_allocated_gib and result.peak_reserved_gib and result.alloc_retries == 0
     assert result.peak_reserved_gib >= result.peak_allocated_gib and result.step_time_s

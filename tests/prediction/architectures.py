@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.setup.setup import Setup
 
 
@@ -202,10 +202,10 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "compiled, lora": {**_COMPILED, **SETTINGS["lora"]},
     "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager"},
 }
-"""What else a training does, for some of the architectures: settings, and fields of `SetupTraining` by their names."""
+"""What else a training does, for some of the architectures: settings, and fields of `SetupJob` by their names."""
 
 
-def of_architecture(architecture: Architecture, setting: str) -> SetupTraining:
+def of_architecture(architecture: Architecture, setting: str) -> SetupJob:
     """The training that the child is to run."""
     config = {"model_type": architecture.name, **architecture.config}
     size = architecture.batch_size
@@ -223,4 +223,4 @@ def of_architecture(architecture: Architecture, setting: str) -> SetupTraining:
         **wanted,
     }.items():
         setup = setup.put(key, value, "compared")
-    return SetupTraining(setup, architecture.length, **fields)
+    return SetupJob(setup, architecture.length, **fields)

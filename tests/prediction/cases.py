@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_memkit.catalog.models import ModelFacts, describe
-from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupTraining, trace_setup
+from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupJob, trace_setup
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.worker import Worker
@@ -38,11 +38,11 @@ def small_setup(config: dict[str, Any] | None = None, **arguments: Any) -> Setup
     return setup
 
 
-def training(config: dict[str, Any] | None = None, **arguments: Any) -> SetupTraining:
-    return SetupTraining(small_setup(config, **arguments), LENGTH)
+def training(config: dict[str, Any] | None = None, **arguments: Any) -> SetupJob:
+    return SetupJob(small_setup(config, **arguments), LENGTH)
 
 
-def traced(worker: Worker, asked: SetupTraining, **fields: Any) -> Trace:
+def traced(worker: Worker, asked: SetupJob, **fields: Any) -> Trace:
     """Its trace; `fields` are those of a `ScriptRequest`, such as the device."""
     return trace_setup(worker, asked, ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields))
 

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from hf_memkit.common.errors import TraceFailed
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child import serve
-from hf_memkit.prediction.setup_as_script import SetupTraining, as_script, trace_of
+from hf_memkit.prediction.setup_as_script import SetupJob, as_script, trace_of
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.traced_training import Outcome
@@ -60,7 +60,7 @@ def peaks(changes: Iterable[int | str]) -> Peaks:
     return highest, phases
 
 
-def traced(asked: SetupTraining, folder: Path) -> dict[str, Any]:
+def traced(asked: SetupJob, folder: Path) -> dict[str, Any]:
     """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
     result = folder / "result.json"
     with as_script(asked) as script:
@@ -93,7 +93,7 @@ def _changes(trace: Trace) -> Iterator[int | str]:
         yield phase
 
 
-def profiled(asked: SetupTraining) -> dict[str, Any]:
+def profiled(asked: SetupJob) -> dict[str, Any]:
     """Peaks of the training on real tensors, as torch's profiler saw the CPU's allocator."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -115,7 +115,7 @@ def profiled(asked: SetupTraining) -> dict[str, Any]:
     }
 
 
-def _not_ahead(asked: SetupTraining) -> tuple[str, ...]:
+def _not_ahead(asked: SetupJob) -> tuple[str, ...]:
     """Phases whose peak has no batch read ahead: predictions that are kept are most at the last batch."""
     moves = ("arguments.eval_accumulation_steps", "arguments.batch_eval_metrics")
     keeps = asked.metrics and not any(name in asked.setup for name in moves)
@@ -209,7 +209,7 @@ def _named(found: Peaks) -> dict[str, Any]:
     return {"peak_bytes": found[0], "phases": found[1]}
 
 
-def _train(asked: SetupTraining) -> int:
+def _train(asked: SetupJob) -> int:
     """Bytes of the batch that accelerate reads ahead: it lies on the host, whatever the GPU is, and is in no trace."""
     import torch
     from transformers import default_data_collator
@@ -268,7 +268,7 @@ def _arrays_are_copies() -> None:
     torch.Tensor.numpy = lambda self, **options: original(self, **options).copy()  # type: ignore[method-assign]
 
 
-def _model(asked: SetupTraining) -> Any:
+def _model(asked: SetupJob) -> Any:
     import transformers
 
     setup = asked.setup
@@ -341,7 +341,7 @@ def answer_lines() -> None:
             print(json.dumps(_answer(case["kind"], asked, Path(folder))), file=answers, flush=True)
 
 
-def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
+def _answer(kind: str, asked: SetupJob, folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     if kind == "fake":  # a script ends its process where it fails
         try:
@@ -353,7 +353,7 @@ def _answer(kind: str, asked: SetupTraining, folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if why is None else {"error": why}
 
 
-def _into(path: Path, asked: SetupTraining) -> None:
+def _into(path: Path, asked: SetupJob) -> None:
     started = time.monotonic()
     try:
         answer = profiled(asked)

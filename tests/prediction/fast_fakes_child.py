@@ -19,7 +19,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.child import serve
 from hf_memkit.prediction.child.script.script import run_script
 from hf_memkit.prediction.child.tracer import fast_fakes
-from hf_memkit.prediction.setup_as_script import SetupTraining, as_script
+from hf_memkit.prediction.setup_as_script import SetupJob, as_script
 from hf_memkit.prediction.trace.request import Device, ScriptRequest
 
 
@@ -62,7 +62,7 @@ def main() -> None:
             for fast in (True, False):
                 result = Path(tempfile.mkdtemp(dir=folder)) / "result.json"  # a script's files are next to it
                 with (
-                    as_script(SetupTraining.from_json(content)) as script,
+                    as_script(SetupJob.from_json(content)) as script,
                     result.with_name("share").open("w+") as share,
                 ):
                     ended = serve._run_in_fork(partial(traced, script, device, result, share, fast=fast), 300)

@@ -16,7 +16,7 @@ from hf_memkit import preset
 from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.common.errors import TraceFailed
 from hf_memkit.common.terms import CATEGORIES, Category, Phase
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
@@ -67,7 +67,7 @@ def setup_of(folder: Path, names: str, *, batch: int = BATCH, **options: Any) ->
 
 
 def traced(worker: Worker, setup: Setup, **options: Any) -> Trace:
-    return cases.traced(worker, SetupTraining(setup, LENGTH), **options)
+    return cases.traced(worker, SetupJob(setup, LENGTH), **options)
 
 
 def facts_of(folder: Path) -> ModelFacts:

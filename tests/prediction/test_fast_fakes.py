@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from tests.prediction.architectures import ARCHITECTURES, of_architecture
 from tests.prediction.cases import GPT2, LLAMA, training
 
@@ -22,7 +22,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
 
 
-def _with(asked: SetupTraining, settings: Mapping[str, Any]) -> SetupTraining:
+def _with(asked: SetupJob, settings: Mapping[str, Any]) -> SetupJob:
     setup = asked.setup
     for key, value in settings.items():
         setup = setup.put(key, value, "a test's")
@@ -31,7 +31,7 @@ def _with(asked: SetupTraining, settings: Mapping[str, Any]) -> SetupTraining:
 
 ON_CPU: Final = "on the CPU"
 
-CASES: Final[Mapping[str, SetupTraining]] = {
+CASES: Final[Mapping[str, SetupJob]] = {
     "decoder, recomputed, 8-bit AdamW": _with(
         training({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
         {"optimizer.class": "hf_memkit.components.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},

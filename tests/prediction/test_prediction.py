@@ -107,6 +107,8 @@ def test_verdicts_say_why_with_their_numbers() -> None:
     close = sized(15 * GIB, 15 * GIB - MIB)
     assert "16.9 GiB with 5 % and 200 MiB of slack" in close.why and close.why.endswith("too close")
     assert sized(20 * GIB, 16 * GIB).headline == "DOES NOT FIT: needs at least 17.0 GiB; a GPU has 16.0 GiB"
+    near = sized(15 * GIB + 10 * MIB, 15 * GIB + 10 * MIB)
+    assert near.headline == "DOES NOT FIT: needs at least 16.01 GiB; a GPU has 16.00 GiB"
     half = sized(9 * GIB, 9 * GIB, memory_fraction=0.5)
     assert half.verdict == "does not fit" and "per_process_memory_fraction 0.5 allows 9.0 GiB of a GPU" in half.why
 

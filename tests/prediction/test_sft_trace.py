@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hf_memkit.prediction.child.trainer_kinds.sft import padding_free_change, patch_fused_head
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.prediction.worker import Worker
 from tests.prediction.architectures import CHATTING, of_architecture
 from tests.prediction.cases import traced
@@ -28,7 +28,7 @@ def test_the_head_on_a_gpu_makes_a_tile_of_logits(worker: Worker, setting: str, 
     setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")
     setup = setup.put("arguments.per_device_train_batch_size", batch, "large")
     setup = setup.put("model.dtype", {2: "bfloat16", 4: "float32"}[weight_bytes], "compared")
-    trace = traced(worker, SetupTraining(setup, length))
+    trace = traced(worker, SetupJob(setup, length))
     # A tile of logits; the inputs of the tokens and their fp32 gradient; the head's, in fp32 beside its own copy (trl
     # 1.16.0: kernels/chunked_logprob.py, trainer/utils.py 1506 and 1645).
     head = (4 + (weight_bytes if weight_bytes < 4 else 0)) * words * 64 if setting == "sft" else 0
@@ -48,7 +48,7 @@ def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
         setup = of_architecture(CHATTING[0], "sft, bf16").setup
         setup = setup.put("arguments.packing", packing, "compared")
         setup = setup.put("arguments.per_device_train_batch_size", 1, "a row of one is not padded")
-        peaks.append(traced(worker, SetupTraining(setup, 2048)).peak().size_bytes)
+        peaks.append(traced(worker, SetupJob(setup, 2048)).peak().size_bytes)
     assert 2048**2 < peaks[1] - peaks[0] < 8 * 2048**2, peaks
 
 

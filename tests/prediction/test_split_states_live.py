@@ -17,7 +17,7 @@ import pytest
 
 from hf_memkit.deepspeed import ops
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.prediction.split_states import bucket_bytes, one_rank, without_engine
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.setup import Setup
@@ -80,7 +80,7 @@ def _most(ranks: list[Live]) -> Live:
 @pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-{count}" for count, name in CASES])
 def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: int, name: str) -> None:
     setup = ONE[name]
-    trace = traced(shared_worker(), SetupTraining(without_engine(setup), LENGTH), device="cpu")
+    trace = traced(shared_worker(), SetupJob(without_engine(setup), LENGTH), device="cpu")
     config = setup["deepspeed.config"]
     accumulates = setup["arguments.gradient_accumulation_steps"] > 1
     ledger = zero_ledger(config, facts(MODEL), gpus=processes, accumulation=accumulates)

@@ -16,7 +16,7 @@ from hf_memkit.catalog.models import describe
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries import library_rules
 from hf_memkit.prediction.child.tracer.work_recorder import NOT_COUNTED
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.worker import Worker
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.tracing
 
 
 def recorded(worker: Worker, setup: Setup, **options: object) -> Work:
-    found = traced(worker, SetupTraining(without_saving(setup), LENGTH), for_plan=True, **options).work
+    found = traced(worker, SetupJob(without_saving(setup), LENGTH), for_plan=True, **options).work
     assert found is not None
     return found
 
@@ -77,7 +77,7 @@ def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker)
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: marks for storages only."""
-    trace = traced(worker, SetupTraining(setup_of(models["llama"], "checkpointed"), LENGTH), for_plan=True)
+    trace = traced(worker, SetupJob(setup_of(models["llama"], "checkpointed"), LENGTH), for_plan=True)
     assert trace.work is not None
     assert [phase for _, phase in trace.work.marks] == [phase for _, phase in trace.marks]
     assert wire.loads(Trace, wire.dumps(trace)) == trace

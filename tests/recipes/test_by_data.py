@@ -19,13 +19,13 @@ from transformers import (
 from hf_memkit import predict_recipe
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.cli.main import main
-from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolve_run
 from hf_memkit.prediction.child.training.setup_trainer import rows_for
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.recipes.by_data import ByData, _with_lengths, judge_of
 from hf_memkit.recipes.export import export_script
 from hf_memkit.recipes.schema import load_recipe
-from hf_memkit.recipes.variant_search import unjudged
+from hf_memkit.recipes.variant_search import predict_nothing
 from hf_memkit.run.ranks import LaunchLayout, Ranks
 from hf_memkit.run.training import run
 from hf_memkit.setup.request import Request
@@ -96,7 +96,7 @@ def test_the_worst_batch_is_the_run_s(
     pairs = [f"{key}={value}" for key, value in settings.items()]
     options, recipe = RecipeOptions(name=name, data=source, output="run", settings=pairs), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), unjudged)
+    job, _ = resolve_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), predict_nothing)
     made: list[Trainer] = []
 
     def ready(self: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -218,7 +218,7 @@ def test_targets_have_a_length_of_their_own() -> None:
     asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
     assert asked["data.target_length"] == 64
     setup = _with_lengths(asked, {"input_ids": 16, "labels": 24})
-    row = rows_for(SetupTraining(setup, setup.sequence_length), setup, model)(2, 2)[0]
+    row = rows_for(SetupJob(setup, setup.sequence_length), setup, model)(2, 2)[0]
     assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 
 
@@ -237,4 +237,4 @@ def test_a_data_set_of_the_hub_is_not_downloaded(monkeypatch: pytest.MonkeyPatch
     setup = resolve(load_recipe("bert-large-on-8gb"), machine, Request(variant="8bit"), use_hub=False)
     judge = judge_of(Request(data="stanfordnlp/imdb"))
     assert not isinstance(judge, ByData)
-    assert any("rows of 512 tokens" in note for note in judge(setup).notes)
+    assert any("stanfordnlp/imdb" in line and "512 tokens" in line for line in judge(setup).warnings)

@@ -18,7 +18,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.prediction import with_rest
 from hf_memkit.recipes.schema import Recipe, read_recipe
-from hf_memkit.recipes.variant_search import choose, nearest_that_fits, unjudged
+from hf_memkit.recipes.variant_search import choose, nearest_that_fits, predict_nothing
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
 from tests.prediction.test_prediction import made
@@ -172,14 +172,14 @@ def test_an_unpredictable_setup_is_not_reported_to_fit(chooses: Recipe, machine:
     """A variant that is predicted to fit comes before one of which nothing is known, and that before none at all."""
 
     def judge(setup: Setup) -> Prediction:
-        return made_up(10 * GIB, setup) if setup.preset == "lora" else unjudged(setup)
+        return made_up(10 * GIB, setup) if setup.preset == "lora" else predict_nothing(setup)
 
     card = with_gpu_of(machine, 64 * GIB)
     chosen, result = choose(chooses, card, Request(), use_hub=False, judge=judge)
     assert chosen.preset == "lora" and result is not None
     ((name, why),) = chosen.rejected
     assert name == "resident" and why.startswith("not predicted")
-    unknown, result = choose(chooses, card, Request(), use_hub=False, judge=unjudged)
+    unknown, result = choose(chooses, card, Request(), use_hub=False, judge=predict_nothing)
     assert unknown.preset == "resident" and result is None and "not predicted" in unknown.why
     with pytest.raises(DoesNotFitError, match="at least"):
-        choose(chooses, with_gpu_of(machine, GIB // 64), Request(), use_hub=False, judge=unjudged)
+        choose(chooses, with_gpu_of(machine, GIB // 64), Request(), use_hub=False, judge=predict_nothing)

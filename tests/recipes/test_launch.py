@@ -57,7 +57,7 @@ def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: La
     [
         ({"nodes": 2}, "on every machine, add --master-addr ADDRESS (of machine 0) and --node-rank N (0 to 1)"),
         ({"nodes": 2, "master_addr": "a"}, "add --node-rank N (0 to 1)"),
-        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: must be below --nodes 2"),
+        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: too large. Write 0 to 1"),
         ({"gpus": 2, "master_addr": "a", "master_port": 1}, "--master-addr, --master-port: only for several machines"),
     ],
 )
@@ -73,9 +73,9 @@ def test_a_launcher_comes_before_the_options() -> None:
         == LaunchLayout(2, 2)
         == RecipeOptions(name="r", gpus=2, nodes=2).place(ranks)
     )
-    with pytest.raises(InputError, match=r"--gpus 4 contradicts the launcher, .* 2 processes .* \(WORLD_SIZE=4\)"):
+    with pytest.raises(InputError, match="--gpus 4: the launcher started 2 processes"):
         RecipeOptions(name="r", gpus=4).place(ranks)
-    with pytest.raises(InputError, match="--nodes 1 contradicts the launcher"):
+    with pytest.raises(InputError, match="--nodes 1: the launcher started"):
         RecipeOptions(name="r", nodes=1).place(ranks)
     with pytest.raises(InputError, match="--master-addr: set by the launcher"):
         RecipeOptions(name="r", master_addr="a").place(ranks)

@@ -28,7 +28,7 @@ def test_a_used_folder_is_refused_with_the_way_on(tmp_path: Path) -> None:
     run_folder.refuse_used(str(tmp_path / "new" / "deep"))
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "a", "running")
-    with pytest.raises(InputError, match=r"holds an unfinished run\. Add --resume"):
+    with pytest.raises(InputError, match=r"has an unfinished run\. Add --resume"):
         run_folder.refuse_used(str(tmp_path / "a"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="is a file"):
@@ -39,7 +39,7 @@ def test_a_used_folder_is_refused_with_the_way_on(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="damaged"):
         run_folder.refuse_used(str(tmp_path / "a"))
     write(tmp_path / "c", run_folder.WRITTEN)
-    with pytest.raises(InputError, match=f"Type memkit run {tmp_path}/c to begin it"):
+    with pytest.raises(InputError, match=f"type: memkit run {tmp_path}/c"):
         run_folder.refuse_used(str(tmp_path / "c"))
 
 
@@ -66,9 +66,9 @@ def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pyt
     assert run_folder.unfinished_run("r", "auto", "") == Path("memkit-runs/r-lora-2")
     with pytest.raises(InputError, match="no unfinished run"):
         run_folder.unfinished_run("r", "resident", "")
-    with pytest.raises(InputError, match="holds no run"):
+    with pytest.raises(InputError, match="has no run"):
         run_folder.unfinished_run("r", "auto", str(tmp_path))
-    with pytest.raises(InputError, match="belongs to recipe 'r', not 'other'"):
+    with pytest.raises(InputError, match="is of recipe 'r', not 'other'"):
         run_folder.unfinished_run("other", "auto", "memkit-runs/r-lora-2")
 
 
@@ -77,9 +77,9 @@ def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pyt
     [
         (run_folder.WRITTEN, False, False, ""),
         (run_folder.WRITTEN, True, False, "nothing has run in run yet"),
-        ("running", False, False, "run: already holds an unfinished run. Add --resume"),
+        ("running", False, False, "run: has an unfinished run. Add --resume"),
         ("interrupted", True, False, ""),
-        ("finished", False, False, "run: already holds a finished run. Add --overwrite"),
+        ("finished", False, False, "run: has a finished run. Add --overwrite"),
         ("finished", False, True, ""),
         ("finished", True, False, "is finished"),
     ],

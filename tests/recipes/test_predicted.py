@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
-from hf_memkit.cli.recipe_flow import _with_prediction
+from hf_memkit.cli.recipe_flow import _predict
 from hf_memkit.common import resources
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.units import GIB
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.recipes.stored_predictions import is_stored, stored_prediction
-from hf_memkit.recipes.variant_search import nearest_that_fits, stored_or, unjudged
+from hf_memkit.recipes.variant_search import nearest_that_fits, predict_nothing, stored_or
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup.request import Request
 from hf_memkit.setup.setup import Setup
@@ -61,7 +61,7 @@ def test_a_smaller_gpu_gets_an_alternative(
     assert result.verdict == "does not fit"
     assert nearest_that_fits(recipe, small, use_hub=False, judge=judge) == "infinity"
     job = RecipeRun(recipe.name, small.preset, small)
-    reported = _with_prediction(job, recipe, result, judge)
+    reported = _predict(job, recipe, result, judge)
     assert reported.prediction is not None and reported.prediction["verdict"] == "does not fit"
     output = capsys.readouterr().err
     assert "predicted not to fit" in output and "--variant infinity" in output
@@ -71,10 +71,10 @@ def test_a_smaller_gpu_gets_an_alternative(
 def test_a_rehearsal_has_that_of_its_target(recipe: Recipe, machine: Machine) -> None:
     here = resolved_for(recipe, machine, "12GB")
     job = RecipeRun(recipe.name, here.preset, here, target=here)
-    without = _with_prediction(job, recipe, None, unjudged)
+    without = _predict(job, recipe, None, predict_nothing)
     assert without.prediction is None and without.target_prediction is None
     result = stored_prediction(recipe, here)
-    reported = _with_prediction(job, recipe, result, unjudged)
+    reported = _predict(job, recipe, result, predict_nothing)
     assert reported.prediction is None and reported.target_prediction is not None
     assert (
         reported.target_prediction["gpu"] == "12GB GPU" and reported.target_prediction["gpu_verdict"] == "does not fit"

@@ -14,7 +14,7 @@ from hf_memkit.cli.recipe_options import (
     machine_here,
     read_request,
     rehearses,
-    resolved_run,
+    resolve_run,
 )
 from hf_memkit.prediction import predict
 from hf_memkit.recipes.schema import load_recipe
@@ -47,7 +47,7 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
     options = RecipeOptions(name=NAME, output="run", gpus=asked)
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
-    job, _ = resolved_run(
+    job, _ = resolve_run(
         options, recipe, request, machine_here(request), options.place(Ranks(), default_gpus(options)), predict
     )
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes

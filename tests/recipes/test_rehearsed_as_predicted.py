@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RecipeOptions, machine_here, read_request, resolve_run
 from hf_memkit.prediction import Prediction
 from hf_memkit.recipes.resolve import resolve
 from hf_memkit.recipes.schema import load_recipe
@@ -24,7 +24,7 @@ def refuses(setup: Setup) -> Prediction:
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RecipeOptions(name=name, **asked), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), refuses)
+    job, _ = resolve_run(options, recipe, request, machine_here(request), LaunchLayout(1, 1), refuses)
     assert job.is_rehearsal and job.target is not None
     return job
 

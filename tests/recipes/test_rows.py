@@ -273,12 +273,12 @@ def spoilt(**more: Any) -> dict[str, Any]:
         (spoilt(content=None), "messages[1].content: expected text, found null"),
         (spoilt(content=3), "messages[1].content: expected text, found 3"),
         (spoilt(content=[{"type": "image_url", "image_url": "a.png"}]), "messages[1].content: expected text, found a"),
-        (spoilt(weight=0), "messages[1]: 'weight' is unsupported"),
+        (spoilt(weight=0), "messages[1]: 'weight': not supported"),
         ({"messages": [USER]}, "no turn of the assistant to train on"),
         ({"messages": [USER, USER, ANSWER]}, "message 2 is the user's, after the user's; expected assistant there"),
         ({"messages": [USER, ANSWER, BRIEF]}, "message 3 is the system's, after the assistant's; expected user"),
         ({"messages": [ANSWER]}, "message 1 is the assistant's, and the conversation begins with it; expected"),
-        ({"messages": [{**USER, "tool_calls": CALL["tool_calls"]}, ANSWER]}, "messages[0]: 'tool_calls' bel"),
+        ({"messages": [{**USER, "tool_calls": CALL["tool_calls"]}, ANSWER]}, "messages[0]: 'tool_calls' in"),
     ],
 )  # fmt: skip
 def test_spoilt_conversations(tmp_path: Path, row: Any, expected: str) -> None:

@@ -73,7 +73,7 @@ def test_the_decoder_limits_the_length(speech: Recipe, small_gpu: Machine) -> No
     resolved = resolve(speech, small_gpu, Request(variant="8bit", sequence_length=448), use_hub=False)
     assert resolved["arguments.generation_max_length"] == 448
     assert resolved.resolved_for.model.parameters == pytest.approx(241.7e6, rel=1e-3)
-    with pytest.raises(InputError, match=r"--sequence-length 449: .* at most 448 tokens; give 448 or less"):
+    with pytest.raises(InputError, match=r"--sequence-length 449: .* at most 448 tokens. Give 448 or less"):
         resolve(speech, small_gpu, Request(variant="8bit", sequence_length=449), use_hub=False)
 
 

@@ -47,7 +47,7 @@ def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once() -> None:
 
 def test_in_a_rank_of_memkit_s_sigterm_keeps_its_meaning() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with StopOnSignal(lambda line: None, lambda: None, started_by_memkit=True):
+    with StopOnSignal(lambda line: None, lambda: None, by_memkit=True):
         assert signal.getsignal(signal.SIGTERM) == before
         assert signal.getsignal(signal.SIGINT) != signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) == signal.default_int_handler

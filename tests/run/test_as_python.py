@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.cli import main
 from tests.run.conftest import MEMKIT, Ended, Start
 
-NO_TRAINER = "made no Trainer: nothing was recorded\n"
+NO_TRAINER = "made no Trainer, so no memory was recorded\n"
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_missing_module_is_one_line(start: Start, scripts: Path, module: str) 
     """Finds: a traceback of importlib's for a misspelt name."""
     memkit = start(*MEMKIT, "-m", module).ended()
     assert memkit.code == 2 and not memkit.out and memkit.err.count("\n") == 1
-    assert memkit.err.startswith(f"memkit: error: -m {module}: no such module; ")
+    assert memkit.err.startswith(f"memkit: error: -m {module}: no such module. ")
 
 
 @pytest.mark.parametrize(

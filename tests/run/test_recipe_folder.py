@@ -51,7 +51,7 @@ def test_it_trains_as_the_recipe_does(quick_memkit: Quick, tmp_path: Path, text_
 
     change_arguments(job, "arguments", max_steps=1, eval_steps=1)
     refused = quick_memkit("run", "job")
-    assert refused.returncode == 2 and "holds a finished run. Add --overwrite" in refused.stderr
+    assert refused.returncode == 2 and "has a finished run. Add --overwrite" in refused.stderr
     again = quick_memkit("run", "job", "--overwrite")
     assert again.returncode == 0 and "1 steps of 8 read them" in again.stdout, again.stderr[-2000:]
     assert "Done: 1 steps" in again.stdout and "This was a REHEARSAL" in again.stdout
@@ -62,11 +62,8 @@ def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(quick_memkit
     before = {path.name: path.read_bytes() for path in job.iterdir()}
     for words, expected in (
         (["job", "--resume"], "nothing has run in job yet"),
-        (
-            ["job", "--gpus", "2"],
-            "job: has 1 processes, among which its batch and checkpoints are split; add --gpus 1",
-        ),
-        (["--records", "elsewhere", "job"], "--records: only for a script; job/args.yaml holds"),
+        (["job", "--gpus", "2"], "job: its batch and checkpoints are for 1 processes. Add --gpus 1"),
+        (["--records", "elsewhere", "job"], "--records: only for a script. Change job/args.yaml"),
         (["job", "--", "--learning_rate", "1"], "arguments: only for a script"),
         (["--resume", "job/job.py"], "--resume: only for a folder that memkit recipe wrote"),
     ):

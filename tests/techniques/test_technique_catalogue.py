@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from dataclasses import replace
+from importlib import reload
 from typing import get_args
 
 import pytest
 
+from hf_memkit import checks
 from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.checks.rules import loss, optimizer_states
 from hf_memkit.common.terms import PHASES
 from hf_memkit.measuring.out_of_memory import explain_oom, suggest
 from hf_memkit.measuring.out_of_memory.advice import _SAME_ADVICE
@@ -14,8 +20,8 @@ from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHE
 from hf_memkit.measuring.out_of_memory.message import Memory
 from hf_memkit.measuring.out_of_memory.traceback import Feature, Place
 from hf_memkit.plan import choices
-from hf_memkit.setup.techniques.registry import CATALOGUE, TECHNIQUES, InPlans, Technique
-from tests.conftest import load_script
+from hf_memkit.setup.techniques.registry import CATALOGUE, TECHNIQUES, InPlans, Technique, setting_of
+from tests.conftest import ROOT, load_script
 from tests.measuring.out_of_memory.oom_messages import EXAMPLES
 from tests.measuring.out_of_memory.test_oom_changes import oom, run
 from tests.measuring.out_of_memory.tracebacks import OLDER
@@ -47,6 +53,32 @@ def test_a_new_row_shows_up_in_plans_advice_and_docs(monkeypatch: pytest.MonkeyP
     assert measured.at_most_gib == pytest.approx(0.99 * 12) and "12.00 GiB" in measured.reason
     assert "at_most_gib" not in measured.to_json()
     assert "| `rare-cache` | `torch_empty_cache_steps: 4` |" in load_script("docs_code.py").changes()
+
+
+def test_fixes_of_rules_have_the_settings_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect: a fix with a setting written by hand, which a changed row leaves wrong."""
+    liger = replace(CATALOGUE["liger"], settings={"arguments.rare_kernel": True})
+    fused = replace(CATALOGUE["adamw-fused"], settings={"arguments.optim": "rare_adamw"})
+    with monkeypatch.context() as changed:
+        changed.setitem(CATALOGUE, "liger", liger)
+        changed.setitem(CATALOGUE, "adamw-fused", fused)
+        changed.setattr(checks.rule, "RULES", {})
+        reload(loss)
+        reload(optimizer_states)
+        fixes = {name: rule.fix for name, rule in checks.rule.RULES.items()}
+    assert "rare_kernel: true" in fixes["liger-config-unused"]
+    assert "optim: rare_adamw" in fixes["adapters-too-small-for-8-bit"]
+
+
+def test_no_rule_writes_a_technique_s_setting_by_hand() -> None:
+    rows = [row for row in CATALOGUE.values() if row.settings and row.key.startswith("arguments.")]
+    settings = [setting_of(row.name).split(": ", 1) for row in rows]
+    assert ["bf16", "true"] in settings and ["optim", "adamw_bnb_8bit"] in settings
+    forms = [rf"\b{name}(: |=| = | to ){re.escape(value)}(?!\w)" for name, value in settings]
+    for path in (ROOT / "hf_memkit" / "checks" / "rules").glob("*.py"):
+        parts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+        by_hand = [part for part in parts if isinstance(part, str) and re.search("|".join(forms), part)]
+        assert by_hand == [], f"{path.name}: use setting_of(TECHNIQUE)"
 
 
 def test_rows_name_what_exists() -> None:

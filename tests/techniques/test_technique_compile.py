@@ -51,7 +51,7 @@ Train = Callable[..., Trainer]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Train:
-    def run(model: nn.Module, data: Any, guard: dict[str, int] | None = None, **arguments: Any) -> Trainer:
+    def run(model: nn.Module, data: Any, *, guarded: bool = False, **arguments: Any) -> Trainer:
         values: dict[str, Any] = {
             "output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "disable_tqdm": True,
             "per_device_train_batch_size": 1, "logging_steps": 1, "save_strategy": "no", "max_steps": 2,
@@ -59,8 +59,8 @@ def train(tmp_path: Path) -> Train:
         }  # fmt: skip
         options = {}
         args = TrainingArguments(**{**values, **arguments})
-        if guard is not None:
-            options = recompilation_guard.trainer_options(model=model, processing_class=None, arguments=args, **guard)
+        if guarded:
+            options = recompilation_guard.trainer_options(model=model, processing_class=None, arguments=args)
         trainer = Trainer(model=model, args=args, train_dataset=data, **options)
         trainer.train()
         return trainer
@@ -82,7 +82,7 @@ def test_losses_are_those_of_the_uncompiled_model(train: Train, backend: str) ->
 
     def losses(**arguments: Any) -> list[float]:
         model = causal_model(n_layer=1, loss_type="ForCausalLM")
-        done = train(model, rows, {} if arguments else None, learning_rate=1e-2, **arguments)
+        done = train(model, rows, guarded=bool(arguments), learning_rate=1e-2, **arguments)
         return [entry["loss"] for entry in done.state.log_history if "loss" in entry]
 
     plain = losses()
@@ -110,8 +110,8 @@ def test_less_is_kept_for_backward() -> None:
 
 def test_a_run_in_which_nothing_is_compiled_is_stopped(train: Train) -> None:
     with pytest.raises(RuntimeError, match="torch_compile=True"):
-        train(Mean(), numbers(2), {}, torch_compile=True, torch_compile_backend="no")
-    assert train(Mean(), numbers(2), {}, torch_compile_backend="eager").state.global_step == 2
+        train(Mean(), numbers(2), guarded=True, torch_compile=True, torch_compile_backend="no")
+    assert train(Mean(), numbers(2), guarded=True, torch_compile_backend="eager").state.global_step == 2
 
 
 def test_a_run_in_which_torch_gives_up_compiling_is_stopped(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,17 +123,19 @@ def test_a_run_in_which_torch_gives_up_compiling_is_stopped(train: Train, monkey
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
         with pytest.raises(RuntimeError, match=r"2 times .*recompile_limit"):
-            train(Mean(), numbers(6), {}, torch_compile_backend="eager", max_steps=6)
+            train(Mean(), numbers(6), guarded=True, torch_compile_backend="eager", max_steps=6)
 
 
 def test_dynamic_lengths_are_compiled_twice_and_no_more(train: Train) -> None:
     """The first length as it is, the second as any length: dynamic padding needs no fixed length."""
-    train(Mean(), numbers(6), {}, torch_compile_backend="eager", max_steps=6)
+    train(Mean(), numbers(6), guarded=True, torch_compile_backend="eager", max_steps=6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 
 
 def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "false")
+    monkeypatch.setattr(recompilation_guard, "_SETTLED_AFTER", 2)
+    monkeypatch.setattr(recompilation_guard, "_MOST_LATE", 1)
     output: list[str] = []
 
     class Keep(logging.Handler):
@@ -144,13 +146,10 @@ def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.M
     logger = transformers_logging.get_logger("transformers.memkit")
     logger.addHandler(keep)
     try:
-        guard = {"settled_after": 2, "most": 1}
-        train(Mean(), numbers(6), guard, torch_compile_backend="eager", max_steps=6)
+        train(Mean(), numbers(6), guarded=True, torch_compile_backend="eager", max_steps=6)
     finally:
         logger.removeHandler(keep)
     assert len(output) == 1 and "2 more graphs after step 2" in output[0]
-    with pytest.raises(ValueError, match="most=-1"):
-        recompilation_guard.trainer_options(model=Mean(), processing_class=None, arguments=None, most=-1)
 
 
 def applied(card: str | None = None, **values: Any) -> Setup:

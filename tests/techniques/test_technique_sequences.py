@@ -151,8 +151,9 @@ def test_grouped_samples_need_less_padding(tmp_path: Path) -> None:
         )  # fmt: skip
         rows = [{"input_ids": [3] * (4 + 7 * number % 37)} for number in range(96)]
         trainer = Trainer(model=causal_model(), args=args, train_dataset=rows, data_collator=collator)
-        kept = kept_for_backward([(lambda batch: batch, batch) for batch in trainer.get_train_dataloader()])
-        return kept, collator.padding_tokens
+        batches = list(trainer.get_train_dataloader())
+        kept = kept_for_backward([(lambda batch: batch, batch) for batch in batches])
+        return kept, sum(int((batch["attention_mask"] == 0).sum()) for batch in batches)
 
     random, grouped = padding("random"), padding("group_by_length")
     assert grouped[0] < 0.85 * random[0] and grouped[1] < random[1] / 2

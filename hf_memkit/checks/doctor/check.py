@@ -1,4 +1,4 @@
-"""One check of `memkit doctor`."""
+"""The result of one check of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Check:
     Attributes:
         group: its heading.
         name: the checked item.
-        status: see `Status`.
+        status: ok, warning or missing.
         finding: what was found and its consequence.
         fix: the command or setting that fixes it; empty if there is nothing to fix.
         core: whether memkit cannot work without it.

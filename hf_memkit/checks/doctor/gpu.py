@@ -53,8 +53,7 @@ def _no_gpu(build: str, cuda: str | None) -> list[Check]:
 
 
 def _gpu(torch: Any, index: int) -> list[Check]:
-    """A GPU's types by its compute capability: `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated,
-    slower than fp32."""
+    """A GPU's types by compute capability: `torch.cuda.is_bf16_supported()` includes emulation, slower than fp32."""
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     bf16 = properties.major >= 8

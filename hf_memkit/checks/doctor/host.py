@@ -46,7 +46,8 @@ def _bf16() -> Check:
 
 
 def _ram() -> Check:
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    swap = psutil.swap_memory()
     limit = this_machine().ram_bytes
     finding = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
@@ -55,7 +56,7 @@ def _ram() -> Check:
 
 
 def _locked() -> Check:
-    """The limit applies to NVMe buffers only, not to CUDA's pinned memory (see `hf_memkit.catalog.memlock`)."""
+    """The limit of locked memory, which applies to NVMe buffers only, not to CUDA's pinned memory."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shown = "unlimited" if limit == resource.RLIM_INFINITY else format_gib(limit)
     if can_lock(this_machine().ram_bytes):
@@ -77,13 +78,15 @@ def _shared() -> Check:
 
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
+    if not folder.exists():
+        return [Check(_DISK, "folder", "missing", f"{nvme_path} does not exist", f"mkdir -p {nvme_path}")]
     result = preflight(nvme_path or folder, needed_bytes=0)
     results = []
     for problem in (*result.unusable, *result.shortages, *result.missing):
         finding, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")  # the fix follows the last semicolon
         results.append(Check(_DISK, "folder", "missing", finding, fix.removeprefix("run: ")))
     if not results:
-        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        free = shutil.disk_usage(folder).free
         kind = file_system(folder) or "unknown file system"
         good = f"{folder} ({kind}): O_DIRECT works, {format_gib(free)} free"
         results = [Check(_DISK, "folder", "ok", good)]
@@ -99,10 +102,7 @@ def _speed(nvme_path: str) -> Check:
     from hf_memkit.deepspeed.aio import measure
 
     try:
-        with_folder = user_path(nvme_path)
-        if not with_folder.is_dir():
-            return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
-        measured = measure(with_folder, cpu=not torch.cuda.is_available())
+        measured = measure(user_path(nvme_path), cpu=not torch.cuda.is_available())
     except MemkitError as error:
         finding, _, fix = str(error).rpartition("; " if "; " in str(error) else ". ")
         return Check(_DISK, "speed", "warning", finding, fix)

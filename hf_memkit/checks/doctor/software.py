@@ -50,7 +50,8 @@ def _requirements() -> tuple[SpecifierSet, dict[str, Requirement], list[Requirem
         trains = [one for one in requirements if one.marker is not None and one.marker.evaluate({"extra": "train"})]
     else:
         project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        python, own = project["requires-python"], [Requirement(text) for text in project["dependencies"]]
+        python = project["requires-python"]
+        own = [Requirement(text) for text in project["dependencies"]]
         trains = [Requirement(text) for text in project["optional-dependencies"]["train"]]
     by_name = {requirement.name: requirement for requirement in trains}
     return SpecifierSet(python), by_name, [] if boot.places() else own
@@ -66,7 +67,8 @@ def _python(supported: SpecifierSet) -> Check:
 
 def _package(requirement: Requirement, needed_by: str = "") -> Check:
     """`needed_by`: its purpose, if optional."""
-    name, wanted = requirement.name, str(requirement.specifier)
+    name = requirement.name
+    wanted = str(requirement.specifier)
     fix = f'pip install "{name}{wanted}"'
     try:
         installed = version(name)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
+_every_layer: Final = Rules(techniques=("activation-checkpointing",))
+_selective: Final = Rules(techniques=("selective-checkpointing",))
 _SWITCH: Final = "activation_checkpointing"
 _OPTIONS: Final = "activation_checkpointing_kwargs"
 
@@ -35,58 +38,54 @@ def _part(subject: Subject) -> str:
     return next((part for part in _PARTS if subject.has_setting(f"model_parts.{part}")), "")
 
 
-@any_job.warning(
+@_every_layer.warning(
     why="gradient_checkpointing is the old name of activation_checkpointing; if both are set, the old one is "
     "silently ignored",
     fix="delete the old name",
     source="transformers 5.23.0: training_args.py 1533-1543",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_two_names(subject: Subject) -> Iterator[Found]:
+def checkpointing_two_names(subject: Subject) -> Iterator[Match]:
     for old, value in subject.superseded_arguments.items():
         new = old.replace("gradient_", "activation_")
         if value != subject.argument(new):
-            yield Found(old, value, argument=True)
+            yield Match(old, value, argument=True)
 
 
-@any_job.warning(
+@_every_layer.warning(
     why="nothing is checkpointed: the options apply only if activation_checkpointing is true",
-    fix="set activation_checkpointing: true, or delete the options",
+    fix=f"set {setting_of('activation-checkpointing')}, or delete the options",
     source="transformers 5.23.0: trainer.py 1503",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_options_without_switch(subject: Subject) -> Iterator[Found]:
+def checkpointing_options_without_switch(subject: Subject) -> Iterator[Match]:
     # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
     on = subject.on(_SWITCH) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
     if _options(subject) and not on and not _part(subject):
-        yield Found(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
-@any_job.hint(
+@_every_layer.hint(
     why="PyTorch uses the reentrant form if use_reentrant is missing, and transformers sets it only if there are no "
     "options at all",
     fix="add use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 486-496; transformers 5.23.0: modeling_utils.py 3148",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
+def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Match]:
     passed = set(_options(subject)) - _TRAINER
     if subject.on(_SWITCH) and passed and _options(subject).get("use_reentrant") is None:
-        yield Found(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
-@any_job.warning(
+@_every_layer.warning(
     why="the reentrant form gives a layer's weights gradients only if one of its positional inputs needs a gradient; "
     "transformers ensures that only for input_ids: with another main input (images, sound), layers above a frozen "
     "embedding silently stay untrained",
     fix="set use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3181-3189, "
     "enable_input_require_grads",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Found]:
+def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Match]:
     if _is_reentrant(subject) and not is_for_text(subject) and not _searched_by_ddp(subject):
-        yield Found(_OPTIONS, argument=True, severity=None if is_for_other_media(subject) else "hint")
+        yield Match(_OPTIONS, argument=True, severity=None if is_for_other_media(subject) else "hint")
 
 
 def _is_reentrant(subject: Subject) -> bool:
@@ -99,43 +98,40 @@ def _searched_by_ddp(subject: Subject) -> bool:
     return ddp and subject.on("ddp_find_unused_parameters") and subject.processes != 1
 
 
-@any_job.error(
+@_every_layer.error(
     why="on several GPUs DistributedDataParallel, which looks for unused parameters, and the reentrant form mark the "
     'same gradient twice: "Expected to mark a variable ready only once" in the first backward pass',
     fix="set use_reentrant: false, or ddp_find_unused_parameters: false",
     source="torch 2.13.0: csrc/distributed/c10d/reducer.cpp, mark_variable_ready; nn/parallel/distributed.py, "
     "find_unused_parameters",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Found]:
+def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Match]:
     if _is_reentrant(subject) and _searched_by_ddp(subject):
-        yield Found(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
-@any_job.error(
+@_every_layer.error(
     why="dropout draws new masks when the layer is recomputed: the gradients match neither pass",
     fix="delete preserve_rng_state",
     source="torch 2.13.0: utils/checkpoint.py 1631-1670",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_masks_differ(subject: Subject) -> Iterator[Found]:
+def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
     off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
     config = subject.model.config if off and subject.model is not None else {}
     rates = {name: value for name, value in config.items() if name.endswith(("pdrop", "dropout", "layerdrop"))}
     if any(value and not name.startswith("summary") for name, value in rates.items()):
-        yield Found(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
-@any_job.error(
+@_every_layer.error(
     why="Trainer rejects its own checkpointing together with FSDP's",
     fix="set activation_checkpointing to false in one of the two places",
     source="transformers 5.23.0: trainer.py 879-884",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
+def checkpointing_and_fsdp(subject: Subject) -> Iterator[Match]:
     fsdp = subject.argument("fsdp_config")
     if subject.on(_SWITCH) and subject.argument("fsdp") and isinstance(fsdp, Mapping) and fsdp.get(_SWITCH) is True:
-        yield Found(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
 
 
 @any_job.warning(
@@ -145,38 +141,37 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: modeling_utils.py 3237",
     techniques=("every-nth-layer-checkpointing",),
 )
-def every_nth_of_few(subject: Subject) -> Iterator[Found]:
-    every, layers = _options(subject).get("every_n_layers"), subject.model.layers if subject.model is not None else 0
+def every_nth_of_few(subject: Subject) -> Iterator[Match]:
+    every = _options(subject).get("every_n_layers")
+    layers = subject.model.layers if subject.model is not None else 0
     if not subject.on(_SWITCH) or not isinstance(every, int):
         return
     if every < 1:
-        yield Found(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
+        yield Match(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
     elif layers > 3 and every > layers // 2:
         why = f"every_n_layers={every} checkpoints {-(-layers // every)} of {layers} layers"
         why += "; a larger number means fewer checkpointed layers and more memory"
-        yield Found(_OPTIONS, why=why, argument=True)
+        yield Match(_OPTIONS, why=why, argument=True)
 
 
-@any_job.warning(
+@_selective.warning(
     why="Trainer's switch checkpoints every layer, instead of the part",
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
-    techniques=("selective-checkpointing",),
 )
-def checkpointing_part_overruled(subject: Subject) -> Iterator[Found]:
+def checkpointing_part_overruled(subject: Subject) -> Iterator[Match]:
     if _part(subject) and subject.on(_SWITCH):
-        yield Found(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
 
 
-@any_job.error(
+@_selective.error(
     why="a function among the arguments cannot be written as JSON or pickled: the first dashboard or save fails",
     fix="delete it; for the common context_fn use the technique selective-checkpointing",
     source="transformers 5.23.0: training_args.py to_json_string; trainer.py save_model, training_args.bin",
-    techniques=("selective-checkpointing",),
 )
-def checkpointing_function(subject: Subject) -> Iterator[Found]:
+def checkpointing_function(subject: Subject) -> Iterator[Match]:
     if any(callable(value) for value in _options(subject).values()):
-        yield Found(_OPTIONS, str(subject.argument(_OPTIONS)), argument=True)
+        yield Match(_OPTIONS, str(subject.argument(_OPTIONS)), argument=True)
 
 
 @any_job.error(
@@ -185,9 +180,9 @@ def checkpointing_function(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: modeling_utils.py 3151-3158; torch 2.13.0: autograd/graph.py 403-414",
     techniques=("offloaded-checkpointing",),
 )
-def offload_without_accelerator(subject: Subject) -> Iterator[Found]:
+def offload_without_accelerator(subject: Subject) -> Iterator[Match]:
     if subject.on(_SWITCH) and _options(subject).get("offload") and subject.without_gpu:
-        yield Found(_OPTIONS, argument=True)
+        yield Match(_OPTIONS, argument=True)
 
 
 @any_job.warning(
@@ -196,45 +191,41 @@ def offload_without_accelerator(subject: Subject) -> Iterator[Found]:
     source="torch 2.13.0: utils/checkpoint.py 500-516; transformers 5.23.0: modeling_layers.py 120",
     techniques=("activation-checkpointing", "every-nth-layer-checkpointing"),
 )
-def checkpointing_unknown_option(subject: Subject) -> Iterator[Found]:
+def checkpointing_unknown_option(subject: Subject) -> Iterator[Match]:
     for name in _options(subject).keys() - _TRAINER - _TORCH if subject.on(_SWITCH) else ():
-        yield Found(f"{_OPTIONS}.{name}", _options(subject)[name], argument=True)
+        yield Match(f"{_OPTIONS}.{name}", _options(subject)[name], argument=True)
 
 
-@any_job.warning(
+@_every_layer.warning(
     why="a checkpointed layer keeps no cache of keys and values: use_cache is switched off layer by layer",
     fix="delete use_cache; Trainer sets it to false in training",
     source="transformers 5.23.0: modeling_layers.py 93-118",
-    techniques=("activation-checkpointing",),
 )
-def cache_with_checkpointing(subject: Subject) -> Iterator[Found]:
+def cache_with_checkpointing(subject: Subject) -> Iterator[Match]:
     if subject.on("use_cache") and (subject.on(_SWITCH) or _part(subject)):
-        yield Found("use_cache", True, argument=True)
+        yield Match("use_cache", True, argument=True)
 
 
-@any_job.error(
+@_every_layer.error(
     why="this model's class does not support activation checkpointing; Trainer fails, but only after loading the "
     "weights",
     fix="leave checkpointing out, and use a smaller micro-batch",
     source="transformers 5.23.0: modeling_utils.py 3145, supports_gradient_checkpointing of the class",
-    techniques=("activation-checkpointing",),
 )
-def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
+def checkpointing_unsupported_model(subject: Subject) -> Iterator[Match]:
     unsupported = subject.model_type in UNSUPPORTED
     if unsupported and subject.on(_SWITCH):
-        yield Found(_SWITCH, True, argument=True)
+        yield Match(_SWITCH, True, argument=True)
     elif unsupported and (part := _part(subject)):
-        yield Found(f"model_parts.{part}")
+        yield Match(f"model_parts.{part}")
 
 
-@any_job.error(
+@_selective.error(
     why="torch.compile does not support this part: training fails in the first forward or backward pass",
     fix="use activation-checkpointing, which torch.compile supports, or leave torch_compile out",
     source="torch 2.13.0: _dynamo/variables/higher_order_ops.py (context_fn); utils/checkpoint.py, CheckpointError",
-    techniques=("selective-checkpointing",),
 )
-def checkpointing_parts_compiled(subject: Subject) -> Iterator[Found]:
-    compiled = any(subject.argument(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
+def checkpointing_parts_compiled(subject: Subject) -> Iterator[Match]:
     part = _part(subject)
-    if compiled and part == "checkpoint_selective":
-        yield Found(f"model_parts.{part}")
+    if subject.compiles and part == "checkpoint_selective":
+        yield Match(f"model_parts.{part}")

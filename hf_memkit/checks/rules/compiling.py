@@ -5,78 +5,68 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rule import Match, Rules, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
 
+_compiling: Final = Rules(techniques=("compile",))
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 
 
-def _on(subject: Subject) -> bool:
-    """Whether Trainer compiles: a backend or a mode turns it on too (transformers 5.23.0: training_args.py 1621)."""
-    names = ("torch_compile_backend", "torch_compile_mode")
-    return subject.on("torch_compile") or any(subject.argument(name) is not None for name in names)
-
-
-@any_job.warning(
+@_compiling.warning(
     why="a backend or a mode turns torch.compile on, even with torch_compile: false",
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
     source="transformers 5.23.0: training_args.py 1621-1622",
-    techniques=("compile",),
 )
-def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
-    if subject.argument("torch_compile", ABSENT) is False and _on(subject):
-        yield Found("torch_compile", False, argument=True)
+def compile_turned_on_unseen(subject: Subject) -> Iterator[Match]:
+    if subject.argument("torch_compile", ABSENT) is False and subject.compiles:
+        yield Match("torch_compile", False, argument=True)
 
 
-@any_job.warning(
+@_compiling.warning(
     why='the backend "no" compiles nothing, even with torch_compile',
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
-    techniques=("compile",),
 )
-def compile_backend_no(subject: Subject) -> Iterator[Found]:
+def compile_backend_no(subject: Subject) -> Iterator[Match]:
     backend = subject.argument("torch_compile_backend")
     if backend is False or str(backend).lower() == "no":  # YAML reads a bare no as false
-        yield Found("torch_compile_backend", backend, argument=True)
+        yield Match("torch_compile_backend", backend, argument=True)
 
 
-@any_job.error(
+@_compiling.error(
     why="not a backend that can train: the run fails after loading the model, or at the first forward pass",
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
-    techniques=("compile",),
 )
-def compile_backend(subject: Subject) -> Iterator[Found]:
+def compile_backend(subject: Subject) -> Iterator[Match]:
     value = subject.argument("torch_compile_backend")
     name = str(value).lower()
     if value is not None and value is not False and name not in ("no", *BACKENDS, *_OTHER_DEVICES):
-        yield Found("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
+        yield Match("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
 
 
-@any_job.error(
+@_compiling.error(
     why="not a mode of torch.compile; inductor fails at the first forward pass, and other backends ignore it",
     fix=f"write one of {', '.join(MODES)}",
     source="torch 2.13.0: _inductor/__init__.py, list_mode_options",
-    techniques=("compile",),
 )
-def compile_mode(subject: Subject) -> Iterator[Found]:
+def compile_mode(subject: Subject) -> Iterator[Match]:
     mode = subject.argument("torch_compile_mode")
     if mode is not None and mode not in MODES:
-        yield Found("torch_compile_mode", mode, argument=True)
+        yield Match("torch_compile_mode", mode, argument=True)
 
 
-@any_job.warning(
+@_compiling.warning(
     why="only the backend inductor has modes; the others ignore it and log that",
     fix="delete torch_compile_mode, or write torch_compile_backend: inductor",
     source="torch 2.13.0: _dynamo/backends/common.py 53, debugging.py, cudagraphs.py 262",
-    techniques=("compile",),
 )
-def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
+def compile_mode_ignored(subject: Subject) -> Iterator[Match]:
     backend = str(subject.argument("torch_compile_backend", "inductor")).lower()
     mode = subject.argument("torch_compile_mode")
     if mode not in (None, "default") and backend in BACKENDS and backend != "inductor":
-        yield Found("torch_compile_mode", mode, argument=True)
+        yield Match("torch_compile_mode", mode, argument=True)
 
 
 @any_job.warning(
@@ -85,14 +75,14 @@ def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
     source="torch 2.13.0: _inductor/cudagraph_trees.py; _inductor/config.py, cudagraph_dynamic_shape_warn_limit",
     techniques=("compile", "padding-free"),
 )
-def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
+def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Match]:
     mode = subject.argument("torch_compile_mode")
     graphs = mode in GRAPH_MODES or subject.argument("torch_compile_backend") == "cudagraphs"
     packed = subject.setting("trainer_parts.packed_batches")
     one_row = packed is not None and packed.get("length") is None
     if graphs and (one_row or subject.argument("train_sampling_strategy") == "group_by_length"):
         key = "torch_compile_mode" if mode in GRAPH_MODES else "torch_compile_backend"
-        yield Found(key, argument=True)
+        yield Match(key, argument=True)
 
 
 @deepspeed.warning(
@@ -102,6 +92,6 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
     source="deepspeed 0.19.8: runtime/zero/parameter_offload.py, hooks of setup_zero_stage3_hooks",
     techniques=("compile",),
 )
-def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
-    if _on(subject) and subject.zero.stage == 3:
-        yield Found("torch_compile", argument=True)
+def compile_at_stage_3(subject: Subject) -> Iterator[Match]:
+    if subject.compiles and subject.zero.stage == 3:
+        yield Match("torch_compile", argument=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import accelerate_keys, accelerate_options_for_deepspeed, accelerate_values
 from hf_memkit.checks.accelerate_files import SECTION, own_engine
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
 
@@ -21,11 +21,11 @@ _IN_THE_JSON: Final = (
 )  # fmt: skip
 """Keys that may not stand beside a DeepSpeed JSON (accelerate 1.15.0: utils/dataclasses.py 1507-1532)."""
 
-
 _JSON: Final = "deepspeed_config_file"
 
 
 def _engine_section(subject: Subject) -> Mapping[str, Any]:
+    """The YAML's section `deepspeed_config`; empty without one."""
     section = (subject.launcher or {}).get(SECTION)
     return section if isinstance(section, Mapping) else {}
 
@@ -35,12 +35,12 @@ def _engine_section(subject: Subject) -> Mapping[str, Any]:
     fix="rename or delete the key",
     source="accelerate 1.15.0: commands/config/config_args.py 153-159",
 )
-def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
+def accelerate_unknown_key(subject: Subject) -> Iterator[Match]:
     known = accelerate_keys() | _CONVERTED
     for key, value in (subject.launcher or {}).items() if accelerate_keys() else ():
         if key not in known:
             proposal = did_you_mean(str(key), known)
-            yield Found(str(key), value, fix=f"delete the key{proposal}" if proposal else "", launcher=True)
+            yield Match(str(key), value, fix=f"delete the key{proposal}" if proposal else "", launcher=True)
 
 
 @any_job.error(
@@ -48,24 +48,26 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Found]:
     fix="write a value that it takes",
     source="accelerate 1.15.0: utils/dataclasses.py, `DistributedType`, `PrecisionType`; commands/launch.py",
 )
-def accelerate_wrong_value(subject: Subject) -> Iterator[Found]:
+def accelerate_wrong_value(subject: Subject) -> Iterator[Match]:
     content = subject.launcher or {}
-    kind, precision = content.get("distributed_type", "NO"), content.get("mixed_precision")
-    kinds, precisions = accelerate_values("DistributedType"), accelerate_values("PrecisionType")
+    kind = content.get("distributed_type", "NO")
+    kinds = accelerate_values("DistributedType")
     if kinds and kind is not False and kind not in kinds:  # YAML takes a bare NO for false, which accelerate accepts
         proposal = did_you_mean(str(kind).upper(), kinds)
-        yield Found("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{proposal}", launcher=True)
+        yield Match("distributed_type", kind, fix=f"write one of {', '.join(kinds)}{proposal}", launcher=True)
+    precision = content.get("mixed_precision")
+    precisions = accelerate_values("PrecisionType")
     if precision is False:
         why = "YAML takes a bare no for false, at which the launcher fails"
-        yield Found("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
+        yield Match("mixed_precision", precision, why=why, fix="write 'no', in quotes", launcher=True)
     elif precisions and precision is not None and str(precision).lower() not in precisions:
-        yield Found("mixed_precision", precision, fix=f"write one of {', '.join(precisions)}", launcher=True)
+        yield Match("mixed_precision", precision, fix=f"write one of {', '.join(precisions)}", launcher=True)
     if content.get(SECTION) is not None and not isinstance(content[SECTION], Mapping):
-        yield Found(SECTION, content[SECTION], fix="write its keys below it, indented", launcher=True)
+        yield Match(SECTION, content[SECTION], fix="write its keys below it, indented", launcher=True)
     for name in ("num_processes", "num_machines"):
         number = content.get(name)
         if number is not None and not str(number).lstrip("-").isdigit():
-            yield Found(name, number, fix="write a whole number", launcher=True)
+            yield Match(name, number, fix="write a whole number", launcher=True)
 
 
 @any_job.error(
@@ -73,13 +75,13 @@ def accelerate_wrong_value(subject: Subject) -> Iterator[Found]:
     fix="correct the path",
     source="accelerate 1.15.0: utils/deepspeed.py, `HfDeepSpeedConfig`",
 )
-def accelerate_json_missing(subject: Subject) -> Iterator[Found]:
+def accelerate_json_missing(subject: Subject) -> Iterator[Match]:
     named = _engine_section(subject).get(_JSON)
     if own_engine(subject.launcher or {}) != "DEEPSPEED" or named in (None, "none") or not subject.launcher_file:
         return
     folder = Path(subject.launcher_file).parent
     if not any((place / str(named)).is_file() for place in (Path(), folder)):
-        yield Found(f"{SECTION}.{_JSON}", named, launcher=True)
+        yield Match(f"{SECTION}.{_JSON}", named, launcher=True)
 
 
 @any_job.warning(
@@ -87,13 +89,13 @@ def accelerate_json_missing(subject: Subject) -> Iterator[Found]:
     fix="delete the key, or set it in a DeepSpeed JSON (deepspeed_config_file)",
     source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
 )
-def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
-    known, section = accelerate_options_for_deepspeed(), _engine_section(subject)
-    for key, value in section.items() if known else ():
+def accelerate_key_unread(subject: Subject) -> Iterator[Match]:
+    known = accelerate_options_for_deepspeed()
+    for key, value in _engine_section(subject).items() if known else ():
         if key not in known and not key.endswith("_nvme_path"):
             proposal = did_you_mean(str(key), known)
             fix = "" if not proposal else f"delete the key{proposal}"
-            yield Found(f"{SECTION}.{key}", value, fix=fix, launcher=True)
+            yield Match(f"{SECTION}.{key}", value, fix=fix, launcher=True)
 
 
 @any_job.error(
@@ -101,11 +103,11 @@ def accelerate_key_unread(subject: Subject) -> Iterator[Found]:
     fix="set device and nvme_path in a DeepSpeed JSON (deepspeed_config_file)",
     source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
 )
-def accelerate_nvme_path(subject: Subject) -> Iterator[Found]:
+def accelerate_nvme_path(subject: Subject) -> Iterator[Match]:
     section = _engine_section(subject)
     for key in ("offload_optimizer_device", "offload_param_device"):
         if section.get(key) == "nvme" and not section.get(_JSON) and own_engine(subject.launcher or {}) == "DEEPSPEED":
-            yield Found(f"{SECTION}.{key}", "nvme", launcher=True)
+            yield Match(f"{SECTION}.{key}", "nvme", launcher=True)
 
 
 @any_job.warning(
@@ -113,9 +115,9 @@ def accelerate_nvme_path(subject: Subject) -> Iterator[Found]:
     fix="set distributed_type: DEEPSPEED, or delete the section",
     source="accelerate 1.15.0: commands/launch.py, `_validate_launch_command`",
 )
-def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Found]:
+def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Match]:
     if _engine_section(subject) and own_engine(subject.launcher or {}) != "DEEPSPEED":
-        yield Found(SECTION, _engine_section(subject), launcher=True)
+        yield Match(SECTION, _engine_section(subject), launcher=True)
 
 
 @any_job.error(
@@ -123,12 +125,13 @@ def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Found]:
     fix="delete the key, and set it in the JSON",
     source="accelerate 1.15.0: utils/dataclasses.py 1507-1532",
 )
-def accelerate_key_beside_json(subject: Subject) -> Iterator[Found]:
-    launcher, section = subject.launcher or {}, _engine_section(subject)
+def accelerate_key_beside_json(subject: Subject) -> Iterator[Match]:
+    launcher = subject.launcher or {}
+    section = _engine_section(subject)
     if own_engine(launcher) != "DEEPSPEED" or not (section.get(_JSON) or subject.argument("deepspeed")):
         return
     for key in _IN_THE_JSON:
         if key in section:
-            yield Found(f"{SECTION}.{key}", section[key], launcher=True)
+            yield Match(f"{SECTION}.{key}", section[key], launcher=True)
     if launcher.get("mixed_precision") is not None:
-        yield Found("mixed_precision", launcher["mixed_precision"], launcher=True)
+        yield Match("mixed_precision", launcher["mixed_precision"], launcher=True)

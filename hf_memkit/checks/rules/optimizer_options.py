@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.catalog.optimizers import Optimizer, find_optimizer, techniques_of
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.subject import Subject
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
@@ -49,8 +49,7 @@ def rounds_stochastically(subject: Subject) -> bool:
 
 
 def keeps_small_updates(subject: Subject) -> bool:
-    """Whether the optimizer rounds stochastically, compensates, or was tried in 16 bits by its authors
-    (`Optimizer.rounding`)."""
+    """Whether it rounds stochastically, compensates, or its authors tried it in 16 bits (`Optimizer.rounding`)."""
     if subject.setting("optimizer.class"):
         return rounds_stochastically(subject)
     row = optimizer_row(subject)
@@ -67,15 +66,16 @@ def _switched_on(subject: Subject, option: str) -> bool:
     source=f"{_FILE} 195-208, 246-293, 317-348, 413-428, 1393-1402 of trainer.py",
     techniques=techniques_of(lambda row: row.reads is not None),
 )
-def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
-    optim, read = named_optimizer(subject), optimizer_row(subject).reads
+def optimizer_options_ignored(subject: Subject) -> Iterator[Match]:
+    optim = named_optimizer(subject)
+    read = optimizer_row(subject).reads
     if not optim or read is None:
         return
     for key in options(subject):
         if key not in read:
             knows = f"reads only {', '.join(read)}" if read else "reads nothing of optim_args"
             why = f"Trainer silently drops {key}: {optim} {knows}"
-            yield Found("optim_args", why=why, argument=True)
+            yield Match("optim_args", why=why, argument=True)
 
 
 @any_job.error(
@@ -84,10 +84,10 @@ def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
     fix='write "key=value,key=value"',
     source=f"{_FILE} 65-73",
 )
-def optimizer_options_unreadable(subject: Subject) -> Iterator[Found]:
+def optimizer_options_unreadable(subject: Subject) -> Iterator[Match]:
     text = subject.argument("optim_args")
     if isinstance(text, str) and text and any(part.count("=") != 1 for part in text.replace(" ", "").split(",")):
-        yield Found("optim_args", text, argument=True)
+        yield Match("optim_args", text, argument=True)
 
 
 @any_job.error(
@@ -95,11 +95,11 @@ def optimizer_options_unreadable(subject: Subject) -> Iterator[Found]:
     fix="delete the option: it is off by default",
     source=f"{_FILE} 537-545",
 )
-def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
+def optimizer_option_always_true(subject: Subject) -> Iterator[Match]:
     for key, value in options(subject).items():
         off = value.lower() in ("false", "0", "no", "none")
         if named_optimizer(subject) == "stable_adamw" and key in _TRUE_IF_ANY and off:
-            yield Found("optim_args", argument=True)
+            yield Match("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -108,9 +108,9 @@ def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 317-348; trainer.py 1275-1288",
     techniques=techniques_of(lambda row: "weight_decay" in (row.reads or ())),
 )
-def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
+def optimizer_decay_overridden(subject: Subject) -> Iterator[Match]:
     if "weight_decay" in (optimizer_row(subject).reads or ()) and "weight_decay" in options(subject):
-        yield Found("optim_args", argument=True)
+        yield Match("optim_args", argument=True)
 
 
 @any_job.error(
@@ -119,9 +119,9 @@ def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 470; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
-def torchao_block_size(subject: Subject) -> Iterator[Found]:
+def torchao_block_size(subject: Subject) -> Iterator[Match]:
     if "torchao" in optimizer_row(subject).packages and "block_size" in options(subject):
-        yield Found("optim_args", argument=True)
+        yield Match("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -130,8 +130,10 @@ def torchao_block_size(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 195-198, 317-348, 374-381, 402-410, 413-428; 261-262 for Lion",
     techniques=techniques_of(lambda row: set(row.takes) != {"betas", "eps"}),
 )
-def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
-    optim, row, takes = named_optimizer(subject), optimizer_row(subject), subject.setting("optimizer.takes")
+def adam_settings_ignored(subject: Subject) -> Iterator[Match]:
+    optim = named_optimizer(subject)
+    row = optimizer_row(subject)
+    takes = subject.setting("optimizer.takes")
     for key, default in (("adam_beta1", 0.9), ("adam_beta2", 0.999), ("adam_epsilon", 1e-8)):
         value = subject.argument(key, default)
         if value == default:
@@ -146,7 +148,7 @@ def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
             why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} has no {_TAKEN_AS[key]}"
         else:
             continue
-        yield Found(key, value, why=why, argument=True)
+        yield Match(key, value, why=why, argument=True)
 
 
 @any_job.warning(
@@ -155,10 +157,10 @@ def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 148-183 and 413-428 (params and model take the groups' place); trainer.py 1309-1318",
     techniques=techniques_of(lambda row: not row.takes_groups),
 )
-def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
+def weight_decay_ignored(subject: Subject) -> Iterator[Match]:
     value = subject.argument("weight_decay", 0.0)
     if value and not optimizer_row(subject).takes_groups:
-        yield Found("weight_decay", value, argument=True)
+        yield Match("weight_decay", value, argument=True)
 
 
 @any_job.hint(
@@ -168,11 +170,11 @@ def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 317-326; torch 2.13: optim/sgd.py, momentum=0",
     techniques=("sgd-momentum",),
 )
-def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
+def sgd_without_momentum(subject: Subject) -> Iterator[Match]:
     rate = subject.argument("learning_rate")
     intended = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
     if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not intended:
-        yield Found("optim", "sgd", argument=True)
+        yield Match("optim", "sgd", argument=True)
 
 
 @any_job.hint(
@@ -181,9 +183,9 @@ def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 261-262; bitsandbytes 0.50.2: optim/lion.py, betas=(0.9, 0.99)",
     techniques=techniques_of(lambda row: row.algorithm == "Lion"),
 )
-def lion_betas(subject: Subject) -> Iterator[Found]:
+def lion_betas(subject: Subject) -> Iterator[Match]:
     if optimizer_row(subject).algorithm == "Lion" and subject.argument("adam_beta2", 0.999) == 0.999:
-        yield Found("optim", argument=True)
+        yield Match("optim", argument=True)
 
 
 @any_job.warning(
@@ -192,10 +194,10 @@ def lion_betas(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: trainer.py 1300-1303",
     techniques=techniques_of(lambda row: ":" in row.name),
 )
-def optimizer_ignored(subject: Subject) -> Iterator[Found]:
+def optimizer_ignored(subject: Subject) -> Iterator[Match]:
     for key in ("optim", "optim_args"):
         if subject.has_setting("optimizer.class") and subject.argument(key) is not None:
-            yield Found(key, argument=True)
+            yield Match(key, argument=True)
 
 
 @any_job.warning(
@@ -204,8 +206,8 @@ def optimizer_ignored(subject: Subject) -> Iterator[Found]:
     source=f"{_FILE} 101-192, called by 351-410 only",
     techniques=techniques_of(lambda row: row.low_rank),
 )
-def targets_ignored(subject: Subject) -> Iterator[Found]:
+def targets_ignored(subject: Subject) -> Iterator[Match]:
     targets = subject.argument("optim_target_modules")
     reads = optimizer_row(subject).low_rank and not subject.has_setting("optimizer.class")
     if subject.arguments is not None and targets is not None and not reads:
-        yield Found("optim_target_modules", targets, argument=True)
+        yield Match("optim_target_modules", targets, argument=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.catalog.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import (
     UNSEEN,
     keeps_small_updates,
@@ -15,6 +15,7 @@ from hf_memkit.checks.rules.optimizer_options import (
 )
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
+from hf_memkit.setup.techniques.registry import setting_of
 
 
 def _bitsandbytes_8bit(row: Optimizer) -> bool:
@@ -31,11 +32,11 @@ def _class(subject: Subject) -> str:
     return str(subject.setting("optimizer.class") or "")
 
 
-def _chosen(subject: Subject, why: str = "", default: str = "") -> Found:
+def _chosen(subject: Subject, why: str = "", default: str = "") -> Match:
     """The optimizer, where it is chosen: as a class, or by `optim`."""
     if name := _class(subject):
-        return Found("optimizer.class", name, why=why)
-    return Found("optim", named_optimizer(subject) or default, why=why, argument=True)
+        return Match("optimizer.class", name, why=why)
+    return Match("optim", named_optimizer(subject) or default, why=why, argument=True)
 
 
 def _trains_16_bit_weights(subject: Subject) -> bool:
@@ -46,31 +47,31 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
 @any_job.warning(
     why="this optimizer rounds 16-bit weights to nearest and silently loses every update below 1/256 of a weight, "
     f"{UNSEEN}",
-    fix="use adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
+    fix=f"use adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with {setting_of('bf16-autocast')}",
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
 )
-def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
+def stochastic_rounding_missing(subject: Subject) -> Iterator[Match]:
     if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
         yield _chosen(subject, default="adamw_torch_fused")
 
 
 @any_job.warning(
-    why="stochastic rounding applies to bf16 weights only, and these are fp32: bf16: true is autocast over fp32 "
-    "weights",
+    why="stochastic rounding applies to bf16 weights only, and these are fp32: "
+    f"{setting_of('bf16-autocast')} is autocast over fp32 weights",
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
 )
-def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
+def stochastic_rounding_ignored(subject: Subject) -> Iterator[Match]:
     wide = subject.setting("model.dtype", "float32" if subject.mixed and not subject.settings else "") == "float32"
     if not wide or not rounds_stochastically(subject):
         return
     if _class(subject):
-        yield Found("optimizer.bf16_stochastic_round", True)
+        yield Match("optimizer.bf16_stochastic_round", True)
     else:
-        yield Found("optim_args", argument=True)
+        yield Match("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -80,7 +81,7 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
     techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
-def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
+def second_moment_in_bf16(subject: Subject) -> Iterator[Match]:
     if _trains_16_bit_weights(subject) and (_torchao_chosen(subject) or _class(subject).startswith("torchao.")):
         yield _chosen(subject)
 
@@ -92,14 +93,14 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
     source="torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
-def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
+def embedding_not_quantised(subject: Subject) -> Iterator[Match]:
     model = subject.model
     low = _torchao_chosen(subject) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
         return
     block = int(subject.setting("optimizer.block_size", 256))
-    rows, multiple = model.vocabulary, int(subject.setting("model.pad_vocabulary_to_multiple_of") or 1)
-    size = -(-rows // multiple) * multiple * model.width
+    multiple = int(subject.setting("model.pad_vocabulary_to_multiple_of") or 1)
+    size = -(-model.vocabulary // multiple) * multiple * model.width
     if size % block:
         why = f"torchao's block of {block} does not divide the word embedding ({size} elements): its states stay wide"
         yield _chosen(subject, why)
@@ -107,12 +108,13 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits; every adapter of this rank is smaller",
-    fix="use adamw_torch_fused: the same memory, and faster",
+    fix=f"set {setting_of('adamw-fused')}, which takes the same memory and is faster",
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
-    rank, row = subject.setting("adapter.r"), optimizer_row(subject)
+def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Match]:
+    rank = subject.setting("adapter.r")
+    row = optimizer_row(subject)
     quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
     if subject.model is None or not isinstance(rank, int) or not quantises:
         return
@@ -120,7 +122,7 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
         why = f"{largest}; states of fewer than {SMALLEST_QUANTISED} stay in 32 bits"
-        yield Found("optim", why=why, argument=True)
+        yield Match("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -130,14 +132,14 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     source="transformers 5.23.0: trainer.py 1329-1344",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
-def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
+def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Match]:
     model = subject.model
     if model is None or not _bitsandbytes_8bit(optimizer_row(subject)) or subject.has_setting("adapter"):
         return
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
         why = f"{words} of {model.parameters} parameters are the word embedding, whose states Trainer keeps in 32 bits"
-        yield Found("optim", why=why, argument=True)
+        yield Match("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -146,9 +148,10 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
-def paged_without_cuda(subject: Subject) -> Iterator[Found]:
-    if optimizer_row(subject).unpaged and subject.without_gpu:
-        yield Found("optim", argument=True)
+def paged_without_cuda(subject: Subject) -> Iterator[Match]:
+    unpaged = optimizer_row(subject).unpaged
+    if unpaged and subject.without_gpu:
+        yield Match("optim", fix=f"set optim: {unpaged}", argument=True)
 
 
 @any_job.error(
@@ -157,10 +160,10 @@ def paged_without_cuda(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468",
     techniques=("lamb", "lars"),
 )
-def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
+def zero_parameters_frozen(subject: Subject) -> Iterator[Match]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB", "LARS", "LAMB32bit", "LARS32bit"):
-        yield Found("optimizer.class", _class(subject))
+        yield Match("optimizer.class", _class(subject))
 
 
 @any_job.error(
@@ -169,7 +172,7 @@ def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 507-543, backends/cuda/ops.py 1025-1056, 1170-1174",
     techniques=("lamb", "lars"),
 )
-def trust_ratio_missing(subject: Subject) -> Iterator[Found]:
+def trust_ratio_missing(subject: Subject) -> Iterator[Match]:
     module, _, name = _class(subject).partition(":")
     if module.startswith("bitsandbytes") and name in ("LAMB8bit", "LARS8bit"):
-        yield Found("optimizer.class", _class(subject))
+        yield Match("optimizer.class", _class(subject))

@@ -27,8 +27,8 @@ TEXT_NAMES: Final = (
     "max_source_length", "max_target_length", "text_column", "text_column_name", "predict_with_generate",
     "generation_max_length", "generation_num_beams",
 )  # fmt: skip
-"""The same, of TRL and of transformers' examples for text (transformers 5.23.0: examples/pytorch/language-modeling,
-text-classification, summarization), whose models take `input_ids`."""
+"""Names of TRL and of transformers' examples for text that TrainingArguments has not; the models take `input_ids`
+(transformers 5.23.0: examples/pytorch/language-modeling, text-classification, summarization)."""
 
 _OTHER_MEDIA: Final = ("image", "pixel", "vision", "video", "audio", "speech")
 

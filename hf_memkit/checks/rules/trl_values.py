@@ -7,15 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.catalog.former_arguments import trl_in_use
-from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rule import Match, any_job
+from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
-
-_DEFAULTS: Final[Mapping[str, int]] = {
-    # transformers 5.23.0: training_args.py; trl 1.16.0 leaves them
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 8,
-    "gradient_accumulation_steps": 1,
-}
 
 _VALUES: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "packing_strategy": (("packing", "eval_packing"), ("bfd", "bfd_split", "wrapped")),
@@ -32,7 +26,7 @@ def _classes(subject: Subject) -> list[str]:
 
 def _number(subject: Subject, name: str) -> int | None:
     """The argument, or its default; None if it is no whole number above 0."""
-    value: Any = subject.argument(name, _DEFAULTS.get(name))
+    value: Any = subject.argument(name, DEFAULTS.get(name))
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
@@ -41,12 +35,12 @@ def _number(subject: Subject, name: str) -> int | None:
     fix="write an allowed value",
     source="trl 1.16.0: data_utils.py 896-918, generation/vllm_generation.py 370",
 )
-def trl_value_not_allowed(subject: Subject) -> Iterator[Found]:
+def trl_value_not_allowed(subject: Subject) -> Iterator[Match]:
     for name, (switches, allowed) in _VALUES.items():
         value = subject.own_names.get(name)
         read = any(subject.on(switch) for switch in switches) and _classes(subject)
         if read and isinstance(value, str) and value not in (*allowed, _STILL_CONVERTED):
-            yield Found(name, value, fix=f"write one of {', '.join(allowed)}", argument=True)
+            yield Match(name, value, fix=f"write one of {', '.join(allowed)}", argument=True)
 
 
 @any_job.error(
@@ -54,13 +48,13 @@ def trl_value_not_allowed(subject: Subject) -> Iterator[Found]:
     fix="change num_generations, or the batch",
     source="trl 1.16.0: grpo_config.py 1095-1141, rloo_config.py 658-700",
 )
-def generations_split(subject: Subject) -> Iterator[Found]:
+def generations_split(subject: Subject) -> Iterator[Match]:
     group = _number(subject, "num_generations")
     if group is None or not {"GRPOConfig", "RLOOConfig"} & set(_classes(subject)):
         return
     if group < 2:
         why = "GRPO and RLOO need at least 2 completions of each prompt"
-        yield Found("num_generations", group, why=why, fix="write 2 or more", argument=True)
+        yield Match("num_generations", group, why=why, fix="write 2 or more", argument=True)
         return
     whole = _number(subject, "generation_batch_size")
     if whole is None:
@@ -68,16 +62,15 @@ def generations_split(subject: Subject) -> Iterator[Found]:
         yield from _split(subject, "num_generations", ("per_device_train_batch_size", steps), group)
     elif whole % group:
         why = f"TRL refuses it: {whole} completions are no whole groups of num_generations={group}"
-        yield Found("generation_batch_size", whole, why=why, fix=f"write a multiple of {group}", argument=True)
+        yield Match("generation_batch_size", whole, why=why, fix=f"write a multiple of {group}", argument=True)
     if str(subject.argument("eval_strategy", "no")) in ("steps", "epoch"):
         evaluated = "num_generations_eval" if subject.argument("num_generations_eval") else "num_generations"
         name = "per_device_eval_batch_size"
         yield from _split(subject, name, (name,), _number(subject, evaluated) or group)
 
 
-def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> Iterator[Found]:
-    """A batch, the product of `factors` on each process, that is no whole groups. With an unknown number of processes
-    it depends on that."""
+def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> Iterator[Match]:
+    """A batch, the product of `factors` on each process, of no whole groups; a hint if the processes are unknown."""
     numbers = [_number(subject, name) for name in factors]
     micro_batch = math.prod(number or 0 for number in numbers)
     multiple = group // math.gcd(group, micro_batch)
@@ -89,11 +82,11 @@ def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> 
     if processes is None:
         why = f"TRL refuses groups of {group} with {batch}, unless the number of processes is a multiple of {multiple}"
         fix = f"start a multiple of {multiple} processes, or make the product a multiple of {group}"
-        yield Found(key, why=why, fix=fix, argument=True, severity="hint")
+        yield Match(key, why=why, fix=fix, argument=True, severity="hint")
     else:
         why = f"TRL refuses groups of {group} with {batch} and {processes} processes"
         fix = f"make the product with the number of processes a multiple of {group}"
-        yield Found(key, why=why, fix=fix, argument=True)
+        yield Match(key, why=why, fix=fix, argument=True)
 
 
 @any_job.error(
@@ -101,10 +94,10 @@ def _split(subject: Subject, key: str, factors: tuple[str, ...], group: int) -> 
     fix="set per_device_train_batch_size to 2 or more, or loss_type: apo_zero_unpaired",
     source="trl 1.16.0: trainer/kto_trainer.py 844",
 )
-def kto_batch_of_one(subject: Subject) -> Iterator[Found]:
+def kto_batch_of_one(subject: Subject) -> Iterator[Match]:
     kto = _classes(subject)[:1] == ["KTOConfig"] and subject.argument("loss_type", "kto") == "kto"
     if kto and _number(subject, "per_device_train_batch_size") == 1:
-        yield Found("per_device_train_batch_size", 1, argument=True)
+        yield Match("per_device_train_batch_size", 1, argument=True)
 
 
 @any_job.warning(
@@ -112,6 +105,6 @@ def kto_batch_of_one(subject: Subject) -> Iterator[Found]:
     fix="delete the key",
     source="trl 1.16.0: trainer/dpo_trainer.py 732-739",
 )
-def padding_free_ignored(subject: Subject) -> Iterator[Found]:
+def padding_free_ignored(subject: Subject) -> Iterator[Match]:
     if subject.on("padding_free") and _classes(subject)[:1] == ["DPOConfig"]:
-        yield Found("padding_free", True, argument=True)
+        yield Match("padding_free", True, argument=True)

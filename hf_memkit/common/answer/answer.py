@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, TypeVar
 State = Literal["good", "near", "bad", "none"]
 """The colour of a verdict. `near`: works with little headroom; `none`: no verdict."""
 
+LineKind = Literal["text", "strong", "warning", "note", "command"]
+
 NONE: Final = "—"
 """An unknown value. A column with no other values is omitted."""
 
@@ -51,11 +53,10 @@ class AnswerBlock:
 
 @dataclass(frozen=True, slots=True)
 class Lines(AnswerBlock):
-    """Sentences below one another. Lines of kind `command` are for copying and are not broken. `short_limit`: maximum
-    of characters with `--short`."""
+    """Sentences below one another; a `command` is not broken. `short_limit`: maximum of characters with `--short`."""
 
     lines: Sequence[str]
-    kind: Literal["text", "strong", "warning", "note", "command"] = "text"
+    kind: LineKind = "text"
     short_limit: int = 140
 
 
@@ -108,6 +109,10 @@ class Cell:
     strong: bool = False
 
 
+def as_cell(cell: str | Cell) -> Cell:
+    return Cell(cell) if isinstance(cell, str) else cell
+
+
 @dataclass(frozen=True, slots=True)
 class Table(AnswerBlock):
     """
@@ -128,6 +133,15 @@ class Table(AnswerBlock):
     marked: bool = False
     tall: bool = False
     whole: bool = False
+
+    def kept_columns(self) -> list[tuple[int, str]]:
+        """(index, name) of the first column, and of each other column with a value in any row."""
+        empty = ("", NONE, Cell(NONE))
+        return [
+            (index, name)
+            for index, name in enumerate(self.columns)
+            if index == 0 or any(row[index] not in empty for row in self.rows)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from hf_memkit._version import __version__
 from hf_memkit.common.answer.html import Html, el, join
 from hf_memkit.common.answer.palette import COLOURS
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import documentation
 
@@ -50,7 +50,7 @@ def document(
     """
     scripts = _scripts(charts) if charts or '<div class="code">' in body else []
     made = f"memkit {__version__}{f', {datetime.date.today():%d %B %Y}' if dated else ''}"
-    foot = [made, *([": ", el("code", text(command, 2000))] if command else [])]
+    foot = [made, *([": ", el("code", printable(command, 2000))] if command else [])]
     colours = "\n".join(f"  --{name}: {colour};" for name, colour in COLOURS.items())
     parts = {
         "version": Html(__version__),
@@ -67,8 +67,8 @@ def document(
 
 
 def check_file(path: str | Path) -> None:
-    """Refuses an existing file that is not a page of memkit, and a folder that does not exist."""
-    path, name = Path(path), text(path)
+    """Refuses an existing file that is not a page of memkit, and a folder that no file can be written to."""
+    path, name = Path(path), printable(path)
     with _write_errors(path):
         if path.is_symlink() and not path.exists():
             raise InputError(f"{name}: a broken link. Remove it, or give another file: --html FILE")
@@ -79,8 +79,9 @@ def check_file(path: str | Path) -> None:
                 why = "not a page written by memkit, so it is not replaced"
                 raise InputError(f"{name}: {why}. Give another file: --html FILE")
         if not path.absolute().parent.is_dir():
-            folder = text(path.absolute().parent)
+            folder = printable(path.absolute().parent)
             raise InputError(f"{name}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
 
 
 def write_document(path: str | Path, content: str) -> Path:
@@ -111,12 +112,12 @@ def _write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = f"cannot be written: {error.strerror or error}"
-        raise InputError(f"{text(path)}: {why}. Give another file: --html FILE") from error
+        raise InputError(f"{printable(path)}: {why}. Give another file: --html FILE") from error
 
 
 def plotly_text(value: Any) -> str:
     """Text without tags, links and templates, which Plotly would interpret."""
-    return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+    return html.escape(printable(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
 
 
 def as_json(value: Any) -> str:

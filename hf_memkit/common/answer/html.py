@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.resources import REPOSITORY
 
 _LONGEST: Final = 4000
@@ -48,4 +48,4 @@ def _link(address: re.Match[str]) -> str:
 
 
 def _escaped(part: Html | str) -> str:
-    return str(part) if isinstance(part, Html) else html.escape(text(part, _LONGEST), quote=True)
+    return str(part) if isinstance(part, Html) else html.escape(printable(part, _LONGEST), quote=True)

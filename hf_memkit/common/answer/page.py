@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hf_memkit.common.answer.answer import (
     Answer,
@@ -21,16 +21,17 @@ from hf_memkit.common.answer.answer import (
     Table,
     View,
     WholeGpu,
+    as_cell,
     is_empty,
 )
 from hf_memkit.common.answer.document import document, write_document
 from hf_memkit.common.answer.html import Html, el, join
-from hf_memkit.common.answer.terminal import kept_columns
 
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
 """Characters for Plotly's symbols in a chart's key."""
 
-_MORE: Final = "more than the GPU has"
+_MISSING: Final = "more than the GPU has"
+_FREE: Final = "free"
 
 
 def write_page(path: str | Path, answer: Answer, *, guide: str, command: str = "") -> Path:
@@ -45,68 +46,70 @@ def write_page(path: str | Path, answer: Answer, *, guide: str, command: str = "
 
 def page(answer: Answer, *, guide: str, command: str = "", dated: bool = False) -> str:
     """The page's HTML."""
-    blocks = [each for each in answer.blocks if each.views & View.PAGE]
-    first = next((place for place, each in enumerate(blocks) if each.heading), len(blocks))
-    opening = next((place for place, each in enumerate(blocks[:first]) if not isinstance(each, Lines)), first)
-    lead = el("div", el("h1", answer.headline), *_shown(blocks[:opening]), class_=f"lead {answer.state}")
-    body = join([el("header", lead, *_shown(blocks[opening:first])), *_sections(blocks[first:])], "\n")
+    blocks = [block for block in answer.blocks if block.views & View.PAGE]
+    first_section = next((index for index, block in enumerate(blocks) if block.heading), len(blocks))
+    before = blocks[:first_section]
+    lead_end = next((index for index, block in enumerate(before) if not isinstance(block, Lines)), first_section)
+
+    lead = el("div", el("h1", answer.headline), *_blocks(before[:lead_end]), class_=f"lead {answer.state}")
+    header = el("header", lead, *_blocks(before[lead_end:]))
+    body = join([header, *_sections(blocks[first_section:])], "\n")
     return document(answer.title, body, charts(answer), guide=guide, command=command, dated=dated)
 
 
 def charts(answer: Answer) -> dict[str, Any]:
     """The charts by place, as the page's script draws them."""
     return {
-        each.place: {"traces": list(each.traces), "x": each.x, "y": each.y, "hovermode": each.hovermode}
-        for each in _all(answer.blocks)
-        if isinstance(each, Chart)
+        chart.place: {"traces": list(chart.traces), "x": chart.x, "y": chart.y, "hovermode": chart.hovermode}
+        for chart in _flat(answer.blocks)
+        if isinstance(chart, Chart)
     }
 
 
-def _all(blocks: Iterable[AnswerBlock]) -> Iterator[AnswerBlock]:
-    for each in blocks:
-        yield from _all(each.blocks) if isinstance(each, Beside) else (each,)
+def _flat(blocks: Iterable[AnswerBlock]) -> Iterator[AnswerBlock]:
+    """The blocks, with those of each `Beside` in its place."""
+    for block in blocks:
+        if isinstance(block, Beside):
+            yield from _flat(block.blocks)
+        else:
+            yield block
 
 
 def _sections(blocks: Sequence[AnswerBlock]) -> Iterator[Html]:
     """Sections, each from a heading to the next."""
-    starts = [place for place, each in enumerate(blocks) if each.heading]
-    for start, end in zip(starts, [*starts[1:], len(blocks)], strict=False):
-        head = blocks[start]
-        yield el("section", el("h2", head.heading), *_shown(blocks[start:end]), id=head.name or None)
+    starts = [index for index, block in enumerate(blocks) if block.heading]
+    ends = [*starts[1:], len(blocks)]
+    for start, end in zip(starts, ends, strict=False):
+        first = blocks[start]
+        yield el("section", el("h2", first.heading), *_blocks(blocks[start:end]), id=first.name or None)
 
 
-def _shown(blocks: Iterable[AnswerBlock]) -> Iterator[Html]:
-    for each in blocks:
-        if each.views & View.PAGE and not is_empty(each):
-            parts = list(_block(each))
-            yield from [el("details", el("summary", each.folded), *parts)] if each.folded else parts
+def _blocks(blocks: Iterable[AnswerBlock]) -> Iterator[Html]:
+    for block in blocks:
+        if not block.views & View.PAGE or is_empty(block):
+            continue
+        if block.folded:
+            yield el("details", el("summary", block.folded), *_block(block))
+        else:
+            yield from _block(block)
 
 
 def _block(block: AnswerBlock) -> Iterator[Html]:
     match block:
-        case Lines(kind="note") if len(block.lines) > 1:
-            yield el("ul", *(el("li", line) for line in block.lines), class_="soft")
         case Lines():
-            inside = {"strong": "strong", "warning": "strong"}.get(block.kind)
-            soft = "soft" if block.kind == "note" else None
-            yield from (el("p", el(inside, line) if inside else line, class_=soft) for line in block.lines)
+            yield from _lines(block)
         case Facts():
-            rows = [(el("dt", name), el("dd", value)) for name, value in block.rows]
-            if block.form == "tiles":
-                yield el("dl", *(el("div", *row) for row in rows), class_="tiles")
-            else:
-                yield el("dl", *(part for row in rows for part in row), class_=block.form)
+            yield _facts(block)
         case Changes():
             yield el("ol" if block.numbered else "ul", *map(_change, block.items), class_="changes")
         case Code():
-            lines = " \\\n".join(block.lines).split("\n") if block.words else block.lines
             if block.intro:
                 yield el("p", block.intro)
-            yield el("div", el("pre", join(lines, "\n")), class_="code")
+            yield el("div", el("pre", join(block.lines, " \\\n" if block.words else "\n")), class_="code")
         case Table():
-            columns = kept_columns(block)
-            rows_of_cells = [[_cell(row[place]) for place, _ in columns] for row in block.rows]
-            table = _table(block.caption, [name for _, name in columns], rows_of_cells, label=block.heading)
+            columns = block.kept_columns()
+            cells = [[_cell(as_cell(row[column])) for column, _ in columns] for row in block.rows]
+            table = _table(block.caption, [name for _, name in columns], cells, label=block.heading)
             yield el("div", table, class_="tall") if block.tall else table
         case Bars():
             if block.gpu is not None:
@@ -120,6 +123,22 @@ def _block(block: AnswerBlock) -> Iterator[Html]:
             yield el("div", *map(_beside, shown), class_="pair")
 
 
+def _lines(block: Lines) -> Iterator[Html]:
+    if block.kind == "note" and len(block.lines) > 1:
+        yield el("ul", *(el("li", line) for line in block.lines), class_="soft")
+        return
+    for line in block.lines:
+        text = el("strong", line) if block.kind in ("strong", "warning") else line
+        yield el("p", text, class_="soft" if block.kind == "note" else None)
+
+
+def _facts(block: Facts) -> Html:
+    rows = [(el("dt", name), el("dd", value)) for name, value in block.rows]
+    if block.form == "tiles":
+        return el("dl", *(el("div", *row) for row in rows), class_="tiles")
+    return el("dl", *(part for row in rows for part in row), class_=block.form)
+
+
 def _change(item: Item) -> Html:
     basis = f" ({item.basis.rstrip('.')})" if item.basis else ""
     saves = f" Saves {item.saves}{basis}." if item.saves else ""
@@ -128,27 +147,23 @@ def _change(item: Item) -> Html:
     return el("li", setting, ": " if item.setting and item.text else "", item.text, saves, costs)
 
 
-def _cell(cell: str | Cell) -> Html:
-    cell = Cell(cell) if isinstance(cell, str) else cell
-    note = el("small", cell.note) if cell.note else None
-    return join([el("strong", cell.text) if cell.strong else cell.text, note])
+def _cell(cell: Cell) -> Html:
+    text = el("strong", cell.text) if cell.strong else cell.text
+    return join([text, el("small", cell.note) if cell.note else None])
 
 
 def _table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[Html | str]], kind: str = "", label: str = ""
 ) -> Html:
-    """A table that scrolls if it is wider than the screen. A narrow screen shows the cells of a row below one another,
-    each with its column's name."""
+    """A table that scrolls if too wide. A narrow screen shows a row's cells below one another, with column names."""
     names = [name.removeprefix(">") for name in columns]
-    kinds = ["n" if name.startswith(">") else None for name in columns]
-    head = [el("th", name, class_=kind, scope="col") for name, kind in zip(names, kinds, strict=True)]
-    body = [
-        el("tr", *(
-            el("td", cell, class_=kind, data_column=name)
-            for cell, name, kind in zip(row, names, kinds, strict=True)
-        ))
-        for row in rows
-    ]  # fmt: skip
+    classes = ["n" if name.startswith(">") else None for name in columns]
+    head = [el("th", name, class_=class_, scope="col") for name, class_ in zip(names, classes, strict=True)]
+    body = []
+    for row in rows:
+        row_parts = zip(row, names, classes, strict=True)
+        body.append(el("tr", *(el("td", cell, class_=class_, data_column=name) for cell, name, class_ in row_parts)))
+
     stacks = "stacks" if len(names) > 3 and not kind else None
     shown = el("caption", caption) if caption else None
     table = el("table", shown, el("thead", el("tr", *head)), el("tbody", *body), class_=stacks)
@@ -164,60 +179,70 @@ def _beside(block: AnswerBlock) -> Html:
 def _bars(block: Bars) -> Html:
     """A table with a row per bar, or per part of a GPU's picture."""
     if block.gpu is not None:
-        parts, whole = _parts(block, block.gpu)
-        of = ">of the GPU" if block.gpu.capacity else ">of all"
-        rows = [
-            (join([_chip(fill, kind), name]), f"{gib:.2f}", f"{100 * gib / whole:.0f} %")
-            for name, gib, kind, fill in parts
-        ]
-        return _table(block.caption, ("what", ">GiB", of), rows)
-    highest = max((bar.size for bar in block.rows), default=0) or 1
-    drawn = [
-        (bar.name, *bar.cells, el("div", class_="bar", style=_part(bar.size / highest, _fill(bar.colour))))
-        for bar in block.rows
-    ]
+        return _parts_table(block, block.gpu)
+    largest = max((bar.size for bar in block.rows), default=0) or 1
+    rows = []
+    for bar in block.rows:
+        drawn = el("div", class_="bar", style=_part_style(bar.size / largest, f"background: var(--{bar.colour})"))
+        rows.append((bar.name, *bar.cells, drawn))
     first, *others = block.columns
-    return _table(block.caption, (first, *(f">{name}" for name in others), ""), drawn, "bars")
+    return _table(block.caption, (first, *(f">{name}" for name in others), ""), rows, "bars")
 
 
-def _parts(block: Bars, gpu: WholeGpu) -> tuple[list[tuple[str, float, str, str]], float]:
-    """((name, GiB, class, style) of each part of the GPU with the free or missing memory last, GiB of the GPU)."""
-    peak = sum(bar.size for bar in block.rows)
-    reserved = max(peak, gpu.reserved)
-    needs = reserved + gpu.outside
-    whole = gpu.capacity or needs or 1.0
-    parts = [(bar.name, bar.size, "", _fill(bar.colour)) for bar in block.rows]
-    parts.append(("reserved, unused", reserved - peak, "cached", ""))
-    parts.append(("outside the allocator", gpu.outside, "outside", ""))
-    if needs - whole >= 0.005:  # visible with two decimals
-        parts.append((_MORE, needs - whole, "line dash", "border-color: var(--bad)"))
-    elif gpu.capacity is not None:
-        parts.append(("free", max(0.0, whole - needs), "", ""))
-    return parts, whole
+class _Part(NamedTuple):
+    """A part of a GPU's memory, with its colour: a CSS class or style."""
+
+    name: str
+    gib: float
+    class_: str = ""
+    style: str = ""
+
+
+def _parts(block: Bars, gpu: WholeGpu) -> list[_Part]:
+    """The parts of the GPU's memory. With a known capacity the last one is the free or missing memory."""
+    bars_gib = sum(bar.size for bar in block.rows)
+    parts = [_Part(bar.name, bar.size, style=f"background: var(--{bar.colour})") for bar in block.rows]
+    parts.append(_Part("reserved, unused", max(0.0, gpu.reserved - bars_gib), "cached"))
+    parts.append(_Part("outside the allocator", gpu.outside, "outside"))
+    if gpu.capacity is None:
+        return parts
+    free = gpu.capacity - sum(part.gib for part in parts)
+    if free <= -0.005:  # visible with two decimals
+        parts.append(_Part(_MISSING, -free, "line dash", "border-color: var(--bad)"))
+    else:
+        parts.append(_Part(_FREE, max(0.0, free)))
+    return parts
+
+
+def _parts_table(block: Bars, gpu: WholeGpu) -> Html:
+    parts = _parts(block, gpu)
+    whole = gpu.capacity or sum(part.gib for part in parts) or 1.0
+    rows = []
+    for part in parts:
+        name = join([_chip(part.style, part.class_), part.name])
+        rows.append((name, f"{part.gib:.2f}", f"{100 * part.gib / whole:.0f} %"))
+    return _table(block.caption, ("what", ">GiB", ">of the GPU" if gpu.capacity else ">of all"), rows)
 
 
 def _picture(block: Bars, gpu: WholeGpu) -> Html:
     """The GPU as one bar, with a line where its memory ends if more is needed."""
-    parts, whole = _parts(block, gpu)
-    held = [each for each in parts if each[1] > 0 and each[0] not in (_MORE, "free")]
-    size = max(whole, sum(gib for _, gib, _, _ in held))
-    drawn = [
-        el("span", class_=kind or None, title=f"{name}: {gib:.2f} GiB", style=_part(gib / size, fill))
-        for name, gib, kind, fill in held
-    ]
-    if parts[-1][0] == _MORE:
-        has = f"The GPU has {whole:.2f} GiB"
-        drawn.append(el("span", class_="end", title=has, style=f"left: {100 * whole / size:.2f}%"))
-    words = ", ".join(f"{name} {gib:.2f} GiB" for name, gib, _, _ in held)
-    return el("div", *drawn, class_="card", role="img", aria_label=f"Of {whole:.2f} GiB: {words}")
+    parts = _parts(block, gpu)
+    used = [part for part in parts if part.gib > 0 and part.name not in (_MISSING, _FREE)]
+    whole = gpu.capacity or sum(part.gib for part in used) or 1.0
+    width = max(whole, sum(part.gib for part in used))
+    drawn = []
+    for part in used:
+        style = _part_style(part.gib / width, part.style)
+        drawn.append(el("span", class_=part.class_ or None, title=f"{part.name}: {part.gib:.2f} GiB", style=style))
+    if parts[-1].name == _MISSING:
+        title = f"The GPU has {whole:.2f} GiB"
+        drawn.append(el("span", class_="end", title=title, style=f"left: {100 * whole / width:.2f}%"))
+    label = ", ".join(f"{part.name} {part.gib:.2f} GiB" for part in used)
+    return el("div", *drawn, class_="card", role="img", aria_label=f"Of {whole:.2f} GiB: {label}")
 
 
-def _part(share: float, fill: str) -> str:
+def _part_style(share: float, fill: str) -> str:
     return f"width: {100 * share:.2f}%; {fill}"
-
-
-def _fill(colour: str) -> str:
-    return f"background: var(--{colour})"
 
 
 def _chip(style: str, kind: str = "") -> Html:

@@ -8,11 +8,11 @@ from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
+from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text
 
 from hf_memkit.common.answer.answer import (
-    NONE,
     Answer,
     AnswerBlock,
     Bars,
@@ -22,31 +22,38 @@ from hf_memkit.common.answer.answer import (
     Chart,
     Code,
     Facts,
-    Item,
     Lines,
     Table,
     View,
+    as_cell,
     is_empty,
 )
 from hf_memkit.common.answer.palette import COLOURS
-from hf_memkit.common.answer.safe_text import text
+from hf_memkit.common.answer.safe_text import printable
 
-_STATES: Final = {"good": "bold green", "near": "bold yellow", "bad": "bold red", "none": "bold"}
-_STYLES: Final = {"text": "", "strong": "bold", "warning": "yellow", "note": "dim", "command": ""}
+_VERDICT_STYLES: Final = {"good": "bold green", "near": "bold yellow", "bad": "bold red", "none": "bold"}
+_LINE_STYLES: Final = {"text": "", "strong": "bold", "warning": "yellow", "note": "dim", "command": ""}
+
 _LONGEST: Final = 1000
-_SHORT_LONGEST: Final = 232
-"""Characters of a sentence, in full and with `--short`: a library's message may be longer. `--json` has all of it."""
+"""Maximum length of a sentence. A library's message may be longer; `--json` has all of it."""
+
+_LONGEST_SHORT: Final = 232
+"""Maximum length of a sentence with `--short`."""
+
+_LONGEST_NAME: Final = 200
+_LONGEST_CODE: Final = 10_000
 
 _WIDEST_TABLE: Final = 110
 _SHORTEST_BAR: Final = 8
-_BETWEEN: Final = 4
+_NARROWEST_BLOCK: Final = 40
+_GAP: Final = 4
 """Columns between blocks that are side by side."""
 
 
 def show(answer: Answer, *, short: bool = False, console: Console | None = None) -> None:
     """Prints the answer at once. Lines wider than the terminal are not cut."""
     console = console or Console(highlight=False)
-    console.print(rendered(answer, console.width, short=short), crop=False)
+    console.print(render(answer, console.width, short=short), crop=False)
     console.file.flush()
 
 
@@ -56,53 +63,59 @@ def show_blocks(blocks: Iterable[AnswerBlock], *, short: bool = False, console: 
     console.print(Group(*_blocks(blocks, console.width, short=short)), crop=False)
 
 
-def rendered(answer: Answer, width: int, *, short: bool = False) -> Group:
-    """For a Rich console of `width` characters."""
-    reason = f": {text(answer.reason, _SHORT_LONGEST if short else _LONGEST)}" if answer.reason else ""
-    first = Text.assemble((text(answer.verdict, _LONGEST), _STATES[answer.state]), reason)
-    return Group(first, *_blocks(answer.blocks, width, short=short))
-
-
 def plain(answer: Answer, width: int) -> str:
     """The answer as text without colour; only lines to copy may be longer than `width`."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(rendered(answer, width), crop=False)
+    console.print(render(answer, width), crop=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def render(answer: Answer, width: int, *, short: bool = False) -> Group:
+    """The answer for a Rich console of `width` characters."""
+    verdict = printable(answer.verdict, _LONGEST), _VERDICT_STYLES[answer.state]
+    reason = printable(answer.reason, _LONGEST_SHORT if short else _LONGEST)
+    headline = Text.assemble(verdict, f": {reason}" if reason else "")
+    return Group(headline, *_blocks(answer.blocks, width, short=short))
+
+
 def _blocks(blocks: Iterable[AnswerBlock], width: int, *, short: bool) -> Iterator[RenderableType]:
-    """The blocks, with an empty line between them unless both are sentences without a heading."""
-    before: AnswerBlock | None = Lines(())
+    """The blocks of this view. An empty line precedes each heading, and each change from sentences to other blocks."""
+    view = View.SHORT if short else View.TERMINAL
+    previous: AnswerBlock = Lines(())  # the headline
     for block in blocks:
-        if not block.views & (View.SHORT if short else View.TERMINAL) or is_empty(block):
+        if not block.views & view or is_empty(block):
             continue
-        heading = "" if short or isinstance(block, Lines | Table) else block.heading
-        tight = (_is_text(block) and _is_text(before)) or (isinstance(block, Code) and isinstance(before, Code))
-        if (block.heading and not short) or not tight:
+
+        both_sentences = _is_sentences(block) and _is_sentences(previous)
+        both_code = isinstance(block, Code) and isinstance(previous, Code)
+        starts_section = bool(block.heading) and not short
+        if starts_section or not (both_sentences or both_code):
             yield Text("")
-        if heading:
-            yield Text(text(heading), "bold")
+
+        if starts_section and not isinstance(block, Lines | Table):  # a table has it above its first column
+            yield _safe(block.heading, "bold", _LONGEST_NAME)
         yield from _block(block, width, short=short)
-        before = block
+        previous = block
 
 
-def _is_text(block: AnswerBlock | None) -> bool:
-    """Whether the block consists of sentences."""
+def _is_sentences(block: AnswerBlock) -> bool:
     return isinstance(block, Lines) or (isinstance(block, Changes) and not any(item.setting for item in block.items))
+
+
+def _safe(value: str, style: str = "", limit: int = _LONGEST) -> Text:
+    """Rich text of a string that may contain anything."""
+    return Text(printable(value, limit), style)
 
 
 def _block(block: AnswerBlock, width: int, *, short: bool) -> Iterator[RenderableType]:
     match block:
         case Lines():
-            limit = block.short_limit if short else _LONGEST
-            whole = block.kind == "command"
-            for line in block.lines:
-                yield Text(text(line, limit), _STYLES[block.kind], no_wrap=whole, overflow="ignore" if whole else None)
+            yield from _lines(block, block.short_limit if short else _LONGEST)
         case Facts():
-            yield _facts(block.rows)
+            yield _facts(block)
         case Changes():
-            yield from _changes(block, _SHORT_LONGEST if short else _LONGEST)
+            yield from _changes(block, _LONGEST_SHORT if short else _LONGEST)
         case Code():
             yield from _code(block, width)
         case Table():
@@ -110,54 +123,56 @@ def _block(block: AnswerBlock, width: int, *, short: bool) -> Iterator[Renderabl
         case Bars():
             yield _bars(block, width)
         case Beside():
-            shown = [each for each in block.blocks if each.views & View.ON_TERMINAL]
-            if len(shown) < 2 or sum(map(_least, shown)) + _BETWEEN * (len(shown) - 1) > width:
-                yield from _blocks(shown, width, short=short)
-                return
-            grid = Grid.grid(padding=(0, _BETWEEN, 0, 0))
-            each_width = (width - _BETWEEN * (len(shown) - 1)) // len(shown)
-            grid.add_row(*(Group(*_block(each, each_width, short=short)) for each in shown))
-            yield grid
+            yield from _beside(block, width, short=short)
         case Chart():
             pass  # only for a page
 
 
-def _facts(rows: Iterable[tuple[str, str]]) -> Grid:
+def _lines(block: Lines, limit: int) -> Iterator[Text]:
+    for line in block.lines:
+        text = _safe(line, _LINE_STYLES[block.kind], limit)
+        if block.kind == "command":
+            text.no_wrap, text.overflow = True, "ignore"
+        yield text
+
+
+def _facts(block: Facts) -> Grid:
     grid = Grid.grid(padding=(0, 2, 0, 0))
-    for name, value in rows:
-        grid.add_row(Text(text(name)), Text(text(value, _LONGEST)))
+    for name, value in block.rows:
+        grid.add_row(_safe(name, limit=_LONGEST_NAME), _safe(value))
     return grid
 
 
 def _changes(block: Changes, limit: int) -> Iterator[RenderableType]:
     for number, item in enumerate(block.items, 1):
         if not item.setting:
-            yield Text(text(item.text, limit))
+            yield _safe(item.text, limit=limit)
             continue
+
+        saves = f"   saves {item.saves}" if item.saves else ""
+        setting = Text(f"{printable(item.setting, limit)}{saves}", overflow="fold")
+        details = [("", item.text), ("Costs: ", item.costs), ("Estimated from: ", item.basis)]
+        lines = [Text(f"{label}{printable(detail, limit)}") for label, detail in details if detail]
+
         grid = Grid.grid(padding=(0, 1, 0, 0))
-        first, *others = _item(item, limit)
-        details = others if block.numbered else [Padding(each, (0, 0, 0, 2)) for each in others]
-        grid.add_row(f"  {number}." if block.numbered else " ", Group(first, *details))
+        if block.numbered:
+            grid.add_row(f"  {number}.", Group(setting, *lines))
+        else:
+            grid.add_row(" ", Group(setting, *(Padding(line, (0, 0, 0, 2)) for line in lines)))
         yield grid
 
 
-def _item(item: Item, limit: int) -> Iterator[Text]:
-    saves = f"   saves {item.saves}" if item.saves else ""
-    yield Text(f"{text(item.setting, limit)}{saves}", overflow="fold")
-    details = ("", item.text), ("Costs: ", item.costs), ("Estimated from: ", item.basis)
-    yield from (Text(f"{name}{text(part, limit)}") for name, part in details if part)
-
-
-def _code(block: Code, width: int) -> Iterator[RenderableType]:
+def _code(block: Code, width: int) -> Iterator[Text]:
     """Lines to copy, which are not broken."""
     if block.intro:
-        yield Text(text(block.intro, _LONGEST))
+        yield _safe(block.intro)
     indent = "" if block.flush else "  "
-    for line in _command(block.lines, width - 4) if block.words else block.lines:
-        yield Text(f"{indent}{text(line, 10 * _LONGEST)}", no_wrap=True, overflow="ignore")
+    lines = _command_lines(block.lines, width - 4) if block.words else block.lines
+    for line in lines:
+        yield Text(f"{indent}{printable(line, _LONGEST_CODE)}", no_wrap=True, overflow="ignore")
 
 
-def _command(words: Sequence[str], width: int) -> Iterator[str]:
+def _command_lines(words: Sequence[str], width: int) -> Iterator[str]:
     """Lines of at most `width` characters, which a shell joins; a longer word has its own line."""
     line = ""
     for word in words:
@@ -169,82 +184,96 @@ def _command(words: Sequence[str], width: int) -> Iterator[str]:
 
 
 def _table(block: Table, width: int, *, short: bool) -> Iterator[RenderableType]:
-    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     if block.caption and not block.heading:
-        yield Text(text(block.caption, _LONGEST), "bold")
-    shown = kept_columns(block)
-    for place, name in shown:
-        first, right = place == 0, name.startswith(">")
-        title = block.heading if first and block.heading else name.removeprefix(">")
-        whole = first and block.whole and not any(isinstance(row[0], Cell) for row in block.rows)
-        grid.add_column(
-            text(title), justify="right" if right else "left", no_wrap=right or whole, overflow="fold",
-            ratio=1 if first and block.marked else None,
-            min_width=max(len(_text(row[0])) for row in block.rows) if first and block.whole else None,
-        )  # fmt: skip
+        yield _safe(block.caption, "bold")
+
+    grid = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     if block.marked:
         grid.width = min(width, _WIDEST_TABLE)
+    columns = block.kept_columns()
+    for _, name in columns:
+        right = name.startswith(">")
+        title = printable(name.removeprefix(">"))
+        grid.add_column(title, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    _style_first_column(grid.columns[0], block)
+
     rows = block.rows[: block.short_rows if short else block.rows_shown]
     for row in rows:
-        grid.add_row(*(_cell(row[place], marked=block.marked and place == 0) for place, _ in shown))
+        grid.add_row(*(_cell(as_cell(row[column]), marked=block.marked and column == 0) for column, _ in columns))
     yield grid
-    if len(rows) < len(block.rows) and not block.marked:
-        yield Text(f"and {len(block.rows) - len(rows)} more", "dim")
+    left_out = len(block.rows) - len(rows)
+    if left_out and not block.marked:
+        yield Text(f"and {left_out} more", "dim")
 
 
-def kept_columns(block: Table) -> list[tuple[int, str]]:
-    """(place, name) of the first column and of those that are not empty in all rows."""
-    empty = ("", NONE, Cell(NONE))
-    return [
-        (place, name)
-        for place, name in enumerate(block.columns)
-        if place == 0 or any(row[place] not in empty for row in block.rows)
-    ]
+def _style_first_column(column: Column, block: Table) -> None:
+    cells = [row[0] for row in block.rows]
+    if block.heading:
+        column.header = printable(block.heading)
+    if block.marked:
+        column.ratio = 1
+    if block.whole:
+        column.min_width = max(len(as_cell(cell).text) for cell in cells)
+        column.no_wrap = column.no_wrap or not any(isinstance(cell, Cell) for cell in cells)  # a Cell's note may wrap
 
 
-def _text(cell: str | Cell) -> str:
-    return cell if isinstance(cell, str) else cell.text
-
-
-def _cell(cell: str | Cell, *, marked: bool) -> RenderableType:
-    cell = Cell(cell) if isinstance(cell, str) else cell
+def _cell(cell: Cell, *, marked: bool) -> RenderableType:
     style = "bold" if cell.strong else ""
+    text = _safe(cell.text, style)
     if not marked:
-        shown = Text(text(cell.text, _LONGEST), style)
-        return shown.append(f"\n{text(cell.note, _LONGEST)}", "dim") if cell.note else shown
+        return text.append(f"\n{printable(cell.note, _LONGEST)}", "dim") if cell.note else text
+
     grid = Grid.grid(padding=(0, 1, 0, 0))
-    grid.add_row(Text("→" if cell.strong else " ", style), Text(text(cell.text, _LONGEST), style))
+    grid.add_row(Text("→" if cell.strong else " ", style), text)
     if cell.note:
-        grid.add_row("", Padding(Text(text(cell.note, _LONGEST), "dim"), (0, 0, 0, 2)))
+        grid.add_row("", Padding(_safe(cell.note, "dim"), (0, 0, 0, 2)))
     return grid
-
-
-def _bar_columns(block: Bars) -> Sequence[str]:
-    """Titles of the columns; empty for names with one size."""
-    return block.columns if len(block.columns) > 2 else [""] * len(block.columns)
-
-
-def _least(block: AnswerBlock) -> int:
-    """Minimum width of the block."""
-    if not isinstance(block, Bars):
-        return 40
-    table = zip(_bar_columns(block), *((bar.name, *bar.cells) for bar in block.rows), strict=True)
-    return sum(2 + max(map(len, column)) for column in table) + _SHORTEST_BAR
 
 
 def _bars(block: Bars, width: int) -> RenderableType:
     """A row per bar; the longest bar reaches the right margin, and the smallest is a sliver."""
-    columns = _bar_columns(block)
-    longest = max(_SHORTEST_BAR, width - _least(block) + _SHORTEST_BAR)
-    highest = max((bar.size for bar in block.rows), default=0) or 1
-    grid = Grid(
-        box=None, show_header=any(columns), padding=(0, 2, 0, 0), pad_edge=False, header_style="bold",
-        title=Text(text(block.caption), "bold") if block.caption and not block.heading else None, title_justify="left",
-    )  # fmt: skip
-    for place, name in enumerate((*columns, "")):
-        grid.add_column(name, justify="left" if place in (0, len(columns)) else "right", no_wrap=True)
+    titles = _bar_titles(block)
+    longest = max(_SHORTEST_BAR, width - _least_width(block) + _SHORTEST_BAR)
+    largest = max((bar.size for bar in block.rows), default=0) or 1
+
+    grid = Grid(box=None, show_header=any(titles), padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    if block.caption and not block.heading:
+        grid.title, grid.title_justify = _safe(block.caption, "bold", _LONGEST_NAME), "left"
+    for column, title in enumerate(titles):
+        grid.add_column(title, justify="left" if column == 0 else "right", no_wrap=True)
+    grid.add_column("", no_wrap=True)  # the bars
+
     for bar in block.rows:
-        length = round(longest * bar.size / highest)
-        shown = "█" * length if length else "▏" if bar.size > 0 else ""
-        grid.add_row(Text(text(bar.name)), *map(Text, bar.cells), Text(shown, COLOURS.get(bar.colour, "white")))
+        length = round(longest * bar.size / largest)
+        drawn = "█" * length or ("▏" if bar.size > 0 else "")
+        name = _safe(bar.name, limit=_LONGEST_NAME)
+        grid.add_row(name, *map(Text, bar.cells), Text(drawn, COLOURS.get(bar.colour, "white")))
     return grid
+
+
+def _bar_titles(block: Bars) -> Sequence[str]:
+    """Titles of the columns; empty for names with one size."""
+    return block.columns if len(block.columns) > 2 else [""] * len(block.columns)
+
+
+def _beside(beside: Beside, width: int, *, short: bool) -> Iterator[RenderableType]:
+    """The blocks side by side, or below one another if the terminal is too narrow."""
+    shown = [block for block in beside.blocks if block.views & View.ON_TERMINAL]
+    gaps = _GAP * (len(shown) - 1)
+    if len(shown) < 2 or sum(map(_least_width, shown)) + gaps > width:
+        yield from _blocks(shown, width, short=short)
+        return
+
+    grid = Grid.grid(padding=(0, _GAP, 0, 0))
+    each_width = (width - gaps) // len(shown)
+    grid.add_row(*(Group(*_block(block, each_width, short=short)) for block in shown))
+    yield grid
+
+
+def _least_width(block: AnswerBlock) -> int:
+    """Minimum width of a block that is beside another."""
+    if not isinstance(block, Bars):
+        return _NARROWEST_BLOCK
+    rows = [_bar_titles(block), *((bar.name, *bar.cells) for bar in block.rows)]
+    widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return sum(2 + width for width in widths) + _SHORTEST_BAR

@@ -88,9 +88,11 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             known = ", ".join(repr(name) for name in LOG)
             close = did_you_mean(str(log), LOG)
             raise SettingError(f"MemoryReportCallback(log={log!r}): unknown value. Write one of {known}{close}")
-        plain = prediction if prediction is None or isinstance(prediction, Mapping) else prediction.to_json()
-        facts = dict(run_facts or {})
-        self._options = CallbackOptions(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
+        if prediction is not None and not isinstance(prediction, Mapping):
+            prediction = prediction.to_json()
+        self._options = CallbackOptions(
+            output_dir, phases, log, summary, html, oom_snapshot, dict(run_facts or {}), readers, prediction
+        )
         self._barrier = ErrorBarrier()
         self._training: Training | None = None
         self._trainer: weakref.ref[Any] | None = None
@@ -135,19 +137,23 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()  # auto_find_batch_size, or a training after one that raised, starts without an end
-        previous, self._training, self._barrier = self._training, None, ErrorBarrier()
-        if self._trainer is not None and self._is_replaced(self._trainer()):
-            return
+        previous = self._training
+        self._training = None
+        self._barrier = ErrorBarrier()
+        trainer = self._trainer() if self._trainer is not None else None
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
+        if any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks):
+            return  # two would reset each other's counters
         self._barrier.call("on_train_begin", self._begin, args, state, kwargs, previous)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_step_begin", RunRecorder.step_begin)
+        self._record_event("on_step_begin", lambda recorder: recorder.tracker.step_begin())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record_event("on_substep_end", RunRecorder.substep_end)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
+        self._record_event("on_pre_optimizer_step", lambda recorder: recorder.tracker.pre_optimizer_step())
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._record_event("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
@@ -160,7 +166,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             self._record_event("on_log", self._training.log, state, logs)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._record_event("on_prediction_step", RunRecorder.prediction_step)
+        self._record_event("on_prediction_step", lambda recorder: recorder.tracker.prediction_step())
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         self._record_event("on_evaluate", RunRecorder.evaluate, state, metrics)
@@ -180,15 +186,10 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         engine = trainer.model_wrapped if trainer is not None else None
         self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, previous=previous)
 
-    def _is_replaced(self, trainer: Any) -> bool:
-        """Whether the Trainer has a later callback of this kind: two would reset each other's counters."""
-        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
-        return any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks)
-
     def _warn_about_dashboards(self, args: Any, state: Any) -> None:
         """Warn once that a callback passed to a Trainer runs after its integrations."""
-        attached = self._trainer is not None
-        if attached or self._warned_about_dashboards or self._options.log == "none" or not args.report_to:
+        is_attached = self._trainer is not None
+        if is_attached or self._warned_about_dashboards or self._options.log == "none" or not args.report_to:
             return
         self._warned_about_dashboards = True
         if state.is_world_process_zero:
@@ -208,25 +209,48 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             self._barrier.call(event, method, training.recorder, *args, **kwargs)
 
 
-def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:
-    """Adds a MemoryReportCallback before the Trainer's other callbacks, so that its numbers reach the dashboards.
+def attach(
+    trainer: Any,
+    output_dir: str | Path | None = None,
+    *,
+    phases: bool = True,
+    log: Log = "few",
+    summary: bool | Literal["stderr"] = True,
+    html: bool = True,
+    oom_snapshot: bool = False,
+    run_facts: Mapping[str, Any] | None = None,
+    readers: Sequence[MemoryReader] | None = None,
+    prediction: Mapping[str, Any] | PredictionLike | None = None,
+) -> MemoryReportCallback:
+    """Adds and returns a MemoryReportCallback that runs before other callbacks: its numbers reach the dashboards.
 
     Trainer runs callbacks in order, and a dashboard sees only what callbacks before it have logged. A
-    MemoryReportCallback that the Trainer already has is replaced.
+    MemoryReportCallback that the Trainer already has is replaced; if all options here are defaults, it keeps its own
+    options and moves to the front.
 
     Args:
         trainer: a `transformers.Trainer` or a subclass.
-        kwargs: options of MemoryReportCallback. Without any, an existing one keeps its options and moves to the front.
-
-    Returns:
-        The callback.
+        output_dir: folder of the records. Default: the Trainer's `output_dir`.
+        phases: measure each phase of a step, which resets torch's peak counter.
+        log: numbers under `memory/` in the logs: `"few"`, `"all"` or `"none"`.
+        summary: print a summary at the end; `"stderr"`: on standard error.
+        html: write `memory-report.html` to the folder of the records.
+        oom_snapshot: write the allocator's blocks when memory runs out. Costs time at every allocation.
+        run_facts: plain data for the `run` record, under `facts`.
+        readers: sources of the counters. Default: this machine's.
+        prediction: a prediction for this training, which the report compares with the measurements.
 
     Raises:
-        SettingError: an option has an unknown value.
+        SettingError: `log` is not `"few"`, `"all"` or `"none"`.
     """
+    callback = MemoryReportCallback(
+        output_dir, phases=phases, log=log, summary=summary, html=html, oom_snapshot=oom_snapshot,
+        run_facts=run_facts, readers=readers, prediction=prediction,
+    )  # fmt: skip
     callbacks = trainer.callback_handler.callbacks
     existing = [other for other in callbacks if isinstance(other, MemoryReportCallback)]
-    callback = existing[-1] if existing and not kwargs else MemoryReportCallback(**kwargs)
+    if existing and callback._options == MemoryReportCallback()._options:
+        callback = existing[-1]
     callback._trainer = weakref.ref(trainer)
     callbacks[:] = [callback, *(other for other in callbacks if not isinstance(other, MemoryReportCallback))]
     return callback

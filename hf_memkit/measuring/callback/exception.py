@@ -1,9 +1,8 @@
-"""Record the exception that ends a training, while its frames and tensors still exist: `oom` and `end` records,
-advice."""
+"""Record the exception that ends a training, while its frames and tensors exist: `oom` and `end` records, advice."""
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -14,10 +13,8 @@ from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records
 from hf_memkit.measuring.memory.snapshot import write_snapshot
-from hf_memkit.measuring.out_of_memory import OomMessage, for_job, judge
-from hf_memkit.measuring.out_of_memory.advice import changes_for_run
-from hf_memkit.measuring.out_of_memory.run_view import RunView
-from hf_memkit.measuring.record_types import ModulesRecord, RunRecord, Status
+from hf_memkit.measuring.out_of_memory import OomMessage, explain_records
+from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, Status
 
 _LONGEST_ERROR: Final = 4000
 
@@ -101,16 +98,12 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
-    run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
-    settings = run.get("hardware", {}).get("allocator_settings")
-    samples = record.get("samples")
-    view, verdict = RunView(run, record), None
-    if message is not None:
-        oom_verdict = judge(
-            message, allocator_settings=settings, samples=samples, own=os.getpid(), torch=view.version("torch")
-        )
-        verdict = for_job(oom_verdict, view)
-        record["cause"] = verdict.cause
-    changes = changes_for_run(run, record, message, record.get("cause"), modules, record["phase"])
-    record["changes"] = [change.to_json() for change in changes]
-    return note_from_record(record, run, verdict, changes, path)
+    run = cast(RunRecord, kinds.get("run", {}))
+    modules = cast(ModulesRecord | None, kinds.get("modules"))
+    explanation = explain_records(run, cast(OomRecord, record), modules=modules)
+    if explanation.verdict is not None and (message is not None or explanation.verdict.cause != "unknown"):
+        record["cause"] = explanation.verdict.cause
+    else:  # words of a later version
+        explanation = replace(explanation, verdict=None)
+    record["changes"] = [change.to_json() for change in explanation.changes]
+    return note_from_record(record, run, explanation, path)

@@ -28,19 +28,23 @@ _trainings = itertools.count()
 
 @dataclass(frozen=True)
 class RankSample:
-    """Numbers that a rank published after `step`, first seen on rank 0 `age_s` seconds ago."""
+    """Numbers that a rank published after `step`, first seen on rank 0 at `seen_s` by `time.monotonic`."""
 
     step: int
     numbers: dict[str, float]
-    age_s: float
+    seen_s: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.seen_s
 
 
 @dataclass
 class _Shared:
     """Data shared by the two threads. Each attribute is written by one of them, and always replaced as a whole."""
 
-    mine: tuple[int, dict[str, float]] | None = None
-    others: dict[int, tuple[int, dict[str, float], float]] = field(default_factory=dict)
+    mine: RankSample | None = None
+    others: dict[int, RankSample] = field(default_factory=dict)
     failure: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -59,14 +63,13 @@ class RankNumbers:
         self._leave = weakref.finalize(self, _leave, self._shared, self._thread)
 
     def publish(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._shared.mine = (step, dict(numbers))
+        self._shared.mine = RankSample(step, dict(numbers))
 
     def latest(self) -> dict[int, RankSample]:
         """On rank 0 the numbers of each rank that has published any; elsewhere this rank's own."""
-        now_s = time.monotonic()
-        others, mine = self._shared.others, self._shared.mine
-        known = {rank: RankSample(step, numbers, now_s - seen_s) for rank, (step, numbers, seen_s) in others.items()}
-        return {self.rank: RankSample(*mine, age_s=0.0), **known} if mine is not None else known
+        mine = self._shared.mine
+        own = {self.rank: RankSample(mine.step, mine.numbers)} if mine is not None else {}
+        return own | self._shared.others
 
     def close(self) -> None:
         """End the thread, or abandon it if the store blocks it. Safe to repeat."""
@@ -94,7 +97,7 @@ def _exchange(stores: list[Any], rank: int, world_size: int, name: str, shared: 
         while not shared.stop.wait(_INTERVAL_S):
             mine = shared.mine
             if mine is not None and mine is not sent:
-                store.set(f"{name}/{rank}", json.dumps(mine))
+                store.set(f"{name}/{rank}", json.dumps([mine.step, mine.numbers]))
                 sent = mine
             if rank == 0:
                 shared.others = _listen(store, world_size, name, shared.others)
@@ -102,18 +105,16 @@ def _exchange(stores: list[Any], rank: int, world_size: int, name: str, shared: 
         shared.failure = describe(error)
 
 
-def _listen(
-    store: Any, world_size: int, name: str, known: dict[int, tuple[int, dict[str, float], float]]
-) -> dict[int, tuple[int, dict[str, float], float]]:
+def _listen(store: Any, world_size: int, name: str, known: dict[int, RankSample]) -> dict[int, RankSample]:
     """`known` with new values. Missing keys are not read: that would wait for them."""
     ranks = [rank for rank in range(1, world_size) if rank in known or store.check([f"{name}/{rank}"])]
     if not ranks:
         return known
     updated = dict(known)
     for rank, message in zip(ranks, store.multi_get([f"{name}/{rank}" for rank in ranks]), strict=True):
-        step, numbers = json.loads(message)
-        if rank not in known or known[rank][:2] != (step, numbers):
-            updated[rank] = (step, numbers, time.monotonic())
+        sample = RankSample(*json.loads(message))
+        if known.get(rank) != sample:
+            updated[rank] = sample
     return updated
 
 

@@ -53,7 +53,7 @@ _OTHERS_S: Final = 1.0
 
 @dataclass(frozen=True)
 class CallbackOptions:
-    """The user's options of the callback; see there."""
+    """The options of MemoryReportCallback, under the same names."""
 
     output_dir: str | Path | None
     phases: bool
@@ -93,8 +93,7 @@ class Training:
         return self.ended or self.recorder.superseded
 
     def begin(self, callback: object, model: Any, optimizer: Any, *, engine: Any, previous: Training | None) -> None:
-        """Write the `run` record and start watching. `engine` wraps the model; `previous`: the previous training of
-        this callback."""
+        """Write the `run` record and start watching. `engine` wraps the model; `previous` is the training before."""
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
         if self._options.prediction is not None:
             extra["prediction"] = dict(self._options.prediction)
@@ -116,8 +115,7 @@ class Training:
             self._barrier.call("snapshot", self._record_blocks)
 
     def log(self, recorder: RunRecorder, state: Any, logs: dict[str, Any] | None) -> None:
-        """Add numbers to a training step's log. Other logs stay: Trainer makes a column of its model card from each
-        key of an evaluation's log."""
+        """Add numbers to a training step's log only: an evaluation's keys become columns of Trainer's model card."""
         if logs is None or "loss" not in logs:
             return
         numbers = recorder.log_numbers()
@@ -154,12 +152,16 @@ class Training:
         """Record the exception that ended training."""
         if self.silent:
             return
-        step, barrier = self._state.global_step, self._barrier
-        ctrl_c = self._watch is not None and self._watch.ctrl_c
-        self.advice = barrier.call(
-            "exception", record_exception, error, self.recorder, barrier, global_step=step, snapshot=self._snapshot,
-            ctrl_c=ctrl_c,
-        )  # fmt: skip
+        self.advice = self._barrier.call(
+            "exception",
+            record_exception,
+            error,
+            self.recorder,
+            self._barrier,
+            global_step=self._state.global_step,
+            snapshot=self._snapshot,
+            ctrl_c=self._watch is not None and self._watch.ctrl_c,
+        )
         if self.advice is not None:
             self._barrier.call("note", add_note, error, self.advice)
         self._end(show=self.advice is not None)
@@ -187,8 +189,8 @@ class Training:
         if self.advice is None:
             return False
         time.sleep(_OTHERS_S)
-        folder, rank = self.recorder.writer.path.parent, self._args.process_index
-        return not any(other.ooms and other.rank < rank for other in load_run(folder).ranks)
+        ranks = load_run(self.recorder.writer.path.parent).ranks
+        return not any(other.ooms and other.rank < self._args.process_index for other in ranks)
 
     def _record_blocks(self) -> None:
         record_history()  # raises with an allocator that has no history, such as cudaMallocAsync's
@@ -199,9 +201,8 @@ class Training:
         return bool(self._args.auto_find_batch_size) and smaller
 
     def _after_oom(self, previous: Training) -> dict[str, Any] | None:
-        """Facts about a caught out-of-memory error that ended the previous training, shown by a smaller batch
-        (accelerate 1.15: utils/memory.py, `find_executable_batch_size`, which catches no other error), or by the
-        allocator's count."""
+        """Facts about a caught out-of-memory error that ended the previous training. A smaller batch shows it
+        (accelerate 1.15: `find_executable_batch_size` catches no other error), or the allocator's count."""
         state = previous._state
         if previous.ended or not (self._restarts(state) or self._ooms_before > previous._ooms_before):
             return None

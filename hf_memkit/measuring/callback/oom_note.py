@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,10 +15,12 @@ from hf_memkit.common.terms import CATEGORIES, at
 from hf_memkit.common.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.measuring.out_of_memory import Change, OomMessage, Verdict
+    from hf_memkit.measuring.out_of_memory import Explanation, OomMessage, Verdict
 
 
 _MARK: Final = "memkit: "
+
+_SIZES: Final = ("requested", "free", "capacity", "reserved", "allocated")
 
 _WITH_CALLBACK: Final = "For advice measured on this job, add callbacks=[MemoryReportCallback()] to the Trainer."
 
@@ -82,8 +84,7 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error of torch or another library in the chain of `error`, with its parsed message if the form
-    is known."""
+    """The out-of-memory error of any library in the chain of `error`, with its parsed message if its form is known."""
     import torch
 
     from hf_memkit.measuring.out_of_memory import parse_message
@@ -108,7 +109,7 @@ def advice_from_text(error: BaseException) -> OomNote | None:
         return OomNote(f"out of memory: {type(oom).__name__}.", "", ())
     verdict = judge(message, own=os.getpid())
     traced = "".join(traceback.format_exception(type(oom), oom, oom.__traceback__, chain=False))
-    general = _sentences(explain_oom(traced).changes)
+    general = tuple(map(str, explain_oom(traced).changes))
     return OomNote(
         f"out of memory. {_sizes(verdict.figures)}".rstrip(),
         _cause(verdict),
@@ -119,9 +120,10 @@ def advice_from_text(error: BaseException) -> OomNote | None:
 
 
 def note_from_record(
-    record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
+    record: Mapping[str, Any], run: Mapping[str, Any], explanation: Explanation, path: Path
 ) -> OomNote:
-    """A note for a training, from its `oom` and `run` records, the cause, the changes and the records' file."""
+    """A note for a training, from its `oom` and `run` records, their explanation and the records' file."""
+    verdict = explanation.verdict
     figures = {**record, **verdict.figures} if verdict is not None else record
     sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
     least = sum(sizes.values()) / 100
@@ -130,7 +132,7 @@ def note_from_record(
     return OomNote(
         happened=" ".join(part for part in (_moment(record, run), _sizes(figures), largest) if part),
         why=_cause(verdict) if verdict is not None else "",
-        helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
+        helps=tuple(map(str, explanation.changes)) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
     )
 
@@ -152,26 +154,22 @@ def _moment(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
 
 
 def _sizes(figures: Mapping[str, Any]) -> str:
-    wanted, free, capacity = (figures.get(name) for name in ("requested_gib", "free_gib", "capacity_gib"))
-    reserved, allocated = figures.get("reserved_gib"), figures.get("allocated_gib")
+    sizes = {name: _size(figures[f"{name}_gib"]) for name in _SIZES if figures.get(f"{name}_gib") is not None}
     sentences = []
-    if wanted is not None:
-        sentences.append(f"Requested: {_size(wanted)}.")
-    if free is not None:
-        sentences.append(f"Free: {_size(free)}{f' of {_size(capacity)}' if capacity is not None else ''}.")
-    if reserved is not None and allocated is not None:
-        sentences.append(f"PyTorch held {_size(reserved)}, {_size(allocated)} of it in tensors.")
-    elif allocated is not None:
-        sentences.append(f"PyTorch's tensors held {_size(allocated)}.")
+    if "requested" in sizes:
+        sentences.append(f"Requested: {sizes['requested']}.")
+    if "free" in sizes:
+        of = f" of {sizes['capacity']}" if "capacity" in sizes else ""
+        sentences.append(f"Free: {sizes['free']}{of}.")
+    if "reserved" in sizes and "allocated" in sizes:
+        sentences.append(f"PyTorch held {sizes['reserved']}, {sizes['allocated']} of it in tensors.")
+    elif "allocated" in sizes:
+        sentences.append(f"PyTorch's tensors held {sizes['allocated']}.")
     return " ".join(sentences)
 
 
 def _cause(verdict: Verdict) -> str:
     return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
-
-
-def _sentences(changes: Iterable[Change]) -> tuple[str, ...]:
-    return tuple(change.sentence(with_current=True) for change in changes)
 
 
 def _settings(verdict: Verdict) -> tuple[str, ...]:

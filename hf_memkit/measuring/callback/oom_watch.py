@@ -76,8 +76,7 @@ class ExceptionWatch:
 
 
 class _Link:
-    """A handler in the chain for exceptions or signals. A later handler may still call it, so a stopped one stays and
-    only calls the previous handler."""
+    """A handler of exceptions or signals. Later ones may still call it, so a stopped one only calls the previous."""
 
     def __init__(self, watch: ExceptionWatch, previous: Callable[..., Any]) -> None:
         self._watch: weakref.ref[ExceptionWatch] | None = weakref.ref(watch)

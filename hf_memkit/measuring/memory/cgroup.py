@@ -12,15 +12,23 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 _NO_LIMIT = 1 << 60  # version 1 writes a huge number where version 2 writes "max"
 
 
+def boot_id() -> str | None:
+    """The machine's boot; None except on Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
 def limit_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
     """The lowest limit of this process's groups; None without a limit."""
-    return min((limit for _, limit in _limited(root, membership)), default=None)
+    return min((limit for _, limit in _limits(root, membership)), default=None)
 
 
 def available_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
     """Bytes left before a limit is reached, or None; file pages that the kernel can drop do not count as used."""
     left = []
-    for folder, limit in _limited(root, membership):
+    for folder, limit in _limits(root, membership):
         used = _number(folder / "memory.current")
         if used is None:
             used = _number(folder / "memory.usage_in_bytes")
@@ -61,7 +69,7 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
             folder = folder.parent
 
 
-def _limited(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
+def _limits(root: Path, membership: Path) -> Iterator[tuple[Path, int]]:
     for folder in _groups(root, membership):
         limit = _number(folder / "memory.max")
         if limit is None:

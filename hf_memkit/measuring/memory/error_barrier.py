@@ -16,8 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ErrorBarrier:
-    """Calls functions and catches their Exceptions; KeyboardInterrupt and SystemExit pass. `count` and the first
-    `messages` go into the end record."""
+    """Calls functions; catches Exception, not BaseException. `count` and first `messages` go into the end record."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -17,7 +17,7 @@ from torch import nn
 
 from hf_memkit._version import __version__
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.cgroup import limit_bytes, oom_kills
+from hf_memkit.measuring.memory.cgroup import boot_id, limit_bytes, oom_kills
 from hf_memkit.measuring.memory.optimizer_state import optimizer_chain
 from hf_memkit.measuring.record_types import HardwareFacts, HostFacts, RunRecord
 
@@ -36,7 +36,6 @@ _ARGUMENTS = (
 )  # fmt: skip
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_LONGEST_LIST = 20
 
 
 def versions() -> dict[str, str]:
@@ -54,10 +53,9 @@ def process_facts(args: Any) -> RunRecord:
     """`rank`, `world_size` and `host`, with which a report checks whether the process is alive."""
     process = psutil.Process()
     host: HostFacts = {"hostname": socket.gethostname(), "pid": os.getpid(), "process_started": process.create_time()}
-    with contextlib.suppress(OSError):
-        host["boot_id"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    kills = oom_kills()
-    if kills is not None:
+    if (boot := boot_id()) is not None:
+        host["boot_id"] = boot
+    if (kills := oom_kills()) is not None:
         host["oom_kills"] = kills
     return {"rank": args.process_index, "world_size": args.world_size, "host": host}
 
@@ -71,14 +69,15 @@ def hardware(device: torch.device | None) -> HardwareFacts:
     limit = limit_bytes()
     if limit is not None:
         facts["ram_limit_gib"] = limit / GIB
+    facts["device_name"] = platform.processor() or platform.machine()
+    facts["device_type"] = "cpu" if device is None else device.type
     if device is None or device.type == "cpu":
-        return {"device_name": platform.processor() or platform.machine(), "device_type": "cpu", **facts}
-    facts["device_type"] = device.type
+        return facts
     settings = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), None)
     if settings is not None:
         facts["allocator_settings"] = settings
     if device.type == "mps":
-        return {"device_name": platform.processor() or platform.machine(), "device_count": 1, **facts}
+        return {**facts, "device_count": 1}
     module = torch.get_device_module(device)
     facts["device_name"] = module.get_device_name(device)
     facts["device_count"] = module.device_count()
@@ -95,7 +94,7 @@ def memory_arguments(args: Any) -> dict[str, Any]:
     for name in _ARGUMENTS:
         value = getattr(args, name, None)
         if value is not None:
-            facts[name] = _plain(value)
+            facts[name] = getattr(value, "value", value)  # of an enum
     # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
     values = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
     facts["activation_checkpointing"] = any(values)
@@ -155,12 +154,6 @@ def _zero(args: Any) -> Mapping[str, Any] | None:
     if not isinstance(config, dict):
         return None
     zero = config.get("zero_optimization")
-    return {name: {} if value is None else value for name, value in zero.items()} if isinstance(zero, dict) else {}
-
-
-def _plain(value: Any) -> Any:
-    """Enums as their values, sequences as lists; other objects as text."""
-    value = getattr(value, "value", value)
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in list(value)[:_LONGEST_LIST]]
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    if not isinstance(zero, dict):
+        return {}
+    return {name: {} if value is None else value for name, value in zero.items()}

@@ -93,7 +93,9 @@ class Inventory:
             model = self._model()
             if model is None:
                 return {}
-            self._walked, self._counts, self._looks = walk(model, optimizer, self._device), counts, 0
+            self._walked = walk(model, optimizer, self._device)
+            self._counts = counts
+            self._looks = 0
             kind = "cpu" if self._device is None else self._device.type
             trained = [p for p in model.parameters() if p.requires_grad and p.device.type == kind]
             self._gradients[:] = [(p, p.numel() * p.element_size()) for p in trained]

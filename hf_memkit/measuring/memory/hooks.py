@@ -24,8 +24,7 @@ class InertHook:
 
 
 class ModelHook:
-    """Calls a function behind the barrier and returns None, so that torch leaves inputs, outputs and gradients
-    unchanged."""
+    """Calls a function behind the barrier; returns None, so that torch changes no inputs, outputs or gradients."""
 
     def __init__(self, name: str, function: Callable[..., object], barrier: ErrorBarrier) -> None:
         self._name = name
@@ -98,8 +97,7 @@ class HookSet:
 
 @cache
 def _hidden_from_dynamo() -> type[ModelHook]:
-    """A ModelHook that dynamo runs as ordinary Python; created on demand, because `torch.compiler.disable` imports
-    dynamo."""
+    """A ModelHook that dynamo runs as ordinary Python. Made on demand, as `torch.compiler.disable` imports dynamo."""
 
     class HiddenHook(ModelHook):
         @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -1,10 +1,9 @@
-"""Samples, tokens and the longest sequence, from the arguments of the model's forwards. Only `.shape` is read, which
-never waits for the device."""
+"""Samples, tokens and longest sequence in the arguments of forwards. Reading `.shape` never waits for the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -15,48 +14,52 @@ _TEXT = ("input_ids", "inputs_embeds", "decoder_input_ids")
 _OTHER = ("pixel_values", "input_features", "input_values")
 
 
+class InputSize(NamedTuple):
+    """Size of the main input of one forward, or of several."""
+
+    samples: int = 0
+    tokens: int = 0
+    longest_sequence: int = 0
+
+
 class InputCounter:
     """Counts the training forwards of one accumulation window. The caller counts micro-batches in `micro_batches`."""
 
     def __init__(self) -> None:
         self.micro_batches = 0
-        self._samples = 0
-        self._tokens = 0
-        self._longest = 0
-        self._last: tuple[int, int, int] = (0, 0, 0)
+        self._total = InputSize()
+        self._last = InputSize()
         self._shapes: dict[str, torch.Size] = {}
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Count one forward; returns its tokens, or samples if it has no tokens."""
         self._shapes = {name: value.shape for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
-        self._last = (0, 0, 0)
+        self._last = InputSize()
         name, tensor = _main_input(args, kwargs)
         if tensor is None or tensor.dim() == 0:
             return 0
-        samples, tokens, longest = tensor.shape[0], 0, 0
-        if name in _TEXT and tensor.dim() >= 2:
-            tokens, longest = samples * tensor.shape[1], tensor.shape[1]
-        self._last = (samples, tokens, longest)
-        self._samples += samples
-        self._tokens += tokens
-        self._longest = max(self._longest, longest)
-        return tokens or samples
+        samples = tensor.shape[0]
+        length = tensor.shape[1] if name in _TEXT and tensor.dim() >= 2 else 0
+        total = self._total
+        self._last = InputSize(samples, samples * length, length)
+        self._total = InputSize(
+            total.samples + samples, total.tokens + samples * length, max(total.longest_sequence, length)
+        )
+        return samples * length or samples
 
     def fields(self) -> StepRecord:
         """`samples`, `tokens`, `longest_sequence`, `micro_batches`, without zeros."""
-        counts = _nonzero(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
-        return cast(StepRecord, counts)
+        return cast(StepRecord, _nonzero(self._total, micro_batches=self.micro_batches))
 
     def last(self) -> OomRecord:
         """The same for the last forward, with its micro-batch (from 1), and its `inputs` as shapes."""
-        counts: dict[str, Any] = _nonzero(*self._last, micro_batch=self.micro_batches)
+        counts: dict[str, Any] = _nonzero(self._last, micro_batch=self.micro_batches)
         shapes = {name: list(shape) for name, shape in self._shapes.items()}
         return cast(OomRecord, {**counts, "inputs": shapes} if shapes else counts)
 
 
-def _nonzero(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:
-    all_counts = {"samples": samples, "tokens": tokens, "longest_sequence": longest, **counts}
-    return {name: value for name, value in all_counts.items() if value}
+def _nonzero(size: InputSize, **counts: int) -> dict[str, int]:
+    return {name: value for name, value in {**size._asdict(), **counts}.items() if value}
 
 
 def _main_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, torch.Tensor | None]:

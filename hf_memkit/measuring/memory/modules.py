@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -53,30 +54,39 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
     return rows
 
 
+class Layer(NamedTuple):
+    """Rows of one layer. `prefix`: the name before the layer's number; both are empty for rows outside of layers."""
+
+    prefix: str
+    number: str
+    rows: list[ModuleFigures]
+
+    @property
+    def content(self) -> object:
+        """What equal layers have in common: all but the number; a row outside of layers is like no other."""
+        if not self.number:
+            return object()
+        start = len(self.prefix) + len(self.number)
+        return self.prefix, [{**row, "name": row["name"][start:]} for row in self.rows]
+
+
 def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
     """Merge rows of layers that differ in their number only."""
-    layers = [(prefix, number, list(own)) for (prefix, number), own in itertools.groupby(rows, _layer)]
+    layers = [Layer(*name, list(own)) for name, own in itertools.groupby(rows, _prefix_and_number)]
     folded: list[ModuleFigures] = []
-
-    def content(entry: tuple[str, str, list[ModuleFigures]]) -> object:
-        """Content of a layer for comparison, without the number in names; a row outside layers is like no other."""
-        prefix, number, layer = entry
-        names = [{**row, "name": row["name"][len(prefix) + len(number) :]} for row in layer]
-        return (prefix, names) if number else object()
-
-    for _, group in itertools.groupby(layers, content):
-        equal = list(group)
-        prefix, first, layer = equal[0]
-        for row in layer:
-            if len(equal) > 1:
-                name = f"{prefix}{first}…{equal[-1][1]}{row['name'][len(prefix) + len(first) :]}"
-                row = {**row, "name": name, "repeats": len(equal)}
-            folded.append(row)
+    for _, group in itertools.groupby(layers, lambda layer: layer.content):
+        first, *others = group
+        if not others:
+            folded += first.rows
+            continue
+        numbers = f"{first.prefix}{first.number}…{others[-1].number}"
+        for row in first.rows:
+            rest = row["name"][len(first.prefix) + len(first.number) :]
+            folded.append({**row, "name": numbers + rest, "repeats": 1 + len(others)})
     return folded
 
 
-def _layer(row: ModuleFigures) -> tuple[str, str]:
-    """The layer of a row: the name before its number, and the number; empty for none."""
+def _prefix_and_number(row: ModuleFigures) -> tuple[str, str]:
     match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
     return (match[1], match[2]) if match else ("", "")
 

@@ -43,7 +43,8 @@ class RecomputeCounter:
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A dict keeps the order and counts once a child that two layers share.
         children = {id(child): child for layer in layers if (child := _first_child(layer)) is not None}
-        self._hooks, self._children = hooks, [weakref.ref(child) for child in children.values()]
+        self._hooks = hooks
+        self._children = [weakref.ref(child) for child in children.values()]
         self.layers = len(children)
         self.follow(watched=True)
         return layers[-1] if layers else None
@@ -61,11 +62,13 @@ class RecomputeCounter:
 
     def close(self) -> None:
         """Set no further hooks."""
-        self._hooks, self._handles = None, []
+        self._hooks = None
+        self._handles = []
 
     def take(self) -> int:
         """Number of layers recomputed since the last `take`."""
-        new, self._taken = self.total - self._taken, self.total
+        new = self.total - self._taken
+        self._taken = self.total
         return new
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -69,8 +69,7 @@ class RunRecorder:
 
     @property
     def superseded(self) -> bool:
-        """Whether the hooks are gone: removed by `close`, or by a later recorder, because of two callbacks in one
-        Trainer only the last records."""
+        """Whether `close` or a later recorder removed the hooks: of two callbacks in one Trainer, the last records."""
         return self.hooks is not None and self.hooks.removed
 
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
@@ -85,6 +84,7 @@ class RunRecorder:
         self._barrier.call("hooks", self._attach, model, optimizer)
         self._capacity = {name: round(value, 10) for name, value in self.readers.capacity().items()}
         self.tracker.train_begin()
+
         fields: dict[str, Any] = {"start_step": state.global_step}
         fields |= self._barrier.call("process", facts.process_facts, self._args) or {}
         fields["versions"] = self._barrier.call("versions", facts.versions)
@@ -95,6 +95,7 @@ class RunRecorder:
             fields["optimizer_classes"] = classes
         fields |= self._memory(("load",), fresh=True)
         self._write("run", {**fields, **extra})
+
         rows = self._barrier.call("modules", module_rows, model, device)
         if rows:
             self._write("modules", {"rows": rows})
@@ -102,16 +103,10 @@ class RunRecorder:
         self._window.clear()
         self._restart_clock()
 
-    def step_begin(self) -> None:
-        self.tracker.step_begin()
-
     def substep_end(self) -> None:
         self.tracker.substep_end()
         if self._sampler is not None:
             self._sampler.timeline.end_micro_batch()
-
-    def pre_optimizer_step(self) -> None:
-        self.tracker.pre_optimizer_step()
 
     def optimizer_step(self, optimizer: Any) -> None:
         if self._sampler is not None:
@@ -146,9 +141,6 @@ class RunRecorder:
         last taken. Restarts the clock of a step, so that logging does not count."""
         self._restart_clock()
         return self._log.take()
-
-    def prediction_step(self) -> None:
-        self.tracker.prediction_step()
 
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
@@ -190,7 +182,8 @@ class RunRecorder:
             fields["step"] = step
         fields["steps"] = self._steps
         if error is not None:
-            fields["error_type"], fields["error"] = type(error).__name__, describe(error)
+            fields["error_type"] = type(error).__name__
+            fields["error"] = describe(error)
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.total
         optimizer = self._optimizer() if self._optimizer is not None else None

@@ -19,8 +19,7 @@ SCHEMA: Final = 1
 Step = TypeVar("Step")
 
 _SPARE: Final = 2048
-"""Bytes of blanks at the end of a `run` record's line, which JSON allows. Overwriting them needs no room on the
-disk."""
+"""Bytes of blanks, which JSON allows, at the end of a `run` record's line. Overwriting them needs no disk space."""
 _KEPT: Final = ("status", "step", "steps", "error_type", "error", "lost_records", "write_error")
 """Fields kept of a record that does not fit there."""
 
@@ -88,7 +87,7 @@ class RecordWriter:
             return
 
     def _append(self, line: bytes) -> None:
-        descriptor = self._opened()
+        descriptor = self._open_file()
         left = b"\n" + line if self._torn else line
         while left:  # once, except on a full disk, which writes a part before it fails
             written = os.write(descriptor, left)
@@ -114,7 +113,7 @@ class RecordWriter:
         except Exception:  # also StopIteration: an error in another alphabet takes six bytes a letter
             return False
 
-    def _opened(self) -> int:
+    def _open_file(self) -> int:
         if self._descriptor is not None:
             # A deleted file has no links. (A forked process shares the file: both append.)
             if os.fstat(self._descriptor).st_nlink:

@@ -60,8 +60,7 @@ class Segment(NamedTuple):
 
 
 class Timeline:
-    """Timeline of one training. `gradient_bytes` counts the gradients on the device; it is called in watched steps
-    only."""
+    """Timeline of one training. `gradient_bytes` counts the gradients on the device, in watched steps only."""
 
     _body_start: int | None
     _tail_start: int | None

@@ -114,8 +114,7 @@ class StepWindow:
 
 
 class LogNumbers:
-    """Numbers of the steps between two logs, under their names in records; with `everything` also counters, phases and
-    categories."""
+    """Numbers of steps between two logs, named as in records; `everything` adds counters, phases and categories."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self._everything = everything
@@ -131,7 +130,8 @@ class LogNumbers:
         fields: Mapping[str, Any] = record
         if self._taken:
             self._taken = False
-            self._highest, self._categories = {}, {}
+            self._highest = {}
+            self._categories = {}
         update_maxima(self._highest, {name: fields[name] for name in self._names if name in fields})
         if self._everything:
             for phase, peaks in fields.get("phases", {}).items():
@@ -147,10 +147,10 @@ class LogNumbers:
         self._taken = True
         highest = self._highest
         numbers = {name: highest[name] for name in _PEAKS if name in highest}
-        reserved, capacity = highest.get("peak_reserved_gib"), self._capacity_gib
-        if reserved is not None and capacity:
-            numbers["peak_reserved_percent"] = round(100 * reserved / capacity, 2)
-            numbers["headroom_gib"] = round(capacity - reserved - self._others_gib, 10)
+        reserved_gib = highest.get("peak_reserved_gib")
+        if reserved_gib is not None and self._capacity_gib:
+            numbers["peak_reserved_percent"] = round(100 * reserved_gib / self._capacity_gib, 2)
+            numbers["headroom_gib"] = round(self._capacity_gib - reserved_gib - self._others_gib, 10)
         if self._everything:
             return {**highest, **numbers, **self._categories}
         if not numbers and "host_rss_gib" in highest:

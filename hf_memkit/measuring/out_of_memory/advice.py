@@ -13,6 +13,7 @@ from typing import Any, Final, cast, get_args
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.conditions import ADAPTED, ESTIMATES, WHEN, by_share
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
+from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB
 from hf_memkit.measuring.out_of_memory.message import Memory, OomMessage
 from hf_memkit.measuring.out_of_memory.run_view import RunView
 from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
@@ -29,78 +30,72 @@ _SAME_ADVICE: Final[Mapping[str, str]] = {
 
 _HALF: Final = ("half", "fewer", "smaller")
 
-_MOST: Final[Mapping[Memory, int]] = {"device": 3}
-"""Maximum number of changes; 4 for other memory, the last of which is more RAM or disk."""
-
-_NOT_OF_THE_JOB: Final = (
-    "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
-    "compiler-killed",
-)  # fmt: skip
-"""Forms for which only the remedies of the cause help."""
-
 _NOTICED: Final = 0.002
 """A smaller share of the GPU is within the allocator's rounding: its segments have 2 to 20 MiB each."""
 
 
 def change_for(row: Technique, failed: FailedJob) -> Change | None:
     """The row as a change to this job; None if it does not apply."""
-    device, given = failed.message.device_type, [name for name in row.unless if name not in _FEATURES]
+    device = failed.message.device_type
     if row.devices and device not in row.devices and (device is not None or failed.ranked):
         return None
-    if failed.uses(*row.unless) or any(map(failed.argument, given)):
+    if failed.uses(*row.unless) or any(failed.argument(name) for name in row.unless if name not in _FEATURES):
         return None
     if row.only_with and not failed.uses(*row.only_with):
         return None
     if row.name in WHEN and not WHEN[row.name](failed):
         return None
+
     change: Change | None = Change.of(row)
-    if failed.ranked and row.name not in ESTIMATES:
-        change = by_share(failed, Change.of(row), row.frees)
-    elif (adapt := (ESTIMATES if failed.ranked else ADAPTED).get(row.name)) is not None:
+    adapt = (ESTIMATES if failed.ranked else ADAPTED).get(row.name)
+    if adapt is not None:
         change = adapt(failed, Change.of(row))
+    elif failed.ranked:
+        change = by_share(failed, Change.of(row), row.frees)
     return _with_current(change, failed) if change is not None else None
 
 
 def _with_current(change: Change, failed: FailedJob) -> Change | None:
     """The change with the current value, and with half of that for `half`; None if it is on or cannot be halved."""
     section, _, name = change.key.partition(".")
-    current = failed.argument(name)
     if section != "arguments" or change.current is not None:
         return change
+    current = failed.argument(name)
     if current == change.value:
         return None
     if isinstance(current, bool):
         return change
-    if change.value in _HALF and isinstance(current, int):
+    is_halved = change.value in _HALF
+    if is_halved and isinstance(current, int):
         return replace(change, value=current // 2, current=current) if current >= 2 else None
-    shown = (int, float) if change.value in _HALF else (str, int, float)
+    shown = (int, float) if is_halved else (str, int, float)
     return replace(change, current=current) if current and isinstance(current, shown) else change
 
 
 def changes_for(failed: FailedJob, cause: str) -> tuple[Change, ...]:
     """The changes to a job without records, under the user's names of the arguments."""
     memory = failed.message.memory
-    if failed.message.form in _NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
+    if failed.message.form in NOT_OF_THE_JOB or cause in ("index out of range", "corrupt size"):
         return ()
-    first = []
-    if memory == "device" and cause in ("context and libraries", "another process"):
-        first.append("smaller-vllm-share")
+    rows = _rows_for(memory, _place(failed))
     of_batch = failed.trace.place in ("logits", "cross entropy", "attention")
     if memory == "device" and failed.trace.phase == "evaluate" and of_batch:
-        first.append("small-evaluation-batch")
-    rows = [*map(CATALOGUE.__getitem__, first), *_offered(memory, _place(failed))]
-    changes = _applied(rows, failed) or _applied(_offered(memory, "else"), failed)
-    return tuple(_renamed(change, failed.job) for change in changes)[: _MOST.get(memory, 4)]
+        rows = [CATALOGUE["small-evaluation-batch"], *rows]
+    if memory == "device" and cause in ("context and libraries", "another process"):
+        rows = [CATALOGUE["smaller-vllm-share"], *rows]
+    changes = _changes_from(rows, failed) or _changes_from(_rows_for(memory, "else"), failed)
+    most = 3 if memory == "device" else 4  # the last of which is more RAM or disk
+    return tuple(_under_own_name(change, failed.job) for change in changes[:most])
 
 
-def _offered(memory: Memory, place: str) -> list[Technique]:
+def _rows_for(memory: Memory, place: str) -> list[Technique]:
     """The rows for this memory and place, in order. `host` alone means all places in RAM."""
     key = place if memory == "device" else f"{memory}/{place}"
     turns = [(row.offered.get(key, row.offered.get(memory)), row) for row in CATALOGUE.values()]
     return [row for turn, row in sorted(turns, key=lambda each: each[0] or 0) if turn is not None]
 
 
-def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
+def _changes_from(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
     """The rows that apply as changes: one for each setting, and all commands."""
     by_key: dict[str, Change] = {}
     for row in rows:
@@ -113,7 +108,8 @@ def _applied(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
 
 def _place(failed: FailedJob) -> str:
     """The key of `offered`: the place of the allocation, else the phase, else `anything`."""
-    message, trace = failed.message, failed.trace
+    message = failed.message
+    trace = failed.trace
     in_a_step = trace.place is None and trace.phase in (None, "forward", "backward")
     if message.memory == "pinned":
         return next((library for library in ("DeepSpeed", "unsloth") if library in trace.in_use), "anything")
@@ -140,7 +136,7 @@ def _place(failed: FailedJob) -> str:
     return next((each for each in places if prefix + each in known), "anything")
 
 
-def _renamed(change: Change, job: RunView) -> Change:
+def _under_own_name(change: Change, job: RunView) -> Change:
     """The change under the argument's name in the user's file."""
     section, _, name = change.key.partition(".")
     theirs = job.names.get(name) if section == "arguments" else None
@@ -167,26 +163,28 @@ def suggest(
     memory: Memory = "host" if in_ram else "device"
     message = OomMessage("record", "PyTorch", memory, device_type=job.hardware.get("device_type"))
     failed = FailedJob(message, TracebackFacts(phase=cast(Any, job.phase)), job, ranked=True)
-    proposals = [
-        (row.group == "another method", -change.at_most_gib, change)
-        for row in CATALOGUE.values()
-        if row.settings and row.in_ram_only is in_ram and (change := change_for(row, failed)) is not None
-        and change.at_most_gib is not None and not _negligible(job, change.at_most_gib)
-    ]  # fmt: skip
-    chosen: dict[str, Change] = {}
-    for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
-        chosen.setdefault(change.key, change)  # one value for each setting
-    changes = list(chosen.values())
-    first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
-    if len(first) > 1 and measured and measured[0] not in first:
-        return [*first[:-1], measured[0]]
+
+    # Too small to matter, such as smaller states of a few adapters; unknown without categories.
+    negligible_gib = _NOTICED * job.hardware.get("capacity_gib", 0.0) if job.categories else 0.0
+    same_method: list[Change] = []
+    other_methods: list[Change] = []
+    for row in CATALOGUE.values():
+        if not row.settings or row.in_ram_only is not in_ram:
+            continue
+        change = change_for(row, failed)
+        if change is None or change.at_most_gib is None or 0 < change.at_most_gib < negligible_gib:
+            continue
+        (other_methods if row.group == "another method" else same_method).append(change)
+
+    chosen: dict[str, Change] = {}  # one value for each setting
+    for changes in (same_method, other_methods):
+        for change in sorted(changes, key=lambda change: -(change.at_most_gib or 0.0)):
+            chosen.setdefault(change.key, change)
+    first = list(chosen.values())[:limit]
+    measured = next((change for change in chosen.values() if change.saves_gib is not None), None)
+    if len(first) > 1 and measured is not None and measured not in first:
+        return [*first[:-1], measured]
     return first
-
-
-def _negligible(job: RunView, at_most_gib: float) -> bool:
-    """Whether the saving is too small to matter, such as smaller states of a few adapters."""
-    capacity = job.hardware.get("capacity_gib")
-    return capacity is not None and bool(job.categories) and 0 < at_most_gib < _NOTICED * capacity
 
 
 def changes_for_run(

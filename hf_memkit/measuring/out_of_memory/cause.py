@@ -14,7 +14,7 @@ from hf_memkit.common.units import GIB, MIB
 from hf_memkit.measuring.out_of_memory.change import Remedy
 from hf_memkit.measuring.out_of_memory.conditions import smaller_batch
 from hf_memkit.measuring.out_of_memory.device_tools import allocator_variable, tools_of
-from hf_memkit.measuring.out_of_memory.known_messages import AFTER_AN_ASSERTION, ANSWERS, Cause, wrong_index
+from hf_memkit.measuring.out_of_memory.known_messages import AFTER_AN_ASSERTION, KNOWN_CAUSES, Cause, wrong_index
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.remedies import (
     OWN_CONTEXT,
@@ -66,16 +66,15 @@ class GpuMemory:
     @property
     def balance(self) -> str:
         """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
-        if self.message.cached_bytes is None:
-            return f"{show(self.requested)} was requested and {self.free} was free."
-        if self.missing > 0:
-            least = "at least " if self.message.free_bytes is None else ""
-            sums = f"{show(self.requested)} requested − {self.free} free − {show(self.message.cached_bytes)} cached"
-            return f"{sums} = {least}{show(self.missing)} short."
+        cached = self.message.cached_bytes
         sizes = f"{show(self.requested)} was requested; {self.free} was free"
-        if self.available >= self.requested:
+        if cached is None or self.available >= self.requested:
             return f"{sizes}."
-        return f"{sizes} and {show(self.message.cached_bytes)} cached, but fragmented."
+        if self.missing <= 0:
+            return f"{sizes} and {show(cached)} cached, but fragmented."
+        least = "at least " if self.message.free_bytes is None else ""
+        sums = f"{show(self.requested)} requested − {self.free} free − {show(cached)} cached"
+        return f"{sums} = {least}{show(self.missing)} short."
 
 
 def _gpu_memory(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> GpuMemory:
@@ -158,10 +157,11 @@ def judge(
     if len(others) < len(message.processes):
         mine = next(process.size_bytes for process in message.processes if process.pid == own)
         message = replace(message, processes=others, process_bytes=message.process_bytes or mine)
-    if message.form in ANSWERS:
-        late = assertion is not None and message.form in AFTER_AN_ASSERTION
-        cause, why, settings = wrong_index(assertion or "") if late else ANSWERS[message.form](message)
-        return _verdict(cause, why, settings, message)
+    if message.form in KNOWN_CAUSES:
+        known = KNOWN_CAUSES[message.form](message)
+        if assertion is not None and message.form in AFTER_AN_ASSERTION:
+            known = wrong_index(assertion)
+        return _verdict(known.cause, known.why, known.settings, message)
     if message.device_type == "mps":
         return _mps(message, watermark)
     verdict = _add_other_ranks(_of_sizes(message, allocator_settings, growing), message)
@@ -209,31 +209,39 @@ def _largest_batch(requested: int, limit: int, samples: int | None, grows: bool)
 
 def for_job(verdict: Verdict, job: RunView, platform: Platform | None = None) -> Verdict:
     """The verdict with this job's values, without settings that do nothing for the job or on its platform."""
-    change, samples = smaller_batch(job), job.count("per_device_train_batch_size")
+    change = smaller_batch(job)
+    samples = job.count("per_device_train_batch_size")
     settings = []
-    for remedy in (adapted for each in verdict.settings for adapted in _for_platform(each, platform)):
+    for each in verdict.settings:
+        remedy = _for_platform(each, platform)
+        if remedy is None or (samples == 1 and remedy.key == "arguments.per_device_train_batch_size"):
+            continue
         if change is not None and remedy.key == change.key:
             remedy = replace(remedy, value=f"{change.current} → {change.value}")
-        if remedy.key != "arguments.per_device_train_batch_size" or samples is None or samples > 1:
-            settings.append(remedy)
+        settings.append(remedy)
     return replace(verdict, settings=tuple(settings))
 
 
-def _for_platform(remedy: Remedy, platform: Platform | None) -> tuple[Remedy, ...]:
-    """The remedy as `platform` has it; empty if it does not exist there."""
+def _for_platform(remedy: Remedy, platform: Platform | None) -> Remedy | None:
+    """The remedy as `platform` has it; None if it does not exist there."""
     if platform == "macOS" and remedy.value.startswith("dmesg"):
         check = "log show --last 1h --predicate 'eventMessage contains \"jetsam\"'"
-        return (replace(remedy, value=check, reason="shows whether RAM ran out"),)
-    on_linux_and_wsl = ("docker run --shm-size", "sudo sysctl", "ulimit") if platform in ("macOS", "Windows") else ()
-    on_linux = ("dmesg", "expandable_segments:True") if platform == "Windows" else ()
-    return () if remedy.value.startswith((*on_linux_and_wsl, *on_linux)) else (remedy,)
+        return replace(remedy, value=check, reason="shows whether RAM ran out")
+    unavailable: tuple[str, ...] = ()
+    if platform in ("macOS", "Windows"):
+        unavailable = ("docker run --shm-size", "sudo sysctl", "ulimit")
+    if platform == "Windows":
+        unavailable += ("dmesg", "expandable_segments:True")
+    return None if remedy.value.startswith(unavailable) else remedy
 
 
 def _of_sizes(message: OomMessage, allocator_settings: str | None, growing: bool) -> Verdict:
     """The first rule that applies names the cause."""
-    requested, free = message.requested_bytes, _free_at_most(message)
+    requested = message.requested_bytes
+    free = _free_at_most(message)
     if (limited := _single_allocation(message)) is not None:
         return limited
+
     if requested is None or free is None:
         names = ("requested", "free", "allocated", "reserved")
         *first, last = (name for name in names if getattr(message, f"{name}_bytes") is None)
@@ -245,9 +253,13 @@ def _of_sizes(message: OomMessage, allocator_settings: str | None, growing: bool
                 "process or the driver may hold the rest."
             )
         return _verdict("unknown", f"The text does not give the {sizes}. {elsewhere}", (), message)
+
     gpu = _gpu_memory(message, allocator_settings, requested, free)
-    rules = (_too_large, _cap, _free_again, *(() if growing else (_fragmentation,)), _others, _overhead)
-    return next((verdict for rule in rules if (verdict := rule(gpu)) is not None), None) or _size(gpu)
+    for rule in (_too_large, _cap, _free_again, _fragmentation, _others, _overhead):
+        verdict = None if growing and rule is _fragmentation else rule(gpu)
+        if verdict is not None:
+            return verdict
+    return _size(gpu)
 
 
 def _free_at_most(message: OomMessage) -> int | None:

@@ -6,22 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from hf_memkit.common.answer.answer import Item
-from hf_memkit.common.answer.safe_text import sentence
-from hf_memkit.measuring.out_of_memory.message import printable
+from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.measuring.record_types import ProposedChange
-from hf_memkit.setup.techniques.registry import Technique
-
-
-def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as text: `NAME=value` for the environment, else `name: value` or `name: current → value`."""
-    section, _, name = key.rpartition(".")
-    if key == "command":
-        return str(value)
-    if section == "environment":
-        return f"{name}={value}"
-    shown = name if section == "arguments" else key
-    was = f"{current} → " if current is not None else ""
-    return f"{shown}: {was}{value}" if str(value) else shown
+from hf_memkit.setup.techniques.registry import Technique, assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +42,15 @@ class Change:
     @property
     def assignment(self) -> str:
         """`optim: adamw_torch → adamw_bnb_8bit`."""
-        return printable(assignment(self.key, self.value, self.current), 200)
+        return printable(assignment(self.key, self.value, self.current))
 
-    @property
-    def name_and_value(self) -> str:
-        """`optim = adamw_bnb_8bit`, or the text of a command."""
-        if self.key == "command":
-            return printable(str(self.value), 120)
-        value = "" if self.value is None else f" = {printable(str(self.value), 120)}"
-        return self.key.removeprefix("arguments.") + value
-
-    @property
-    def saving(self) -> str | None:
-        """`1.20 GiB (how the figure follows)`."""
-        if self.saves_gib is None:
-            return None
-        return f"{self.saves_gib:.2f} GiB" + (f" ({self.basis})" if self.basis else "")
-
-    def sentence(self, *, with_current: bool = False) -> str:
-        """`name = value (now current): reason. Saves 1.20 GiB (basis). Costs: cost.`"""
-        was = f" (now {self.current})" if with_current and self.current is not None else ""
-        parts = [f"{self.name_and_value}{was}: {self.reason.rstrip('.')}."]
-        parts += [f"Saves {self.saving}."] if self.saving is not None else []
-        parts += [f"Costs: {self.cost.rstrip('.')}."] if self.cost else []
-        return " ".join(parts)
+    def __str__(self) -> str:
+        """`optim: adamw_torch → adamw_bnb_8bit: reason. Saves 1.20 GiB (basis). Costs: cost.`"""
+        line = f"{self.assignment}: {self.reason.rstrip('.')}."
+        if self.saves_gib is not None:
+            basis = f" ({self.basis})" if self.basis else ""
+            line += f" Saves {self.saves_gib:.2f} GiB{basis}."
+        return f"{line} Costs: {self.cost.rstrip('.')}." if self.cost else line
 
 
 @dataclass(frozen=True, slots=True)

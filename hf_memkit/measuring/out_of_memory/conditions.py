@@ -27,9 +27,8 @@ _STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
 _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
-"""Maximum bytes of RAM a parameter with ZeRO-Offload: fp32 master weight, gradient and two moments, the 16-bit copy,
-and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload
---model …` prints the ledger)."""
+"""Maximum bytes of RAM a parameter with ZeRO-Offload: fp32 weight, gradient and two moments, 16-bit copy, accumulated
+16-bit gradient (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload --model …`)."""
 
 _FIRST: Final = 1e6
 """GiB, so that a change that removes the cause at almost no cost comes before all others."""
@@ -127,7 +126,8 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
         return None
     parts = [samples // factor for factor in range(2, samples + 1) if samples % factor == 0]
     smaller = next((part for part in parts if most is None or part <= most), parts[-1])
-    steps, factor = job.count("gradient_accumulation_steps"), samples // smaller
+    factor = samples // smaller
+    steps = job.count("gradient_accumulation_steps")
     name = job.names.get("gradient_accumulation_steps", "gradient_accumulation_steps")
     more = f"set {name} {steps} → {steps * factor} too" if steps else f"multiply {name} by {factor}"
     reason = f"{more}, so that a step sees the same samples"
@@ -240,7 +240,8 @@ def by_share(failed: FailedJob, change: Change, frees: Mapping[Any, float]) -> C
 
 
 def _estimate_batch(failed: FailedJob, change: Change) -> Change | None:
-    job, smaller = failed.job, smaller_batch(failed.job)
+    job = failed.job
+    smaller = smaller_batch(job)
     if job.phase not in (*ACTIVATION_PHASES, "data") or smaller is None:
         return None
     if job.phase == "data":
@@ -260,7 +261,8 @@ def _estimate_batch(failed: FailedJob, change: Change) -> Change | None:
 
 def _estimate_length(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    longest, held = job.moment.get("longest_sequence"), job.batch_gib
+    longest = job.moment.get("longest_sequence")
+    held = job.batch_gib
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return None
     saves = held * (1 - (longest // 2) / longest)
@@ -282,7 +284,8 @@ def _estimate_checkpointing(failed: FailedJob, change: Change) -> Change | None:
 def _estimate_autocast(failed: FailedJob, change: Change) -> Change | None:
     """Autocast halves activations and adds a 16-bit copy of the weights."""
     job = failed.job
-    held, copies = job.gib("activations"), (job.parameters or 0) * 2 / GIB
+    held = job.gib("activations")
+    copies = (job.parameters or 0) * 2 / GIB
     if job.phase not in ACTIVATION_PHASES or not held or job.has_bf16 is None or not job.weights_in_fp32:
         return None
     if not copies or held / 2 <= copies or job.has_bf16 != (change.key == "arguments.bf16"):
@@ -294,28 +297,35 @@ def _estimate_autocast(failed: FailedJob, change: Change) -> Change | None:
 def _estimate_fragments(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
     settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
-    is_on, cached = "expandable_segments:true" in settings, job.moment.get("fragmentation_gib")
+    is_on = "expandable_segments:true" in settings
     if job.cause != "fragmentation" or is_on != (change.key == CATALOGUE["empty-cache-steps"].key):
         return None
     if not is_on:
         change = replace(change, key=f"environment.{allocator_variable('cuda', job.version('torch'))}")
-    return _up_to(change, _FIRST, f"{f'{cached:.2f} GiB' if cached is not None else 'enough memory'} was cached")
+    cached = job.moment.get("fragmentation_gib")
+    size = f"{cached:.2f} GiB" if cached is not None else "enough memory"
+    return _up_to(change, _FIRST, f"{size} was cached")
 
 
 def _estimate_eight_bit(failed: FailedJob, change: Change) -> Change | None:
-    job, row = failed.job, find_optimizer(failed.job.optim)
+    job = failed.job
+    row = find_optimizer(job.optim)
     held = job.gib("optimizer") if job.phase in STATES_PHASES else None
     if job.phase == "optimizer":  # the first step may not have all states yet
         held = max(held or 0.0, job.states_gib_per(_STATES_BYTES) or 0.0)
     plain = row.algorithm == "AdamW" and row.bits == 32 and not job.optim.endswith(("_xla", "_npu_fused"))
     if not held or not plain:
         return None
-    figures, most = f"here they take {held:.2f} GiB", held * (1 - _EIGHT_BIT_BYTES / _STATES_BYTES)
-    trained, embeddings, measured = job.trainable, job.embedding_parameters, job.gib("optimizer")
+
+    figures = f"here they take {held:.2f} GiB"
+    at_most = _up_to(change, held * (1 - _EIGHT_BIT_BYTES / _STATES_BYTES), figures)
+    trained = job.trainable
+    embeddings = job.embedding_parameters
+    measured = job.gib("optimizer")
     if embeddings is None or trained is None or not measured or embeddings > trained:
-        return _up_to(change, most, figures)
+        return at_most
     if abs(measured - trained * _STATES_BYTES / GIB) > 0.02 * measured:
-        return _up_to(change, most, figures)  # 16-bit states, or states on other devices
+        return at_most  # 16-bit states, or states on other devices
     saves = (trained - embeddings) * (_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
     basis = (
         f"{held:.2f} GiB of states, measured, at 8 bytes a parameter; the {trained - embeddings:,} of {trained:,} "
@@ -345,7 +355,8 @@ def _estimate_fused(failed: FailedJob, change: Change) -> Change | None:
 def _estimate_frozen(failed: FailedJob, change: Change) -> Change | None:
     """Frozen fp32 weights in 16 bits, if only adapters are trained."""
     job = failed.job
-    held, parameters = job.gib("weights"), (job.parameters or 0) - (job.trainable or 0)
+    held = job.gib("weights")
+    parameters = (job.parameters or 0) - (job.trainable or 0)
     frozen = parameters * 4 / GIB
     if not held or not job.trains_adapters or not job.weights_in_fp32 or not job.has_bf16 or frozen > held:
         return None
@@ -358,7 +369,8 @@ def _estimate_frozen(failed: FailedJob, change: Change) -> Change | None:
 
 def _estimate_offload(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    held, needs = job.model_states, job.states_gib_per(_OFFLOADED_BYTES)
+    held = job.model_states
+    needs = job.states_gib_per(_OFFLOADED_BYTES)
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
     if not held or job.phase not in STATES_PHASES or (job.deepspeed and job.stage is None):
         return None
@@ -370,7 +382,8 @@ def _estimate_offload(failed: FailedJob, change: Change) -> Change | None:
 
 def _estimate_split(failed: FailedJob, change: Change) -> Change | None:
     """ZeRO-2 for a job without DeepSpeed, ZeRO-3 for a job with ZeRO-2."""
-    job, processes = failed.job, failed.job.run.get("world_size", 1)
+    job = failed.job
+    processes = job.run.get("world_size", 1)
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
     held = job.gib("weights") if stage == 2 else job.model_states
     if not job.model_states or not held or processes < 2 or job.phase not in STATES_PHASES or failed.uses("adapters"):
@@ -382,14 +395,16 @@ def _estimate_split(failed: FailedJob, change: Change) -> Change | None:
 
 def _estimate_predictions(failed: FailedJob, change: Change) -> Change | None:
     """Smaller evaluations, in a fixed order if categories are unknown."""
-    job, name = failed.job, change.key.rpartition(".")[2]
-    share = {"per_device_eval_batch_size": 0.75, "eval_accumulation_steps": 1.0, "prediction_loss_only": 0.0}
-    most = share.get(name, 0.5) * (1.0 + (job.gib("loss") or 0.0))
+    job = failed.job
     if job.phase != "evaluate":
         return None
+    name = change.key.rpartition(".")[2]
+    share = {"per_device_eval_batch_size": 0.75, "eval_accumulation_steps": 1.0, "prediction_loss_only": 0.0}
+    most = share.get(name, 0.5) * (1.0 + (job.gib("loss") or 0.0))
     if name == "per_device_eval_batch_size":
         return _up_to(change, most) if job.count(name) is not None else None
-    if job.keeps_no_predictions or (most and job.argument("batch_eval_metrics")):
+    loss_only = job.moment.get("prediction_loss_only") is True or job.argument("prediction_loss_only")
+    if loss_only or (most and job.argument("batch_eval_metrics")):
         return None
     if name == "eval_accumulation_steps" and job.argument(name) is not None:
         return None
@@ -398,9 +413,11 @@ def _estimate_predictions(failed: FailedJob, change: Change) -> Change | None:
 
 def _estimate_save(failed: FailedJob, change: Change) -> Change | None:
     job = failed.job
-    only_model = change.key == CATALOGUE["save-only-model"].key
-    applies = job.deepspeed or job.fsdp if only_model else job.stage == 3
-    return _up_to(change, 1.0 if only_model else 2.0) if job.phase == "save" and applies else None
+    if job.phase != "save":
+        return None
+    if change.key == CATALOGUE["save-only-model"].key:
+        return _up_to(change, 1.0) if job.deepspeed or job.fsdp else None
+    return _up_to(change, 2.0) if job.stage == 3 else None
 
 
 ESTIMATES: Final[Mapping[str, Adapt]] = {

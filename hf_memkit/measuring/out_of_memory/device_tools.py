@@ -39,9 +39,6 @@ _TOOLS: Final = {
 manuals of the command-line tools. Every version of torch reads these variables; 2.9 and later also read
 PYTORCH_ALLOC_CONF on CUDA and ROCm (torch: c10/cuda/CUDAAllocatorConfig.h)."""
 
-_NEW_NAME: Final = (2, 9)
-"""The first torch that reads PYTORCH_ALLOC_CONF (torch: c10/core/AllocatorConfig.h)."""
-
 
 def tools_of(device_type: str | None) -> DeviceTools:
     """The tools of a kind of device; NVIDIA's if it is unknown."""
@@ -50,6 +47,6 @@ def tools_of(device_type: str | None) -> DeviceTools:
 
 def allocator_variable(device_type: str | None, torch: tuple[int, ...] = ()) -> str:
     """The variable of the allocator's settings in this version of torch (empty: unknown); empty if there is none."""
-    if device_type in ("cuda", "rocm", None) and torch >= _NEW_NAME:
+    if device_type in ("cuda", "rocm", None) and torch >= (2, 9):
         return "PYTORCH_ALLOC_CONF"
     return tools_of(device_type).allocator

@@ -10,46 +10,38 @@ from typing import Any, Final, TextIO, cast
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
-from hf_memkit.common.answer.safe_text import sentence
+from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.common.answer.terminal import plain
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
-from hf_memkit.measuring.out_of_memory.known_messages import Cause
-from hf_memkit.measuring.out_of_memory.message import OomMessage, printable, show
+from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB, Cause
+from hf_memkit.measuring.out_of_memory.message import OomMessage, show
 from hf_memkit.measuring.out_of_memory.messages import LoggedError, find_messages, most_telling, parse_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
 from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, RunView
 from hf_memkit.measuring.out_of_memory.surroundings import Command, ObservedLog, Surroundings
+from hf_memkit.measuring.out_of_memory.traceback import TracebackFacts
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 
-_ROWS: Final = (
-    ("requested", "requested_bytes"),
-    ("free on the GPU", "free_bytes"),
-    ("total on the GPU", "capacity_bytes"),
-    ("allowed by the cap", "allowed_bytes"),
-    ("allocated by PyTorch", "allocated_bytes"),
-    ("reserved by PyTorch", "reserved_bytes"),
-    ("cached (reserved − allocated)", "cached_bytes"),
-    ("in private pools", "private_pools_bytes"),
-    ("this process, in total", "process_bytes"),
-    ("other Metal buffers", "other_bytes"),
-    ("hardware limit", "limit_bytes"),
-    ("RAM of the process", "resident_bytes"),
-    ("RAM in use", "used_bytes"),
-    ("RAM in total", "total_bytes"),
-)
+_SIZES: Final = {
+    "requested": "requested", "free": "free on the GPU", "capacity": "total on the GPU",
+    "allowed": "allowed by the cap", "allocated": "allocated by PyTorch", "reserved": "reserved by PyTorch",
+    "cached": "cached (reserved − allocated)", "private_pools": "in private pools",
+    "process": "this process, in total", "other": "other Metal buffers", "limit": "hardware limit",
+    "resident": "RAM of the process", "used": "RAM in use", "total": "RAM in total",
+}  # fmt: skip
+"""Sizes of a message → their labels."""
 
 _NO_GPU: Final = {"tpu": "TPU", "npu": "NPU", "hpu": "HPU", "mlu": "MLU", "neuron": "NeuronCore"}
 
-_KILLS: Final = frozenset(form.name for form in FORMS if form.ends) | {
-    "dataloader-killed",
-    "dataloader-exited",
-    "pool-killed",
-}
+_KILLS: Final = {
+    *(form.name for form in FORMS if form.ends), "dataloader-killed", "dataloader-exited", "pool-killed"
+}  # fmt: skip
+"""Forms that report a killed process."""
 
 _LISTED: Final = 5
 """Maximum number of further messages in the text; the JSON has all of them."""
@@ -96,19 +88,19 @@ class Explanation:
         if self.error is None or self.verdict is None:
             nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
             return Answer(title="Out of memory", verdict=nothing)
-        first = printable(f"{_sentence(self.error.message)}{self._where(self.error)}.")
+        first = f"{_sentence(self.error.message)}{self._where(self.error)}."
         return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.error)))
 
     def _blocks(self, error: LoggedError) -> Iterator[AnswerBlock]:
         assert self.verdict is not None
-        yield Lines([printable(line) for line in self._allocation(error)])
+        yield Lines(list(_allocation(error.trace)))
         yield Facts(list(_figures(error.message)))
         yield Lines([f"Cause: {self.verdict.cause}"], "strong")
-        yield Lines([sentence(printable(self.verdict.why, 2_000))])
-        for remedies, title in (
-            (self.verdict.settings, "Fixes for this cause"),
-            (self.verdict.no_help, "What will not help"),
-        ):
+        yield Lines([sentence(self.verdict.why)])
+        for title, remedies in {
+            "Fixes for this cause": self.verdict.settings,
+            "What will not help": self.verdict.no_help,
+        }.items():
             if remedies:
                 yield Changes([Item(sentence(each.reason), each.assignment) for each in remedies], heading=title)
         if self.changes:
@@ -116,37 +108,29 @@ class Explanation:
             known = self.job is not None or self.fitted or (seen.place or seen.phase) is not None
             heading = "What to change" if known else "Generic fixes"
             yield Changes([item_of_change(each) for each in self.changes], numbered=True, heading=heading)
-        job, too_large = self.job or {}, self.verdict.cause == "size"
-        if too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FIRST_STEPS:
+
+        job = self.job or {}
+        of_batch = self.verdict.cause == "size" and job.get("phase") in ACTIVATION_PHASES
+        if of_batch and (job.get("step") or 0) > _FIRST_STEPS:
             yield Lines([_WORST_BATCH])
         if self.next_steps:
-            yield Code("", [printable(step, 2_000) for step in self.next_steps], heading="What to type next")
+            yield Code("", self.next_steps, heading="What to type next")
         if self.job is None and self.changes:
             yield Lines([_WITH_CALLBACK, *([] if self.fitted else [_WITH_ARGUMENTS])])
-        prediction = (self.job or {}).get("prediction")
+        prediction = job.get("prediction")
         if prediction and "peak_allocated_gib" in prediction:
             yield Lines([f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."])
         if self.others:
-            others = [(_line(each), printable(each.message.quote, 200)) for each in self.others[:_LISTED]]
+            others = [(_line(each), printable(each.message.quote)) for each in self.others[:_LISTED]]
             yield Facts(others, heading="Also in this log")
         if len(self.others) > _LISTED:
             yield Lines([f"and {len(self.others) - _LISTED} more: --json lists them all"])
-
-    def _allocation(self, error: LoggedError) -> Iterator[str]:
-        """The traceback's lines on the allocation."""
-        trace = error.trace
-        if trace.place is not None:
-            library = f" ({trace.library})" if trace.library is not None else ""
-            frame = f", in {trace.frame}" if trace.frame is not None else ""
-            yield f"The allocation was for: {trace.place}{library}{frame}."
-        if trace.in_use:
-            yield f"In use, by the traceback: {', '.join(sorted(trace.in_use))}."
 
     def headline(self) -> str:
         """What failed and the cause, on one line."""
         if self.error is None or self.verdict is None:
             return "no out-of-memory message"
-        return printable(f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}", 300)
+        return f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}"
 
     def _where(self, error: LoggedError) -> str:
         if self.job is not None:
@@ -154,7 +138,7 @@ class Explanation:
             parts += [f"{name} {self.job[name]}" for name in ("step", "rank") if self.job.get(name) is not None]
             if self.job.get("longest_sequence"):
                 parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
-            return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
+            return f" ({', '.join(parts)})" if parts else ""
         phase = f", in {error.phase}" if error.phase is not None else ""
         return f" ({_line(error, ', after training' if error.phase == 'after' else phase)})"
 
@@ -174,11 +158,21 @@ _WITH_CALLBACK: Final = (
 _WITH_ARGUMENTS: Final = "`memkit explain --args FILE` adapts these changes to your arguments (YAML or JSON)."
 
 
+def _allocation(trace: TracebackFacts) -> Iterator[str]:
+    """What the traceback shows about the allocation."""
+    if trace.place is not None:
+        library = f" ({trace.library})" if trace.library is not None else ""
+        frame = f", in {trace.frame}" if trace.frame is not None else ""
+        yield f"The allocation was for: {trace.place}{library}{frame}."
+    if trace.in_use:
+        yield f"In use, by the traceback: {', '.join(sorted(trace.in_use))}."
+
+
 def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
     """The sizes that the message names."""
     name = _NO_GPU.get(message.device_type or "", "GPU")
-    for label, key in _ROWS:
-        if (size := getattr(message, key)) is not None:
+    for key, label in _SIZES.items():
+        if (size := getattr(message, f"{key}_bytes")) is not None:
             yield label.replace("GPU", name), show(size)
 
 
@@ -210,7 +204,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     if chosen.message.form == "bitsandbytes" and "paged optimizer" in chosen.trace.in_use:
         managed = replace(chosen.message, form="bitsandbytes-managed", memory="host", device_type=None)
         chosen = replace(chosen, message=managed)
-    command, script = seen.command, chosen.trace.script
+
+    command = seen.command
+    script = chosen.trace.script
     if script is not None and (command is None or (command.target and not command.runs(script))):
         command = Command(script)
     if arguments is None and command is not None:
@@ -219,7 +215,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     tensor = failed.requested_tensor
     if tensor is not None and failed.trace.place is None:
         failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
-    message, trace = failed.message, failed.trace
+
+    message = failed.message
+    trace = failed.trace
     verdict = judge(
         message,
         allocator_settings=seen.allocator,
@@ -249,13 +247,14 @@ _LARGE_REQUEST: Final = (
 )
 
 _PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", "host memory", "another process")
-_NOT_OURS: Final = ("xla", "tensorflow", "vllm-cache", "vllm-start")
 
 
 def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
     """Commands that predict and plan the job, which memkit can do on NVIDIA GPUs."""
     message = failed.message
-    if command is None or not command.target or message.device_type not in (None, "cuda") or message.form in _NOT_OURS:
+    if command is None or not command.target:
+        return ()
+    if message.device_type not in (None, "cuda") or message.form in NOT_OF_THE_JOB:
         return ()
     without_sizes = cause == "unknown" and message.memory == "device"
     if (cause not in _PREDICTABLE and not without_sizes) or failed.trace.place == "merged adapters":
@@ -266,12 +265,14 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
         boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
         gpu = f"{boxes[0] if boxes else math.ceil(capacity)}GB"
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
-    return tuple(command.typed(verb, gpu) for verb in verbs)
+    return tuple(command.memkit_command(verb, gpu) for verb in verbs)
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
     """Explains an `oom` record, with changes for that job and their measured savings."""
-    message, job, phase = from_record(oom), RunView(run, oom), oom.get("phase")
+    message = from_record(oom)
+    job = RunView(run, oom)
+    phase = oom.get("phase")
     verdict = judge(
         message,
         allocator_settings=job.hardware.get("allocator_settings"),
@@ -292,7 +293,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
         why: how they end.
         in_ram: whether they show that host RAM ran out; otherwise the cause is `unknown`.
     """
-    message = OomMessage("sigkill", "the system", "host", printable(why), pid=run.get("host", {}).get("pid"))
+    message = OomMessage("sigkill", "the system", "host", printable(why, 600), pid=run.get("host", {}).get("pid"))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = changes_for_run(run, last, message, cause) if in_ram else []
     verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
@@ -302,7 +303,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
 def from_record(oom: OomRecord) -> OomMessage:
     """The message of an `oom` record: from the error's text, or from the counters if the text has no sizes."""
     text = oom.get("error", "")
-    parsed = parse_message(text)
+    parsed = parse_message(text) or parse_message(f"{oom.get('error_type')}: {text}")
     bare = ("torch-device", "torch-device-bare")
     if parsed is not None and (parsed.requested_bytes is not None or parsed.form not in bare):
         return parsed
@@ -311,15 +312,15 @@ def from_record(oom: OomRecord) -> OomMessage:
     sizes: dict[str, Any] = {
         f"{name}_bytes": round(counters[f"{name}_gib"] * GIB) for name in names if f"{name}_gib" in counters
     }
-    quote = printable(f"{oom.get('error_type') or 'error'}: {text}") if parsed is None else parsed.quote
+    quote = printable(f"{oom.get('error_type') or 'error'}: {text}", 600) if parsed is None else parsed.quote
     return OomMessage("torch-device", "PyTorch", "device", quote, "cuda", **sizes)
 
 
 def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
     names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
-    job = {name: moment[name] for name in names if moment.get(name) is not None}
-    of_run: Mapping[str, Any] = run
-    return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
+    values = {name: moment.get(name) for name in names}
+    values |= {"rank": run.get("rank"), "prediction": run.get("prediction")}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _line(error: LoggedError, phase: str = "") -> str:

@@ -31,8 +31,6 @@ needs 0.44 GiB; logits of 8,192 tokens over a vocabulary of 128,256 need 3.91 Gi
 _ZERO_3: Final = re.compile(r"z(?:ero)?[-_]?3|stage[-_]?3|infinity")
 """ZeRO-3 in the file name of a DeepSpeed config."""
 
-_TYPES: Final = {2: "2 bytes", 4: "4 bytes"}
-
 
 @dataclass(frozen=True, slots=True)
 class RequestedTensor:
@@ -108,6 +106,7 @@ class FailedJob:
         offloads.append(job.argument("deepspeed_offload_optimizer"))
         offloads += ["cpu"] if "CPUAdam" in " ".join(job.optimizers) else []
         file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
+
         signs: tuple[tuple[Feature, object], ...] = (
             ("checkpointing", job.checkpointing or fsdp_checkpoints),
             ("liger", job.argument("use_liger_kernel")),
@@ -162,14 +161,16 @@ class FailedJob:
         if self.trace.place not in (None, "logits", "cross entropy", "attention"):
             return None
         sizes = f"{samples} × {length:,} tokens"
-        for size, kind in _TYPES.items():
+        for size in (2, 4):  # bytes of a number
             for vocabulary in self._vocabularies():
                 # The loss of a causal language model shifts the tokens by one.
                 if any(_is_size(requested, samples * tokens * vocabulary * size) for tokens in (length, length - 1)):
-                    return RequestedTensor("logits", f"{sizes} × {vocabulary:,} words of the vocabulary × {kind}")
+                    return RequestedTensor(
+                        "logits", f"{sizes} × {vocabulary:,} words of the vocabulary × {size} bytes"
+                    )
             heads = self._config("num_attention_heads", "n_head")
             if heads is not None and _is_size(requested, samples * heads * length**2 * size):
-                return RequestedTensor("attention", f"{samples} × {heads} heads × {length:,}² tokens × {kind}")
+                return RequestedTensor("attention", f"{samples} × {heads} heads × {length:,}² tokens × {size} bytes")
         return None
 
     def _config(self, *names: str) -> int | None:

@@ -16,7 +16,7 @@ from hf_memkit.measuring.out_of_memory.message import Process
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPEkmgtpe]i?[Bb]|B)\b"
 """A number and a unit: two groups."""
 
-_POWER: Final = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
+_POWER: Final = {"b": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 
 # On Windows and WSL2, NVML gives -1 for a process's memory, and torch prints it as 17179869184.00 GiB.
 _ABSURD: Final = 2**60
@@ -25,9 +25,8 @@ _ABSURD: Final = 2**60
 def to_bytes(number: str, unit: str, *, binary: bool = False) -> int | None:
     """The size in bytes; None if it is absurd and so means "unknown". `binary`: GB means 2**30 bytes."""
     value = float(re.sub(r"[,_']", "", number))
-    letter = unit[0].lower()
-    factor = 1 if letter == "b" else (1024 if binary or "i" in unit else 1000) ** _POWER[letter]
-    size = round(value * factor)
+    base = 1024 if binary or "i" in unit else 1000
+    size = round(value * base ** _POWER[unit[0].lower()])
     return size if size < _ABSURD else None
 
 
@@ -44,7 +43,7 @@ _IN_WORD: Final = re.compile(r"([A-Za-z_']+)\n([A-Za-z_']+)")
 _IN_SIZE: Final = re.compile(r"\d\.?\n\.?\d[\d.]{0,20} ?(?:bytes|[KMGT]i?B|has\b)|[A-Za-z]\n[.:;)]")
 
 
-def joined(text: str, following: str) -> str:
+def join_lines(text: str, following: str) -> str:
     """`text` and the next line, with a space between them unless the break is inside a word or a number."""
     at = f"{text[-30:]}\n{following[:30]}"
     word = _IN_WORD.search(at)
@@ -116,24 +115,13 @@ def device_figures(text: str) -> Figures:
     return values, max([end, *(one.end() for one in processes), last.end() if last is not None else 0])
 
 
-_VLLM: Final = (
-    (re.compile(r"\(([\d.]{1,12})/([\d.]{1,12}) (GiB)\)"), ("free_bytes", "capacity_bytes")),
-    (re.compile(r"desired GPU memory utilization \([\d.]{1,8}, ([\d.]{1,12}) (GiB)\)"), ("requested_bytes",)),
-    (re.compile(r"([\d.]{1,12}) (GiB) KV cache is needed"), ("requested_bytes",)),
-    (re.compile(r"available KV cache memory \(([\d.]{1,12}) (GiB)\)"), ("free_bytes",)),
-)
-
-
-def vllm_figures(text: str) -> Figures:
-    """The memory that vLLM needs, and the free memory."""
-    values: dict[str, Any] = {}
-    end = 0
-    for pattern, names in _VLLM:
-        if match := pattern.search(text):
-            *sizes, unit = match.groups()
-            values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
-            end = max(end, match.end())
-    return values, end
+_VLLM: Final = {
+    "requested_bytes": re.compile(
+        r"desired GPU memory utilization \([\d.]{1,8}, ([\d.]{1,12}) (GiB)\)|([\d.]{1,12}) (GiB) KV cache is needed"
+    ),
+    "free_bytes": re.compile(r"\(([\d.]{1,12})/[\d.]{1,12} (GiB)\)|available KV cache memory \(([\d.]{1,12}) (GiB)\)"),
+    "capacity_bytes": re.compile(r"\([\d.]{1,12}/([\d.]{1,12}) (GiB)\)"),
+}
 
 
 def request(text: str) -> Figures:
@@ -159,10 +147,11 @@ def numbers(pattern: str, *names: str) -> Reader:
     return read
 
 
-def killed(text: str) -> Figures:
+def kill_figures(text: str) -> Figures:
     """The killed process and its RAM, from the kernel's line."""
     values: dict[str, Any] = {}
-    process, resident = _KILLED.search(text), _RESIDENT.search(text)
+    process = _KILLED.search(text)
+    resident = _RESIDENT.search(text)
     if process is not None:
         values |= {"pid": int(process[1] or process[4] or process[5]), "process_name": process[2] or process[3]}
     if resident is not None:
@@ -184,6 +173,9 @@ def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = Fa
 mps_figures: Final = partial(_sizes, _MPS, binary=True)
 """The sizes of torch's allocator for MPS."""
 
+vllm_figures: Final = partial(_sizes, _VLLM)
+"""The memory that vLLM needs, and the free memory."""
+
 # Schedulers and clusters: RAM in use, and the limit. Ray: _private/memory_monitor.py; its GB are 2**30 bytes.
 _HOST: Final = (
     re.compile(rf"was {SIZE} / {SIZE} \([\d.]{{1,12}}\)"),
@@ -195,7 +187,9 @@ _SLURM: Final = re.compile(r"memory limit \((\d{1,15}) > (\d{1,15})\)")
 _ALLOWED: Final = re.compile(r"limit exceeded \((\d{1,6})([MGT]i)\)")
 _EVICTED: Final = re.compile(r"\bwas using (\d{1,15})([KMGT]i)?\b")
 _VICTIM: Final = re.compile(r"victim process: ([^,\n]{1,60}), pid: (\d{1,10})")
-_HSA_FREE: Final = re.compile(r"Available Free mem ?: ?(\d{1,9}) MB")
+
+hsa_figures: Final = partial(_sizes, {"free_bytes": re.compile(r"Available Free mem ?: ?(\d{1,9}) (MB)")}, binary=True)
+"""The free memory that ROCm's runtime prints; its MB are 2**20 bytes."""
 
 
 def host_figures(text: str) -> Figures:
@@ -206,7 +200,8 @@ def host_figures(text: str) -> Figures:
         return {"total_bytes": to_bytes(match[1], match[2])}, match.end()
     for pattern in _HOST:
         if match := pattern.search(text):
-            used, total = to_bytes(match[1], match[2], binary=True), to_bytes(match[3], match[4], binary=True)
+            used = to_bytes(match[1], match[2], binary=True)
+            total = to_bytes(match[3], match[4], binary=True)
             return {"used_bytes": used, "total_bytes": total}, match.end()
     return {}, 0
 
@@ -218,12 +213,6 @@ def evicted_figures(text: str) -> Figures:
     if match := _VICTIM.search(text):
         return {"process_name": match[1], "pid": int(match[2])}, match.end()
     return {}, 0
-
-
-def hsa_figures(text: str) -> Figures:
-    """The free memory that ROCm's runtime prints; its MB are 2**20 bytes."""
-    match = _HSA_FREE.search(text)
-    return ({"free_bytes": int(match[1]) << 20}, match.end()) if match is not None else ({}, 0)
 
 
 # tensorflow: tsl/framework/bfc_allocator.cc; xla: service/hlo_rematerialization.cc and the TPU's own compiler.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from hf_memkit.measuring.out_of_memory.change import Remedy
 from hf_memkit.measuring.out_of_memory.device_tools import tools_of
@@ -12,26 +12,30 @@ from hf_memkit.setup.techniques.machine import LIMITS
 from hf_memkit.setup.techniques.registry import CATALOGUE
 
 Cause = Literal[
-    "size",
-    "fragmentation",
-    "cap",
-    "another process",
-    "context and libraries",
-    "host memory",
-    "shared memory",
-    "disk",
-    "kernel resources",
-    "corrupt size",
-    "index out of range",
-    "unknown",
-]
+    "size", "fragmentation", "cap", "another process", "context and libraries", "host memory", "shared memory", "disk",
+    "kernel resources", "corrupt size", "index out of range", "unknown",
+]  # fmt: skip
 """The causes of a verdict. An index out of range can raise an error about memory."""
 
-Answer = tuple[Cause, str, tuple[Remedy, ...]]
-_Answers = Callable[[OomMessage], Answer]
+
+class KnownCause(NamedTuple):
+    """The cause of a message, the reason in sentences, and what helps."""
+
+    cause: Cause
+    why: str
+    settings: tuple[Remedy, ...] = ()
+
+
+_Explain = Callable[[OomMessage], KnownCause]
 
 AFTER_AN_ASSERTION: Final = ("cublas-alloc", "cublas-handle", "cuda-raw", "cudnn-alloc", "cudnn-algorithm", "nccl")
 """Forms that also follow a failed assertion in a kernel: every later call on the device then fails."""
+
+NOT_OF_THE_JOB: Final = (
+    "xla", "tensorflow", "vllm-cache", "vllm-start", "deepspeed-mlock", "deepspeed-buffers", "deepspeed-buffer-size",
+    "compiler-killed",
+)  # fmt: skip
+"""Forms for which only the remedies of the cause help."""
 
 _LIMIT: Final = Remedy("command", "a larger memory limit", LIMITS)
 _RAM_CHECK: Final = Remedy(
@@ -58,43 +62,44 @@ def _processes(message: OomMessage) -> tuple[Remedy, ...]:
     return (Remedy("command", command, "lists the processes on the GPU"),) if command else ()
 
 
-def _always(cause: Cause, why: str, *settings: Remedy) -> _Answers:
-    return lambda message: (cause, why, settings)
+def _always(cause: Cause, why: str, *settings: Remedy) -> _Explain:
+    return lambda message: KnownCause(cause, why, settings)
 
 
-def _sized(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Answers:
-    """An answer with `asked` and the requested size at `{}`, or with `unknown` if there is no size."""
+def _with_size(cause: Cause, why: str, asked: str, *settings: Remedy, unknown: str = "") -> _Explain:
+    """A cause with `asked` and the requested size at `{}`, or with `unknown` if there is no size."""
 
-    def answer(message: OomMessage) -> Answer:
+    def explain(message: OomMessage) -> KnownCause:
         size = message.requested_bytes
-        return cause, why.format(asked.format(show(size)) if size else unknown), settings
+        shown = asked.format(show(size)) if size else unknown
+        return KnownCause(cause, why.format(shown), settings)
 
-    return answer
+    return explain
 
 
-def _library(who: str) -> _Answers:
-    why = _sized(
+def _library(who: str) -> _Explain:
+    why = _with_size(
         "context and libraries",
         f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{{}} PyTorch does not release its "
         "cache for such requests, so they can fail long before PyTorch itself runs out.",
         " It requested {}.",
     )
-    return lambda message: (*why(message)[:2], _room(message))
+    return lambda message: why(message)._replace(settings=_room(message))
 
 
-def _cuda(message: OomMessage) -> Answer:
+def _cuda(message: OomMessage) -> KnownCause:
     why = (
         f"The {_DRIVERS.get(message.device_type or '', 'CUDA')} driver had no memory for a context, a stream, a "
         "kernel's stack or page-locked RAM. The text has no sizes. At the start of a job, another process usually "
         "holds the GPU."
     )
-    return "context and libraries", why, (*_processes(message), *_room(message))
+    return KnownCause("context and libraries", why, (*_processes(message), *_room(message)))
 
 
 _DRIVERS: Final = {"rocm": "ROCm", "xpu": "Intel", "npu": "Ascend", "mlu": "Cambricon", "musa": "MUSA"}
 
 
-def _cublas(message: OomMessage) -> Answer:
+def _cublas(message: OomMessage) -> KnownCause:
     handle = message.form == "cublas-handle"
     what = "create its handle" if handle else "allocate memory outside PyTorch's allocator"
     why = (
@@ -102,11 +107,11 @@ def _cublas(message: OomMessage) -> Answer:
         "index out of range in an earlier kernel (a token ID above the vocabulary, a label above the classes) gives "
         "the same error."
     )
-    return "context and libraries", why, (*_room(message), _INDEX_CHECK)
+    return KnownCause("context and libraries", why, (*_room(message), _INDEX_CHECK))
 
 
-def wrong_index(assertion: str) -> Answer:
-    """The answer if the log has a kernel's failed assertion about an index."""
+def wrong_index(assertion: str) -> KnownCause:
+    """The cause if the log has a kernel's failed assertion about an index."""
     classes = "n_classes" in assertion or "cur_target" in assertion
     what = "a label above the number of classes" if classes else "a token ID above the vocabulary"
     why = (
@@ -115,22 +120,22 @@ def wrong_index(assertion: str) -> Answer:
     )
     fix = "num_labels" if classes else "model.resize_token_embeddings"
     value = "at least the largest label + 1; -100 for labels to ignore" if classes else "len(tokenizer)"
-    return "index out of range", why, (
+    return KnownCause("index out of range", why, (
         Remedy(fix, value, "or correct the data: print the largest index of a batch before the model sees it"),
         _INDEX_CHECK,
         Remedy(_BATCH, "smaller", "memory is not the cause", helps=False),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _cudnn_algorithm(message: OomMessage) -> Answer:
+def _cudnn_algorithm(message: OomMessage) -> KnownCause:
     why = (
         "cuDNN found no algorithm for this convolution. Usually no workspace fits in the free GPU memory; sometimes "
         "the type, layout or size is unsupported."
     )
-    return "unknown", why, _room(message)
+    return KnownCause("unknown", why, _room(message))
 
 
-def _triton(message: OomMessage) -> Answer:
+def _triton(message: OomMessage) -> KnownCause:
     need = ""
     if message.requested_bytes is not None and message.limit_bytes is not None:
         need = f": it needs {show(message.requested_bytes)} and the GPU has {show(message.limit_bytes)}"
@@ -138,28 +143,28 @@ def _triton(message: OomMessage) -> Answer:
         f"A Triton kernel was compiled with blocks too large for the GPU's on-chip shared memory{need}. GPU memory "
         "did not run out, and a smaller batch does not help."
     )
-    return "kernel resources", why, (
+    return KnownCause("kernel resources", why, (
         Remedy("kernel", "smaller block sizes, or num_stages=1", "both reduce the shared memory of a block"),
         Remedy("command", "pip install -U torch", "newer versions choose blocks that fit more GPUs"),
         Remedy(_BATCH, "smaller", "the block size does not depend on it", helps=False),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 _TINY: Final = 1 << 20
 """A smaller request rarely fails for lack of RAM: Linux kills a process before it refuses so little."""
 
 
-def _host_allocation(message: OomMessage) -> Answer:
+def _host_allocation(message: OomMessage) -> KnownCause:
     tiny = message.requested_bytes is not None and message.requested_bytes < _TINY
     return (_REFUSED if tiny else _RAM_IS_FULL)(message)
 
 
-_RAM_IS_FULL: Final = _sized(
+_RAM_IS_FULL: Final = _with_size(
     "host memory",
     "Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{}",
     " The request was {}.",
 )
-_REFUSED: Final = _sized(
+_REFUSED: Final = _with_size(
     "host memory",
     "The system refused {} of host RAM. For so small a request, a limit of the process is more likely than full RAM: "
     "its number of memory maps (each tensor that data loader workers share is one), or its address space. This is not "
@@ -172,26 +177,26 @@ _REFUSED: Final = _sized(
 )  # fmt: skip
 
 
-def _kernel_kill(message: OomMessage) -> Answer:
+def _kernel_kill(message: OomMessage) -> KnownCause:
     who = f"process {message.pid}" if message.pid is not None else "the process"
     if message.process_name:
         who += f" ({message.process_name})"
     held = f", which held {show(message.resident_bytes)} of RAM" if message.resident_bytes else ""
     limit = "the RAM limit of the container or job" if message.in_cgroup else "host RAM"
     why = f"The kernel killed {who}{held}: {limit} ran out. This is not a GPU memory error, so there is no traceback."
-    return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
+    return KnownCause("host memory", why, (_LIMIT,) if message.in_cgroup else ())
 
 
-def _sigkill(message: OomMessage) -> Answer:
+def _sigkill(message: OomMessage) -> KnownCause:
     who = f"Process {message.pid}" if message.pid is not None else "A process"
     why = (
         f"{who} was ended by SIGKILL, most likely because host RAM, not GPU memory, ran out. SIGKILL leaves no error "
         "message; a scheduler at its time limit, or a person, can send it too."
     )
-    return "host memory", why, (_RAM_CHECK,)
+    return KnownCause("host memory", why, (_RAM_CHECK,))
 
 
-def _vllm_start(message: OomMessage) -> Answer:
+def _vllm_start(message: OomMessage) -> KnownCause:
     free, capacity, wanted = message.free_bytes, message.capacity_bytes, message.requested_bytes
     asked = f"{show(wanted)}, its share of the GPU," if wanted else "its share of the GPU"
     sizes = f" {show(free)} of {show(capacity)} are free." if free is not None and capacity else ""
@@ -200,14 +205,14 @@ def _vllm_start(message: OomMessage) -> Answer:
         "the rest."
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
-    return "cap", why, (
+    return KnownCause("cap", why, (
         Remedy(VLLM_SHARE, share, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
         Remedy("command", tools_of(message.device_type).processes or "nvidia-smi",
                "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _vllm_cache(message: OomMessage) -> Answer:
+def _vllm_cache(message: OomMessage) -> KnownCause:
     need, left = message.requested_bytes, message.free_bytes
     sizes = (
         f" One request of the model's length needs {show(need)}, and {show(left)} is left." if need and left else ""
@@ -216,7 +221,7 @@ def _vllm_cache(message: OomMessage) -> Answer:
         "vLLM's share of the GPU (gpu_memory_utilization) is too small for the KV cache: weights, a profiling run and "
         f"CUDA graphs use most of it.{sizes}"
     )
-    return "cap", why, (
+    return KnownCause("cap", why, (
         Remedy("vLLM max_model_len", "smaller",
                "the cache must hold one request of this length (trl: vllm_max_model_length)"),
         Remedy(VLLM_SHARE, "larger",
@@ -224,51 +229,41 @@ def _vllm_cache(message: OomMessage) -> Answer:
                "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
         Remedy("vLLM enforce_eager", "True", "saves the memory of CUDA graphs; slower"),
         Remedy("vLLM tensor_parallel_size", "more GPUs", "splits weights and cache over the GPUs"),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _node(message: OomMessage) -> Answer:
+def _node(message: OomMessage) -> KnownCause:
     used, total = message.used_bytes, message.total_bytes
     sizes = f" {show(used)} of {show(total)} were in use." if used and total else ""
     why = f"{message.library} ended the process because host RAM ran out.{sizes} This is not a GPU memory error."
-    return "host memory", why, (_LIMIT,) if message.in_cgroup else ()
+    return KnownCause("host memory", why, (_LIMIT,) if message.in_cgroup else ())
 
 
-def _evicted(message: OomMessage) -> Answer:
+def _eviction(message: OomMessage) -> KnownCause:
     used = f" It used {show(message.used_bytes)}." if message.used_bytes else ""
     why = (
         f"The node ran out of RAM, and the pod was ended for it.{used} Its own limit was not reached; pods that use "
         "more than they request are ended first. This is not a GPU memory error."
     )
-    return "host memory", why, (
+    return KnownCause("host memory", why, (
         Remedy("resources.requests.memory", "what the job uses, equal to limits.memory",
                "the pod then starts only where so much RAM is free, and is ended last"),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _unsloth_loss(message: OomMessage) -> Answer:
+def _unsloth_loss(message: OomMessage) -> KnownCause:
     why = (
         "Unsloth's fused loss computes logits in chunks that fit half of the free GPU memory, and nothing was free. "
         "PyTorch's cache counts as used here, and so do other processes."
     )
-    return "size", why, (
+    return KnownCause("size", why, (
         *_processes(message),
         Remedy("environment.UNSLOTH_CE_LOSS_TARGET_GB", "1",
                "a fixed size of the chunks; PyTorch then uses its cache, or prints an error with sizes"),
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _notebook(message: OomMessage) -> Answer:
-    sure = "RAM" in message.quote or "memory" in message.quote
-    why = (
-        f"The notebook's kernel ended{'' if sure else ', most likely'} because host RAM ran out. This is not a GPU "
-        "memory error."
-    )
-    more = Remedy("command", "a runtime with more RAM", "Colab: Runtime > Change runtime type > High-RAM")
-    return "host memory", why, (more,)
-
-
-_SHARED: Final = _sized(
+_SHARED: Final = _with_size(
     "shared memory",
     "/dev/shm has no room{}. Data loader workers and NCCL pass data through this folder in RAM; a container has 64 MB "
     "of it by default. The GPU is not the problem.",
@@ -285,8 +280,8 @@ _BUFFERS: Final = _always(
            "`memkit ds copy NAME --model MODEL` computes them from the largest parameter"),
 )  # fmt: skip
 
-ANSWERS: Final[Mapping[str, _Answers]] = {
-    "torch-mps-buffer": _sized(
+KNOWN_CAUSES: Final[Mapping[str, _Explain]] = {
+    "torch-mps-buffer": _with_size(
         "size", "One tensor is larger than this Mac allows: Metal cannot create a single buffer of {}.", "{}",
         unknown="that size",
     ),
@@ -323,7 +318,7 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
     "triton": _triton,
     "deepspeed-buffers": _BUFFERS,
     "deepspeed-buffer-size": _BUFFERS,
-    "deepspeed-mlock": _sized(
+    "deepspeed-mlock": _with_size(
         "host memory",
         "DeepSpeed could not lock {} in RAM: the limit for locked memory is lower. The GPU is not the problem.", "{}",
         Remedy("command", "ulimit -l unlimited", "in a container, use docker run --ulimit memlock=-1"),
@@ -352,7 +347,7 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
     "linux-oom": _kernel_kill,
     "slurm": _kernel_kill,
     "kubernetes": _kernel_kill,
-    "kubernetes-node": _evicted,
+    "kubernetes-node": _eviction,
     "kubernetes-disk": _always(
         "disk",
         "The node's disk is full, or the pod wrote more than it may: checkpoints, caches and logs that lie on no "
@@ -381,7 +376,7 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
         "cause (an evaluation, a save, RAM). The first out-of-memory message above it in the log has the sizes.",
         Remedy("arguments.auto_find_batch_size", "False", "the job then stops at the first error and prints it"),
     ),
-    "tensorflow": _sized(
+    "tensorflow": _with_size(
         "size",
         "TensorFlow, not PyTorch, ran out of GPU memory.{} TensorFlow reserves nearly the whole GPU at start, which "
         "leaves little for other libraries.",
@@ -391,7 +386,7 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
     ),
     "vllm-cache": _vllm_cache,
     "vllm-start": _vllm_start,
-    "xla": _sized(
+    "xla": _with_size(
         "size",
         "JAX or TensorFlow, not PyTorch, ran out of GPU memory.{} Each reserves most of the GPU at start (JAX 75 %), "
         "which leaves little for other libraries.",
@@ -449,7 +444,11 @@ ANSWERS: Final[Mapping[str, _Answers]] = {
     "dask": _node,
     "oom-daemon": _kernel_kill,
     "job-limit": _node,
-    "notebook": _notebook,
+    "notebook": _always(
+        "host memory",
+        "The notebook's kernel ended, most likely because host RAM ran out. This is not a GPU memory error.",
+        Remedy("command", "a runtime with more RAM", "Colab: Runtime > Change runtime type > High-RAM"),
+    ),
     "disk": _always(
         "disk",
         "A disk is full, or a quota is reached. Neither the GPU nor RAM is the problem.",

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
@@ -41,8 +41,7 @@ _LEVEL: Final = r"(?:ERROR|WARNING|WARN|INFO|CRITICAL|FATAL|DEBUG)"
 _TIME: Final = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
 _DATE: Final = r"(?:\d{2,4}[-/.]\d\d[-/.]\d{2,4}|\d\d[-/]\d\d)"
 
-# A piece ends with at most one space: further spaces are the line's indentation. A line of source is indented, so that
-# no piece matches it.
+# A piece ends with at most one space: further spaces are indentation. So no piece matches a line of source.
 _PIECE: Final = re.compile(
     r"\((?:[^()\n]{0,80}\bpid=\d{1,10}[^)\n]{0,60}|raylet|autoscaler[^)\n]{0,40})\) ?"  # Ray, vLLM
     r"|[EWIF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} {1,6}(?:\d{1,10} )?[\w./-]{1,120}:\d{1,6}\] ?"  # glog, torch's own
@@ -71,6 +70,14 @@ _WRITER: Final = re.compile(
 """A process or machine in a prefix without a rank: `trainer-1`, `pid=4321`, `python[4321]`, `node17: `."""
 
 
+class CleanLine(NamedTuple):
+    """A line without prefix; the rank, and the names of a process, container or machine in the prefix."""
+
+    text: str
+    rank: int | None = None
+    writer: tuple[str, ...] = ()
+
+
 @dataclass(eq=False)
 class LogLine:
     """One line, or one piece of a long one; `number` counts from 1.
@@ -87,31 +94,27 @@ class LogLine:
     @property
     def text(self) -> str:
         """The line without prefix."""
-        return self._cleaned[0]
+        return self._clean.text
 
     @property
     def rank(self) -> int | None:
         """The rank in the prefix."""
-        return self._cleaned[1]
-
-    @property
-    def writer(self) -> tuple[str, ...]:
-        """The names of a process, container or machine in the prefix."""
-        return self._cleaned[2]
+        return self._clean.rank
 
     def same_writer(self, other: LogLine) -> bool:
         """Whether one process may have written both lines."""
-        return self.rank == other.rank and (self.writer == other.writer or not self.writer or not other.writer)
+        mine, theirs = self._clean.writer, other._clean.writer
+        return self.rank == other.rank and (mine == theirs or not mine or not theirs)
 
     def beginning(self, length: int) -> LogLine:
         """The first characters of the line."""
         return LogLine(self.number, self.raw[:length])
 
     @cached_property
-    def _cleaned(self) -> tuple[str, int | None, tuple[str, ...]]:
+    def _clean(self) -> CleanLine:
         # Pieces of a line are not cleaned: `fresh` and `cut` are columns of the raw text.
         whole = not self.fresh and self.cut is None
-        return clean(self.raw) if whole else (self.raw, None, ())
+        return clean(self.raw) if whole else CleanLine(self.raw)
 
 
 def lines(log: str | TextIO) -> Iterator[LogLine]:
@@ -139,8 +142,7 @@ _ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\
 
 
 def _of_json(text: str) -> list[str]:
-    """The lines in a JSON object (docker, structured logging, torchelastic) or JSON text (a saved notebook); else the
-    line itself."""
+    """The lines in a JSON object (docker, torchelastic, structured logs) or text (saved notebook); else the line."""
     try:
         texts = _texts(json.loads(text.strip().removesuffix(",")))
     except (ValueError, RecursionError):
@@ -156,8 +158,8 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) and not _ABOUT_A_LINE.match(value) else []
 
 
-def clean(text: str) -> tuple[str, int | None, tuple[str, ...]]:
-    """(`text` without colours, links and prefixes; the rank in the prefixes; the names in them)."""
+def clean(text: str) -> CleanLine:
+    """`text` without colours, links and prefixes."""
     text = _ESCAPE.sub("", text)
     if "](" in text:
         text = _LINK.sub(r"\1", text)
@@ -170,15 +172,16 @@ def clean(text: str) -> tuple[str, int | None, tuple[str, ...]]:
         if piece.re is _RANK and rank is None:
             rank = int(next(group for group in piece.groups() if group is not None))
         start = piece.end()
-    end = _BOX_END.search(text, max(start, len(text) - 210))
+    box = _BOX_END.search(text, max(start, len(text) - 210))
+    end = box.start() if box is not None else len(text)
     writer = tuple(_WRITER.findall(text[:start])) if start else ()
-    return text[start : end.start() if end is not None else len(text)], rank, writer
+    return CleanLine(text[start:end], rank, writer)
 
 
 def same_prefix(prefix: str) -> re.Pattern[str]:
     """Pattern of `prefix` before other lines: with other numbers, and at most as many spaces at the end (further
     spaces are the other line's indentation)."""
     words = prefix.rstrip()
-    parts = re.split(r"(\d+|\s+)", words[:200])
-    kinds = (r"\d+" if part.isdigit() else r"\s*" if part.isspace() else re.escape(part) for part in parts)
-    return re.compile("".join(kinds) + rf"\s{{0,{min(len(prefix) - len(words), 20)}}}")
+    pattern = re.sub(r"\d+", r"\\d+", re.escape(words[:200]))
+    pattern = re.sub(r"(?:\\\s)+", r"\\s*", pattern)
+    return re.compile(rf"{pattern}\s{{0,{min(len(prefix) - len(words), 20)}}}")

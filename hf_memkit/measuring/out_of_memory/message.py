@@ -1,8 +1,7 @@
-"""The sizes in an out-of-memory message, and text from logs made safe for a terminal."""
+"""The sizes in an out-of-memory message."""
 
 from __future__ import annotations
 
-import unicodedata
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
@@ -106,17 +105,6 @@ class OomMessage:
         values["processes"] = [{"pid": process.pid, "size_bytes": process.size_bytes} for process in self.processes]
         values["cached_bytes"] = self.cached_bytes
         return {name: value for name, value in values.items() if value is not None and value != []}
-
-
-def printable(text: str, limit: int = 600) -> str:
-    """`text` on one line and safe for a terminal: no control or direction characters, at most `limit` characters."""
-    cleaned = "".join(
-        " " if character.isspace() else character
-        for character in text[: 4 * limit]
-        if character.isspace() or not unicodedata.category(character).startswith("C")
-    )
-    line = " ".join(cleaned.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def show(size_bytes: float) -> str:

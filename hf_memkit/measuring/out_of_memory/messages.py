@@ -12,21 +12,23 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, TextIO
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TextIO
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import Phase
-from hf_memkit.measuring.out_of_memory.figures import joined
+from hf_memkit.measuring.out_of_memory.figures import join_lines
 from hf_memkit.measuring.out_of_memory.log_lines import LogLine, lines, same_prefix
-from hf_memkit.measuring.out_of_memory.message import OomMessage, printable
+from hf_memkit.measuring.out_of_memory.message import OomMessage
 from hf_memkit.measuring.out_of_memory.patterns import FORM_OF, FORMS, Form, heads, might_be
 from hf_memkit.measuring.out_of_memory.traceback import (
     BEGINS,
     FRAME,
     TracebackFacts,
+    facts_of_warning,
     phase_of_progress,
     pins,
     trace,
-    warned,
 )
 
 _AHEAD: Final = 12
@@ -42,8 +44,7 @@ _NEAR: Final = 12
 """Lines before a message that may show what was being allocated."""
 
 _PROGRESS: Final = 60
-"""Lines before a message without a traceback in which progress is searched: launchers write about 30 lines before they
-name the process that was killed."""
+"""Lines searched for progress before a message without traceback: launchers name a killed process after some 30."""
 
 _KEPT_OF_A_LINE: Final = 400
 
@@ -141,26 +142,40 @@ def most_telling(errors: list[LoggedError]) -> LoggedError | None:
     return min(errors, key=order, default=None)
 
 
+class Occurrence(NamedTuple):
+    """A message at one place of a log.
+
+    Attributes:
+        continuation: the following lines that belong to the message.
+        trace: reads the traceback above the message. Call it before the next line is read.
+    """
+
+    message: OomMessage
+    line: int
+    rank: int | None
+    continuation: list[LogLine]
+    trace: Callable[[], TracebackFacts]
+
+
 def find_messages(log: str | TextIO) -> list[LoggedError]:
     """Every out-of-memory message in `log`, in order of first occurrence, in linear time and bounded memory."""
     kept: dict[tuple[Any, ...], list[LoggedError]] = {}
-    for message, line, rank, facts in _scan(log):
-        same = kept.setdefault(_identity(message), [])
+    for message, line, rank, _, read_trace in _scan(log):
+        identity = _identity(message)
+        same = kept.get(identity, [])
         # torchrun's children print rank 0's traceback twice, with its rank and without.
-        place = next((i for i, one in enumerate(same) if rank is None or one.rank in (None, rank)), None)
+        place = next((i for i, error in enumerate(same) if rank is None or error.rank in (None, rank)), None)
         if place is not None:
-            one = same[place]
-            again = one.trace == TracebackFacts() and one.count < _TRACEBACK_SEARCHES
-            traced, rank = facts() if again else one.trace, one.rank if one.rank is not None else rank
-            same[place] = replace(one, rank=rank, trace=traced, count=one.count + 1)
-        elif len(kept) <= _MOST and len(same) < _MOST:
-            same.append(LoggedError(message, line, rank, trace=facts()))
-        if len(kept) > _MOST and not same:
-            del kept[_identity(message)]
-    return sorted((one for same in kept.values() for one in same), key=lambda one: one.line)
+            error = same[place]
+            if error.trace == TracebackFacts() and error.count < _TRACEBACK_SEARCHES:
+                error = replace(error, trace=read_trace())
+            same[place] = replace(error, rank=error.rank if error.rank is not None else rank, count=error.count + 1)
+        elif len(same) < _MOST and (same or len(kept) < _MOST):
+            kept[identity] = [*same, LoggedError(message, line, rank, trace=read_trace())]
+    return sorted((error for same in kept.values() for error in same), key=lambda error: error.line)
 
 
-def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Callable[[], TracebackFacts]]]:
+def _scan(log: str | TextIO) -> Iterator[Occurrence]:
     source = lines(log)
     ahead: deque[LogLine] = deque(islice(source, _AHEAD))
     before: deque[LogLine] = deque(maxlen=_BEFORE)
@@ -171,24 +186,22 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
         if id(line) in done:
             done.discard(id(line))
         else:
-            for message, rank, used in _in_line(line, ahead, before):
-                done.update(id(other) for other in used)
-                yield message, line.number, rank, partial(_facts_before, before, line, FORM_OF[message.form])
+            for occurrence in _in_line(line, ahead, before):
+                done.update(map(id, occurrence.continuation))
+                yield occurrence
         before.append(line.beginning(_KEPT_OF_A_LINE))
 
 
-def _facts_before(before: deque[LogLine], line: LogLine, form: Form) -> TracebackFacts:
+def _trace_above(before: deque[LogLine], line: LogLine, form: Form) -> TracebackFacts:
     """What the traceback before `line` shows; without one, the phase by the last progress bar."""
-    traced = warned(line.text[:_KEPT_OF_A_LINE])
-    if traced is None:
-        framed = not form.ends and _may_hold_frames(before, line)
-        traced = trace(_own_words([*before, line.beginning(_KEPT_OF_A_LINE)], line)) if framed else TracebackFacts()
-    if traced == TracebackFacts():
-        raws = [one.raw for one in _last(before)]
-        traced = TracebackFacts(phase=form.phase or phase_of_progress([*raws, line.raw[:_KEPT_OF_A_LINE]]))
-    elif traced.phase is None and form.phase is not None:
-        traced = replace(traced, phase=form.phase)
-    return traced
+    own_line = line.beginning(_KEPT_OF_A_LINE)
+    facts = facts_of_warning(line.text[:_KEPT_OF_A_LINE]) or TracebackFacts()
+    if facts == TracebackFacts() and not form.ends and _may_hold_frames(before, line):
+        facts = trace(_own_words([*before, own_line], line))
+    if facts == TracebackFacts():
+        progress = phase_of_progress([*(each.raw for each in _last(before)), own_line.raw])
+        return TracebackFacts(phase=form.phase or progress)
+    return replace(facts, phase=facts.phase or form.phase)
 
 
 def _may_hold_frames(before: deque[LogLine], line: LogLine) -> bool:
@@ -207,24 +220,26 @@ def _own_words(before: Iterable[LogLine], line: LogLine) -> list[str]:
     return texts
 
 
-def _in_line(
-    line: LogLine, ahead: deque[LogLine], before: deque[LogLine]
-) -> Iterator[tuple[OomMessage, int | None, list[LogLine]]]:
-    """The messages that begin in `line`, each with its rank and the following lines that belong to it."""
-    beginning = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped
-    if not might_be(f"{line.raw} {beginning}"):
+def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[LogLine]) -> Iterator[Occurrence]:
+    """The messages that begin in `line`."""
+    next_words = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped
+    if not might_be(f"{line.raw} {next_words}"):
         return
     following = [other for other in ahead if other.number != line.number and other.same_writer(line)]
     harmless = any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED]))
     if harmless or _in_source(line, before, following):
         return
+
+    original = line
     line = _without_unknown_prefix(line, before, following)
-    text, done = line.text, line.fresh
+    text = line.text
+    done = line.fresh
     until = line.cut if line.cut is not None else len(text)
     if line.cut is None and following:
-        text = joined(text, following[0].text.strip()[:60])
+        text = join_lines(text, following[0].text.strip()[:60])
     beginnings = heads(text, line.fresh)
     logged = line.text.rfind("}") if _LOGGED.match(line.text) is not None else 0
+
     for position, (head, form) in enumerate(beginnings):
         start = head.start()
         if not done <= start < until:
@@ -235,16 +250,21 @@ def _in_line(
             continue  # a shell writes nothing else in the line
         if form.name == "sigkill" and any(_OTHER_LIMIT.search(other.raw) for other in (*_last(before), *ahead)):
             continue  # a scheduler ended the job for another reason
+
+        own_end = start + max(_OWN_WORDS, len(head[0]))
         later = (other.start() for other, _ in beginnings[position + 1 :])
-        again = next((other for other in later if other >= start + max(_OWN_WORDS, len(head[0]))), None)
+        again = next((begin for begin in later if begin >= own_end), None)
         window, owners = _window(line, following, start, again)
         values, end = form.read(window) if form.read is not None else ({}, 0)
         end = max(end, len(head[0]))
         form = _exact(form, values, window[:end], before, line)
+
         rank = line.rank
         if rank is None and (named := _SOME_RANK.search(text[max(0, start - 200) : start])) is not None:
             rank = int(named[1])
-        yield _message(form, values, window[:end]), rank, [other for begin, other in owners if begin < end]
+        continuation = [other for begin, other in owners if begin < end]
+        read_trace = partial(_trace_above, before, original, form)
+        yield Occurrence(_message(form, values, window[:end]), line.number, rank, continuation, read_trace)
         done = start + end
 
 
@@ -307,9 +327,9 @@ def _window(
         if not words or _STOP.search(words):
             break
         if might_be(words) and (beginnings := heads(words)):
-            text = joined(text, words[: beginnings[0][0].start()])
+            text = join_lines(text, words[: beginnings[0][0].start()])
             break
-        text = joined(text, words)
+        text = join_lines(text, words)
         owners.append((len(text) - len(words), other))
     return text, owners
 
@@ -319,15 +339,17 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
     device_type = fields.pop("device_type", None) or _device_type(form, quote)
     if isinstance(fields.get("process_name"), str):
         fields["process_name"] = printable(fields["process_name"], 60)
-    return OomMessage(form.name, form.library, form.memory, printable(quote), device_type, **fields)
+    quote = printable(" ".join(quote.split()), 600)
+    return OomMessage(form.name, form.library, form.memory, quote, device_type, **fields)
 
 
 def _device_type(form: Form, quote: str) -> str | None:
     if form.memory not in ("device", "kernel"):
         return None
-    named = _DEVICE.search(quote)
-    name = named[1].lower() if named is not None else "cuda" if form.library == "CUDA" else None
-    return _DEVICE_TYPES.get(name, name) if name is not None else None
+    if (named := _DEVICE.search(quote)) is not None:
+        name = named[1].lower()
+        return _DEVICE_TYPES.get(name, name)
+    return "cuda" if form.library == "CUDA" else None
 
 
 _DEVICE: Final = re.compile(
@@ -336,10 +358,8 @@ _DEVICE: Final = re.compile(
 _DEVICE_TYPES: Final = {"hip": "rocm", "cublas": "cuda", "allocation on device": "cuda"}
 
 
-def _identity(message: OomMessage) -> tuple[Any, ...]:
-    """Equal for repetitions of one message."""
-    return (
-        message.form, message.device, message.requested_bytes, message.free_bytes, message.allocated_bytes,
-        message.reserved_bytes, message.process_bytes, message.allowed_bytes, message.resident_bytes, message.pid,
-        message.used_bytes,
-    )  # fmt: skip
+_identity: Final = attrgetter(
+    "form", "device", "requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "process_bytes",
+    "allowed_bytes", "resident_bytes", "pid", "used_bytes",
+)  # fmt: skip
+"""Of a message: equal for its repetitions."""

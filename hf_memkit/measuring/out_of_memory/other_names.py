@@ -64,7 +64,7 @@ def job_of(arguments: Mapping[str, Any]) -> RunView:
         other = next((name for name in others if name in given), None)
         if field not in values and other is not None:
             values[field], names[field] = given[other], other
-    values |= _derived(given, values)
+    values |= _derive(given, values)
     engine = "DeepSpeedEngine" if values.get("deepspeed") else ""
     size = mapping(values.get("deepspeed")).get("train_micro_batch_size_per_gpu")
     if isinstance(size, int) and "per_device_train_batch_size" not in values:
@@ -87,7 +87,7 @@ def _flat(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             )  # fmt: skip
 
 
-def _derived(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+def _derive(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of transformers that switches of other tools mean."""
     derived: dict[str, Any] = {}
     kinds = {str(given.get(name)).lower() for name in ("adapter", "finetuning_type", "train_type", "tuner_type")}

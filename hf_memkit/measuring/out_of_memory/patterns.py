@@ -17,7 +17,7 @@ from hf_memkit.measuring.out_of_memory.figures import (
     evicted_figures,
     host_figures,
     hsa_figures,
-    killed,
+    kill_figures,
     mps_figures,
     numbers,
     request,
@@ -59,9 +59,8 @@ _CUDA: Final = {"device_type": "cuda"}
 _MPS: Final = {"device_type": "mps"}
 
 
-def _ended(signal: int) -> str:
-    """Pattern of a process that a signal ended: `exit code: 137`, `exits with return code = -9`, `(exitcode: -9)`,
-    `Exited (137)`."""
+def _pattern_of_end(signal: int) -> str:
+    """An end by a signal: `exit code: 137`, `exits with return code = -9`, `(exitcode: -9)`, `Exited (137)`."""
     words = (
         r"(?i:\b(?:exit[ _-]?(?:code|status)|return(?:ed)?[ _-](?:code|value)|exited(?= \()"
         r"|(?:exited |terminated )?with(?: exit)?(?: code| status){0,2}(?: of)?)(?!\w))"
@@ -158,8 +157,7 @@ FORMS: Final[tuple[Form, ...]] = (
         "bitsandbytes-launch", "bitsandbytes", "kernel", r"invalid configuration argument at line \d{1,6} in file",
         ("at line",), 1, None, _CUDA,
     ),
-    # A device, a failure, and "out of memory": CUDA, its runtime, Triton, flash-attn, ggml, ONNX Runtime, RMM, CuPy,
-    # MXNet.
+    # Device, failure, "out of memory": CUDA, its runtime, Triton, flash-attn, ggml, ONNX Runtime, RMM, CuPy, MXNet.
     Form(
         "cuda-raw", "CUDA", "device",
         r"(?i:\b(?:cuda|hip|gpu|triton|onnxruntime)\w{0,30}[^\n]{0,60}?(?:error|fail(?:ed|ure))\b"
@@ -307,11 +305,11 @@ FORMS: Final[tuple[Form, ...]] = (
     # Linux: mm/oom_kill.c. Before 4.x and after "invoked oom-killer", the words "Out of memory:" are missing.
     Form("linux-memcg", "Linux", "host",
          r"Memory cgroup out of memory: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_MEMCG",
-         ("Memory cgroup", "CONSTRAINT_MEMCG"), 0, killed, {"in_cgroup": True}, ends=True),
+         ("Memory cgroup", "CONSTRAINT_MEMCG"), 0, kill_figures, {"in_cgroup": True}, ends=True),
     Form("linux-oom", "Linux", "host",
          r"Out of memory(?: \(\w{1,40}\))?: Kill(?:ed)? process|oom-kill:constraint=CONSTRAINT_"
          r"|(?<!memory: )\bKilled process (?=\d{1,10},? [^\n]{0,120}total-vm:)",
-         ("Out of memory", "oom-kill:constraint", "Killed process"), 0, killed, {"in_cgroup": False}, ends=True),
+         ("Out of memory", "oom-kill:constraint", "Killed process"), 0, kill_figures, {"in_cgroup": False}, ends=True),
     # systemd-oomd, earlyoom, macOS (jetsam)
     Form(
         "oom-daemon", "the system", "host",
@@ -383,13 +381,13 @@ FORMS: Final[tuple[Form, ...]] = (
     # A write beyond what /dev/shm holds: shells, torchrun, DeepSpeed's launcher, Python's faulthandler
     Form(
         "sigbus", "the system", "shared memory",
-        rf"{_ended(7)}|\bSIGBUS\b|\b[Ss]ignal 7\b|Fatal Python error: Bus error"
+        rf"{_pattern_of_end(7)}|\bSIGBUS\b|\b[Ss]ignal 7\b|Fatal Python error: Bus error"
         r"|(?:^|[:\]]|\b\d{1,10}) {0,4}[Bb]us error(?= {0,30}\(core dumped\)| {2,}|: 7\b| {0,4}$)",
-        ("135", " -7", "=-7", "SIGBUS", "Signal 7", "us error"), 3, killed, ends=True,
+        ("135", " -7", "=-7", "SIGBUS", "Signal 7", "us error"), 3, kill_figures, ends=True,
     ),
     Form(
         "sigkill", "the system", "host",
-        rf"{_ended(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\bSignal 9\b|(?:\(|\b(?:by|on|with) )signal 9\b"
+        rf"{_pattern_of_end(9)}|(?<!via )(?<!via Signals\.)\bSIGKILL\b|\bSignal 9\b|(?:\(|\b(?:by|on|with) )signal 9\b"
         r"|KILLED BY SIGNAL: 9|status=9/KILL"
         r"|\bEXIT CODE: 9\b|\bError 137\b|non-zero status of 9\b"
         # a shell: alone, sh -c, a script's line
@@ -398,7 +396,7 @@ FORMS: Final[tuple[Form, ...]] = (
         r"|\bKilled: 9\b|\btasks? [\d,-]{1,40}: Killed\b|\bzsh: killed\b"
         r"|^ {0,4}\[\d{1,4}\] {0,4}[+-]? {0,8}(?:\d{1,10} )?[Kk]illed\s",
         ("137", " -9", "=-9", "SIGKILL", "ignal 9", "SIGNAL: 9", "9/KILL", "EXIT CODE: 9",
-         "Error 137", "status of 9", "killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3, killed,
+         "Error 137", "status of 9", "killed", "已杀死", "已殺死", "getötet", "強制終了", "убито"), 3, kill_figures,
         ends=True,
     ),
     # accelerate 1.15: utils/memory.py
@@ -464,8 +462,7 @@ def might_be(text: str) -> bool:
 
 
 def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
-    """The first words and the form of each message in `text` from `start`, in order; of two at one place, the form
-    that is first in `FORMS` is first."""
+    """First words and form of each message in `text` from `start`, in order; at one place, in the order of `FORMS`."""
     lowered = text.lower()
     matches = [
         (match, form)

@@ -39,8 +39,8 @@ def smaller_libraries(outside: int) -> tuple[Remedy, ...]:
 
 def free_the_gpu(message: OomMessage) -> tuple[Remedy, ...]:
     """How to find the other processes on the GPU, or another GPU."""
-    who = ", ".join(str(process.pid) for process in message.other_processes[:5])
-    ids = f" ({'processes' if ',' in who else 'process'} {who})" if who else ""
+    who = [str(process.pid) for process in message.other_processes[:5]]
+    ids = f" (process IDs: {', '.join(who)})" if who else ""
     tools = tools_of(message.device_type)
     return (
         Remedy(
@@ -68,7 +68,8 @@ def split_size_mb(requested_bytes: int) -> int | None:
 
 def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """Allocator settings against fragmentation. `in_use`: those of the run, if known."""
-    key, requested = f"environment.{message.variable}", message.requested_bytes or 0
+    key = f"environment.{message.variable}"
+    requested = message.requested_bytes or 0
     on = _EXPANDABLE.settings[_EXPANDABLE.key]
     if message.variable is None:
         return _empty_cache(message)
@@ -117,6 +118,4 @@ def _why_expandable(message: OomMessage) -> str:
         return f"{why}. A ROCm build without it warns {warning} and ignores it"
     if message.device_type in ("npu", "mlu", "musa"):
         return f"{why}. Needs a driver and a version of the device's torch plugin that have it"
-    if message.reserved_bytes is None or not message.process_bytes:
-        return f"{why}. Needs Linux and torch 2.1 or later (check your version); not on Windows, WSL2 or Jetson"
-    return f"{why}. Linux only; on WSL2 and Jetson the driver may refuse it"
+    return f"{why}. Needs Linux and torch 2.1 or later; on WSL2 and Jetson the driver may refuse it"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
@@ -16,12 +15,10 @@ ACTIVATION_PHASES: Final = ("forward", "backward")
 STATES_PHASES: Final = ("load", "data", "forward", "backward", "optimizer")
 """Phases in which weights, gradients and optimizer states are on the GPU."""
 
-_AMPERE: Final = 8.0
-"""Compute capability from which a GPU supports bf16."""
-
-_OLD_SERIES: Final = re.compile(
+_WITHOUT_BF16: Final = re.compile(
     r"\b(?:T4|P4|P40|P100|V100|K80|M40|M60|GTX|TITAN (?:X|Xp|V|RTX)|RTX 20\d\d|Quadro RTX)", re.I
 )
+"""GPUs of compute capability below 8.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +144,6 @@ class RunView:
         return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
 
     @property
-    def keeps_no_predictions(self) -> bool:
-        """Whether an evaluation computes the loss only, as without `compute_metrics`."""
-        return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
-
-    @property
     def on_cuda(self) -> bool:
         return self.hardware.get("device_type") == "cuda"
 
@@ -161,8 +153,7 @@ class RunView:
         name = self.hardware.get("device_name")
         if not self.on_cuda or name is None:
             return None
-        old = [known for known, facts in KNOWN_GPUS.items() if facts.capability < _AMPERE and " " not in known]
-        return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(known)}\b", name) for known in old))
+        return _WITHOUT_BF16.search(name) is None
 
     @property
     def weights_in_fp32(self) -> bool:

@@ -86,7 +86,7 @@ class Command:
         module = "/" + self.target.removeprefix("-m ").replace(".", "/")
         return f"/{file}".endswith((f"{module}.py", f"{module}/__main__.py"))
 
-    def typed(self, verb: str, gpu: str = "") -> str:
+    def memkit_command(self, verb: str, gpu: str = "") -> str:
         """The memkit command for it: `memkit plan train.py --gpu 24GB -- --bf16`."""
         arguments = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
         return f"memkit {verb} {self.target}{f' --gpu {gpu}' if gpu else ''} -- {arguments}"
@@ -191,7 +191,8 @@ def _command(line: str) -> Command | None:
         if (command := _script(words)) is not None:
             return command
     for starter in islice(_STARTER.finditer(line), _STARTERS):
-        text, quote = line[starter.end() :], line[starter.start() : starter.end()]
+        text = line[starter.end() :]
+        quote = starter[0]
         text = text.partition(quote)[0] if quote in ("'", '"', "`") else text
         if (command := _script(_words(_ENDS.split(text, maxsplit=1)[0]))) is not None:
             return command
@@ -229,8 +230,7 @@ def _without_rank(arguments: list[str]) -> tuple[str, ...]:
 
 
 def script_of_frames(files: list[tuple[str, str]]) -> str | None:
-    """The user's script among the (file, function) of frames: the file with the top level, else the innermost file
-    outside of libraries."""
+    """The user's script among (file, function): the top-level file, else the innermost outside of libraries."""
     own = [(file, function) for file, function in files if _PY.match(file) and not _TOOLS.search(file)]
     top = next((file for file, function in own if function == "<module>"), None)
     inner = next((file for file, _ in reversed(own) if not _LIBRARIES.search(file)), None)

@@ -19,17 +19,9 @@ from hf_memkit.measuring.out_of_memory.surroundings import script_of_frames
 BEGINS: Final = "Traceback (most recent call last)"
 
 Place = Literal[
-    "logits",
-    "cross entropy",
-    "attention",
-    "optimizer states",
-    "optimizer step",
-    "recomputation",
-    "predictions of an evaluation",
-    "generation",
-    "gathered weights",
-    "merged adapters",
-]
+    "logits", "cross entropy", "attention", "optimizer states", "optimizer step", "recomputation",
+    "predictions of an evaluation", "generation", "gathered weights", "merged adapters",
+]  # fmt: skip
 """What the allocation was for."""
 
 Feature = Literal[
@@ -64,18 +56,12 @@ class TracebackFacts:
     script: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "phase": self.phase,
-            "place": self.place,
-            "library": self.library,
-            "frame": self.frame,
-            "in_use": sorted(self.in_use),
-        }
+        shown = {name: getattr(self, name) for name in ("phase", "place", "library", "frame")}
+        return {**shown, "in_use": sorted(self.in_use)}
 
 
-# Functions in every traceback of a phase (transformers 5.23: trainer.py; torch: torch/optim, torch/autograd;
-# accelerate 1.15: accelerator.py). The order matters: training runs evaluations and saves, and DeepSpeed steps the
-# optimizer in backward.
+# Functions in every traceback of a phase (transformers 5.23: trainer.py; torch/optim, torch/autograd; accelerate 1.15:
+# accelerator.py). The order matters: training evaluates and saves, and DeepSpeed steps the optimizer in backward.
 _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
     ("best_model", re.compile(r"\b_load_best_model\b")),
     ("resume", re.compile(r"\b(?:_load_optimizer_and_scheduler|_load_from_checkpoint|deepspeed_load_checkpoint)\b")),
@@ -202,9 +188,8 @@ _CAUGHT_LINES: Final = 60
 
 
 def trace(lines: Iterable[str]) -> TracebackFacts:
-    """What the last traceback in `lines` (without prefixes) shows; if its first line is missing, the frames above the
-    message."""
-    kept = _last_traceback(_unwrapped(list(lines)))
+    """The last traceback in `lines` (without prefixes); if its first line is missing, the frames above the message."""
+    kept = _last_traceback(_unwrap(list(lines)))
     if not kept:
         return TracebackFacts()
     slashed = [line.replace("\\", "/") for line in kept]
@@ -224,7 +209,7 @@ def trace(lines: Iterable[str]) -> TracebackFacts:
     return TracebackFacts(phase, in_use=in_use, model_type=model_type, script=script)
 
 
-def warned(line: str) -> TracebackFacts | None:
+def facts_of_warning(line: str) -> TracebackFacts | None:
     """What a warning that quotes an error shows; None if `line` is no such warning."""
     if (match := _WARNED.search(line)) is not None:
         file, category, words = match.groups()
@@ -247,12 +232,13 @@ def pins(lines: Iterable[str]) -> bool:
     return any(_PINS.search(frame) for frame in list(_frames(_last_traceback(list(lines))))[-2:])
 
 
-def _unwrapped(lines: list[str]) -> list[str]:
+def _unwrap(lines: list[str]) -> list[str]:
     """The lines, with each frame that Rich wrapped joined to one line."""
     unwrapped: list[str] = []
     for line in lines:
         if unwrapped and line.strip() and _BEGUN.match(unwrapped[-1]) is not None:
-            begun, rest = unwrapped[-1].rstrip(), line.strip()
+            begun = unwrapped[-1].rstrip()
+            rest = line.strip()
             joined = f"{begun} {rest}" if begun.endswith(" in") else begun + rest
             if _frame_in(joined) is not None or _BEGUN.match(joined) is not None:
                 unwrapped[-1] = joined
@@ -332,7 +318,8 @@ def _frames(lines: list[str]) -> Iterator[str]:
             if head:
                 yield f"{head}: {source}"
             # IPython writes Class.function
-            head, source = f"{frame[1]}, {frame[2].rpartition('.')[2]}".replace("\\", "/"), ""
+            head = f"{frame[1]}, {frame[2].rpartition('.')[2]}".replace("\\", "/")
+            source = ""
             marked = frame.re is not FRAME
         elif marked and (current := _CURRENT.match(line)) is not None:
             source = " ".join(current[1].replace("│", " ").split())

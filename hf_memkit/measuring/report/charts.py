@@ -9,7 +9,7 @@ from hf_memkit.common.answer.answer import Chart, View
 from hf_memkit.common.answer.document import plotly_text
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.report.load import RankRun, Run
-from hf_memkit.measuring.report.summary import Summary, summarise_ranks
+from hf_memkit.measuring.report.summary import Summary
 from hf_memkit.measuring.report.target import target_of
 
 POINTS: Final = 2000
@@ -19,15 +19,15 @@ _SMALL_GIB: Final = 0.1
 
 
 def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
-    """At most `points` positions of series of equal length: the first, the last, and the maximum of each series in
-    evenly spread parts."""
+    """At most `points` positions in series of equal length: first, last, and each series' maximum in equal parts."""
     length = max(map(len, series), default=0)
     if length <= points:
         return list(range(length))
     parts = max(1, (points - 2) // max(1, len(series)))
     chosen = {0, length - 1}
     for part in range(parts):
-        begin, end = part * length // parts, (part + 1) * length // parts
+        begin = part * length // parts
+        end = (part + 1) * length // parts
         for values in series:
             known = [i for i in range(begin, end) if values[i] is not None]
             if known:
@@ -42,22 +42,15 @@ def charts(run: Run, summary: Summary) -> dict[str, Chart]:
         timeline = _timeline(rank, summary)
     else:  # the few MiB of a rehearsal's small model do not matter: the page shows the memory of its target
         timeline = _held_over_steps(rank) if target_of(run) is None else None
-    made = (
-        timeline,
-        _phases_over_steps(rank, summary),
-        _scatter(rank, "lengths", "longest_sequence", "longest sequence of the step (tokens)"),
-        _scatter(rank, "tokens", "tokens", "tokens of the step, with padding"),
-        _ranks(run) if len(run.ranks) > 1 else None,
-        _host(rank),
-    )
-    return {chart.place: chart for chart in made if chart is not None}
+    drawn = (timeline, _phases_over_steps(rank, summary), _peak_against_length(rank), _host(rank))
+    return {chart.place: chart for chart in drawn if chart is not None}
 
 
 def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
     if not rank.steps:
         return None
     traces = _stack(rank.steps, "categories", summed=False)
-    steps, columns = _thinned(rank.steps, ("peak_allocated_gib", "peak_reserved_gib"))
+    steps, columns = _thin(rank.steps, ("peak_allocated_gib", "peak_reserved_gib"))
     for name, key, colour, dash in (
         ("peak allocated", "peak_allocated_gib", "var(--ink)", "solid"),
         ("peak reserved", "peak_reserved_gib", "var(--soft)", "dot"),
@@ -76,18 +69,8 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
         ends = [rank.steps[0]["step"], last]
         name = "allocator's cap" if summary.capped else "GPU memory"
         traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
-    return _chart("timeline", _peaks_caption(summary), traces, "step", "GPU memory, GiB")
-
-
-def _peaks_caption(summary: Summary) -> str:
-    sentences = []
-    if summary.capacity_gib is not None:
-        headroom = summary.headroom_gib
-        left = f"; minimum headroom {max(0.0, headroom):.1f} GiB" if headroom is not None else ""
-        sentences.append(f"The peak should stay below the dashed line, the GPU's memory{left}.")
-    if summary.categories:
-        sentences.append("Areas show what the peak holds; they join the steps recorded in detail.")
-    return " ".join(sentences) or "Peak of each step."
+    caption = "The peak should stay below the dashed line, the GPU's memory. Areas show what the peak holds."
+    return _chart("timeline", caption, traces, "step", "GPU memory, GiB")
 
 
 def _held_over_steps(rank: RankRun) -> Chart | None:
@@ -117,13 +100,9 @@ def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> li
     for category in CATEGORIES:
         y = [_round(value(step, category)) for step in detailed]
         if any(y):
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines", "stackgroup": "held", "name": category, "x": x, "y": y,
-                    "line": {"width": 1, "color": "var(--page)"}, "fillcolor": f"var(--{category})",
-                    "hovertemplate": f"{_GIB}<extra>{category}</extra>",
-                }
-            )  # fmt: skip
+            edge = {"width": 1, "color": "var(--page)"}
+            fill = f"var(--{category})"
+            traces.append(_trace(category, x, y, mode="lines", stackgroup="held", line=edge, fillcolor=fill))
     return traces
 
 
@@ -142,43 +121,25 @@ def _phases_over_steps(rank: RankRun, summary: Summary) -> Chart | None:
     return _chart("phases", caption, traces, "step", "peak allocated, GiB", heading="By phase over the steps")
 
 
-def _scatter(rank: RankRun, place: str, name: str, axis: str) -> Chart | None:
-    """The peak of each step against a size of its inputs; None if the size does not vary."""
-    known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
-    if len({step[name] for step in known}) < 2:
+def _peak_against_length(rank: RankRun) -> Chart | None:
+    """The peak of each step against its longest sequence; None if the length does not vary."""
+    known = [step for step in rank.steps if "longest_sequence" in step and "peak_allocated_gib" in step]
+    if len({step["longest_sequence"] for step in known}) < 2:
         return None
     known = [known[i] for i in extremes([[step["peak_allocated_gib"] for step in known]], POINTS)]
     steps = [step["step"] for step in known]
     trace = {
-        "type": "scatter", "mode": "markers", "name": "step", "x": [step[name] for step in known],
+        "type": "scatter", "mode": "markers", "name": "step", "x": [step["longest_sequence"] for step in known],
         "y": [_round(step["peak_allocated_gib"]) for step in known], "customdata": steps,
         "marker": {"size": 6, "color": steps, "colorscale": "Viridis", "showscale": True,
                    "colorbar": {"title": {"text": "step"}, "thickness": 8, "outlinewidth": 0}},
         "hovertemplate": f"step %{{customdata}}: {_GIB} with %{{x:,}}<extra></extra>",
     }  # fmt: skip
-    what = {"lengths": "the longest sequence", "tokens": "the tokens"}[place]
-    caption = f"Peak of each step against {what} of its batch; the colour is the step"
-    return _chart(place, caption, [trace], axis, "peak allocated, GiB", hovermode="closest")
-
-
-def _ranks(run: Run) -> Chart | None:
-    summaries = summarise_ranks(run)
-    bars = []
-    for name, colour, values in (
-        ("peak allocated", "var(--weights)", [one.peak.gib if one.peak else None for one in summaries]),
-        ("peak reserved", "var(--soft)", [one.reserved_gib for one in summaries]),
-        ("host memory", "var(--activations)", [one.host.get("rss_gib") for one in summaries]),
-    ):
-        if any(value is not None for value in values):
-            bars.append(
-                {
-                    "type": "bar", "name": name, "x": [one.rank for one in summaries],
-                    "y": [_round(value) for value in values], "marker": {"color": colour},
-                    "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-                }
-            )  # fmt: skip
-    caption = "Bars of unequal height: the ranks' batches or shards differ in size."
-    return _chart("ranks", caption, bars, "rank", "highest, GiB", heading="By rank") if bars else None
+    caption = "Points rising to the right: input size decides the peak. Level points: it does not. Colour: the step."
+    return _chart(
+        "lengths", caption, [trace], "longest sequence of the step (tokens)", "peak allocated, GiB",
+        heading="Peak against the longest sequence", hovermode="closest",
+    )  # fmt: skip
 
 
 def _host(rank: RankRun) -> Chart | None:
@@ -188,7 +149,7 @@ def _host(rank: RankRun) -> Chart | None:
         "pinned_gib": ("pinned", "var(--activations)", "solid"),
         "disk_swap_gib": ("swapped to disk", "var(--buffers)", "solid"),
     }
-    steps, columns = _thinned(rank.steps, tuple(names))
+    steps, columns = _thin(rank.steps, tuple(names))
     traces = [
         _line(name, steps, columns[key], colour, dash)
         for key, (name, colour, dash) in names.items()
@@ -198,7 +159,7 @@ def _host(rank: RankRun) -> Chart | None:
     return _chart("host", caption, traces, "step", "host RAM, GiB") if traces else None
 
 
-def _thinned(
+def _thin(
     steps: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[list[int | None], dict[str, list[float | None]]]:
     columns = {name: [step.get(name) for step in steps] for name in names}
@@ -212,29 +173,30 @@ def _marks(name: str, records: Sequence[Mapping[str, Any]], symbol: str) -> list
     known = [known[i] for i in extremes([[record["peak_allocated_gib"] for record in known]], POINTS)]
     if not known:
         return []
-    x, y = [record.get("step") for record in known], [_round(record["peak_allocated_gib"]) for record in known]
-    trace = _points(name, x, y, symbol, "var(--ink)")
+    steps = [record.get("step") for record in known]
+    peaks = [_round(record["peak_allocated_gib"]) for record in known]
+    trace = _points(name, steps, peaks, symbol, "var(--ink)")
     trace["customdata"] = [plotly_text(record.get("checkpoint") or name) for record in known]
     trace["hovertemplate"] = f"{_GIB}<extra>%{{customdata}}</extra>"
     return [trace]
 
 
 def _line(name: str, x: Sequence[Any], y: Sequence[float | None], colour: str, dash: str) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "lines+markers" if len(x) < 2 else "lines", "name": name, "x": list(x),
-        "y": list(y), "line": {"color": colour, "width": 2, "dash": dash}, "connectgaps": True,
-        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-    }  # fmt: skip
+    line = {"color": colour, "width": 2, "dash": dash}
+    mode = "lines+markers" if len(x) < 2 else "lines"
+    return _trace(name, x, y, mode=mode, line=line, connectgaps=True)
 
 
 def _points(
     name: str, x: Sequence[Any], y: Sequence[float | None], symbol: str, colour: str, size: int = 8
 ) -> dict[str, Any]:
-    return {
-        "type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y),
-        "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": "var(--page)"}},
-        "hovertemplate": f"{_GIB}<extra>{name}</extra>",
-    }  # fmt: skip
+    edge = {"width": 1, "color": "var(--page)"}
+    return _trace(name, x, y, mode="markers", marker={"symbol": symbol, "size": size, "color": colour, "line": edge})
+
+
+def _trace(name: str, x: Sequence[Any], y: Sequence[float | None], **style: Any) -> dict[str, Any]:
+    hover = f"{_GIB}<extra>{name}</extra>"
+    return {"type": "scatter", "name": name, "x": list(x), "y": list(y), "hovertemplate": hover, **style}
 
 
 def _chart(
@@ -245,4 +207,6 @@ def _chart(
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")
+    if value is None:
+        return None
+    return round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")

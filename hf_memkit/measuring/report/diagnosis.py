@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from statistics import median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
 
@@ -50,8 +50,8 @@ def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Reco
         ooms: the `oom` records. The batch that caused one may be the longest.
     """
     run = run or {}
-    start, hardware = run.get("start_step", 0), run.get("hardware", {})
-    steps = [step for step in steps if step["step"] > start]
+    hardware = run.get("hardware", {})
+    steps = [step for step in steps if step["step"] > run.get("start_step", 0)]
     ooms = [oom for oom in ooms if steps and oom.get("step", 0) > steps[-1]["step"]]
     usable = _usable_gib(steps, hardware)
     findings = [
@@ -70,42 +70,55 @@ def _usable_gib(steps: Records, hardware: Mapping[str, Any]) -> float | None:
     )
     if capacity is None:
         return None
-    outside = [used - reserved for _, used, reserved in _known(steps, "device_used_gib", "reserved_gib")]
-    return min(capacity * (hardware.get("allocator_cap_fraction") or 1.0), capacity - max(outside, default=0.0))
+    known = _with(steps, "device_used_gib", "reserved_gib")
+    outside = max((step["device_used_gib"] - step["reserved_gib"] for step in known), default=0.0)
+    return min(capacity * (hardware.get("allocator_cap_fraction") or 1.0), capacity - outside)
 
 
-def _known(records: Records, *names: str) -> list[tuple[Any, ...]]:
-    """`step` and these fields, of the records that have all of them."""
-    fields = ("step", *names)
-    return [tuple(record[name] for name in fields) for record in records if all(name in record for name in fields)]
+def _with(records: Records, *names: str) -> Records:
+    """The records that have all of these fields."""
+    return [record for record in records if all(name in record for name in names)]
 
 
 PARTS: Final = 6
+"""A leak raises the lowest value of each of this many parts of the steps, and then the last ones."""
+
 EVEN: Final = 0.5
+"""Each rise is at least this share of the mean rise: a leaking evaluation may fall into one part twice."""
+
 LEAST_RISE_GIB: Final = 16 / 1024
-"""A leak raises the lowest value of each sixth of the steps, and then the last ones, by half of the mean rise or more:
-a leaking evaluation may fall into one part twice. In all it raises them by 16 MiB, eight of the allocator's blocks."""
+"""Minimum rise in all: eight of the allocator's blocks."""
 
 
 def _leak(steps: Records, usable: float | None) -> Finding | None:
     """Memory allocated after each step grows evenly, over all steps or over the last half."""
-    known = _known(steps[WARM_UP:], "allocated_gib")
-    for size in (len(known), len(known) // 2):
-        earlier, values = known[:-size], known[-size:]
-        if size < MIN_STEPS:
-            return None
-        lows = [min(gib for _, gib in values[size * k // PARTS : size * (k + 1) // PARTS]) for k in range(PARTS)]
-        end = median(gib for _, gib in values[-3:])
-        rise, mean_gain = lows[-1] - lows[0], (lows[-1] - lows[0]) / (PARTS - 1)
-        start = min([lows[0], *(gib for _, gib in earlier)])
-        even = all(after - before >= EVEN * mean_gain for before, after in pairwise([*lows, end]))
-        if even and rise >= max(LEAST_RISE_GIB, lows[0] - start):  # What levels off rose more before.
-            break
-    else:
+    known = _with(steps[WARM_UP:], "allocated_gib")
+    half = len(known) - len(known) // 2
+    peaks = [step["peak_allocated_gib"] for step in _with(steps[-MIN_STEPS:], "peak_allocated_gib")]
+    return _leak_from(known, 0, peaks, usable) or _leak_from(known, half, peaks, usable)
+
+
+def _leak_from(known: Records, begin: int, last_peaks: list[float], usable: float | None) -> Finding | None:
+    """The leak that shows in the steps from position `begin` of `known` on."""
+    values = [step["allocated_gib"] for step in known]
+    earlier, grown = values[:begin], values[begin:]
+    size = len(grown)
+    if size < MIN_STEPS:
         return None
-    first, last = values[0][0], values[-1][0]
-    per_step = mean_gain * PARTS / (last - first)
-    begun = max(first - int((lows[0] - start) / per_step), earlier[0][0]) if earlier else 1
+
+    lows = [min(grown[size * part // PARTS : size * (part + 1) // PARTS]) for part in range(PARTS)]
+    end = median(grown[-3:])
+    rise = lows[-1] - lows[0]
+    mean_rise = rise / (PARTS - 1)
+    start = min([lows[0], *earlier])
+    levels_off = rise < lows[0] - start  # more before than now
+    uneven = any(after - before < EVEN * mean_rise for before, after in pairwise([*lows, end]))
+    if uneven or levels_off or rise < LEAST_RISE_GIB:
+        return None
+
+    first, last = known[begin]["step"], known[-1]["step"]
+    per_step = mean_rise * PARTS / (last - first)
+    first_step = max(first - int((lows[0] - start) / per_step), known[0]["step"]) if earlier else 1
     figures: dict[str, float] = {
         "start_gib": start, "end_gib": end, "rise_gib": end - start, "rise_mib_per_step": 1024 * per_step,
         "last_step": last,
@@ -114,8 +127,8 @@ def _leak(steps: Records, usable: float | None) -> Finding | None:
         f"memory still allocated after each step grows by {1024 * per_step:.3g} MiB a step and does not level off: "
         f"from {start:.2f} GiB to {end:.2f} GiB by step {last}"
     )
-    peaks = [peak for _, peak in _known(steps[-MIN_STEPS:], "peak_allocated_gib")]
-    if usable is not None and (room := usable - max([end, *peaks])) > 0:
+
+    if usable is not None and (room := usable - max([end, *last_peaks])) > 0:
         full = last + int(room / per_step)
         figures["projected_full_step"] = full
         why += f"; at this pace the GPU is full near step {full} (projection)"
@@ -124,45 +137,64 @@ def _leak(steps: Records, usable: float | None) -> Finding | None:
         ".detach() keeps its whole graph; so do outputs or hidden states stored by a callback, a metric or your "
         "compute_loss. If it grows only at evaluations, set eval_accumulation_steps or prediction_loss_only"
     )
-    return Finding("leak", begun, why, fix, figures)
+    return Finding("leak", first_step, why, fix, figures)
 
 
 QUARTER: Final = 1 / 4
+"""Share of the steps that show the typical lengths, and in which longer ones matter."""
+
 HIGHER: Final = 0.1
+"""Lengths vary in any job. They matter where they raise the peak by this share of the GPU."""
+
 NEARLY_FULL: Final = 0.9
-"""Lengths vary in any job. They matter where the peak rises by a tenth of the GPU over the first quarter of the steps,
-and does so in a quarter of all steps or reaches nine tenths of the GPU. That is allocated memory: the allocator
-reserves some percent more, so that the GPU is full."""
+"""In fewer steps, they matter where the peak reaches this share of the GPU: more is reserved than allocated."""
+
+
+class Batch(NamedTuple):
+    """A step or a micro-batch that ran out of memory, with the padded tokens of a micro-batch."""
+
+    step: int
+    peak_gib: float
+    tokens: float
 
 
 def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Finding | None:
     """Larger inputs than in the first steps raised the peak, or the largest input ran out of memory."""
     sizes = ("samples", "longest_sequence")
-    known = [
-        (step, peak, samples * longest / micro_batches)
-        for step, peak, samples, longest, micro_batches in _known(steps, "peak_allocated_gib", *sizes, "micro_batches")
-    ]
-    if len(known) < MIN_STEPS or usable is None:
+    batches = []
+    for step in _with(steps, "peak_allocated_gib", *sizes, "micro_batches"):
+        tokens = step["samples"] * step["longest_sequence"] / step["micro_batches"]
+        batches.append(Batch(step["step"], step["peak_allocated_gib"], tokens))
+    if len(batches) < MIN_STEPS or usable is None:
         return None
-    count = max(MIN_STEPS // 2, int(QUARTER * len(known)))
-    before, typical = (max(row[i] for row in known[:count]) for i in (1, 2))
-    over = [row for row in known[count:] if row[1] > before + HIGHER * usable and row[2] > typical]
-    if len(over) < QUARTER * len(known) and all(row[1] < NEARLY_FULL * usable for row in over):
-        over = []
-    highest, largest = (max(row[i] for row in known) for i in (1, 2))
-    failed = [
-        (step, allocated + requested, samples * longest)
-        for step, allocated, requested, samples, longest in _known(ooms, "allocated_gib", "requested_gib", *sizes)
-        if allocated + requested > highest and samples * longest > largest
+
+    count = max(MIN_STEPS // 2, int(QUARTER * len(batches)))
+    before_gib = max(batch.peak_gib for batch in batches[:count])
+    typical = max(batch.tokens for batch in batches[:count])
+    longer = [
+        batch for batch in batches[count:] if batch.peak_gib > before_gib + HIGHER * usable and batch.tokens > typical
     ]
-    if not (over or failed):
+    if len(longer) < QUARTER * len(batches) and all(batch.peak_gib < NEARLY_FULL * usable for batch in longer):
+        longer = []
+
+    at_least = ""
+    if not longer:
+        at_least = "at least "
+        highest_gib = max(batch.peak_gib for batch in batches)
+        largest = max(batch.tokens for batch in batches)
+        for oom in _with(ooms, "allocated_gib", "requested_gib", *sizes):
+            peak_gib = oom["allocated_gib"] + oom["requested_gib"]
+            failed = Batch(oom["step"], peak_gib, oom["samples"] * oom["longest_sequence"])
+            if failed.peak_gib > highest_gib and failed.tokens > largest:
+                longer.append(failed)
+    if not longer:
         return None
-    over, at_least = (over, "") if over else (failed, "at least ")
-    peak_step, peak, _ = max(over, key=lambda row: row[1])
-    size = max(size for *_, size in over)
+
+    highest = max(longer, key=lambda batch: batch.peak_gib)
+    tokens = max(batch.tokens for batch in longer)
     why = (
-        f"larger inputs raised the peak from {before:.2f} GiB to {at_least}{peak:.2f} GiB of {usable:.2f} GiB "
-        f"available; padded tokens of a micro-batch: up to {size:,.0f}, before {typical:,.0f}"
+        f"larger inputs raised the peak from {before_gib:.2f} GiB to {at_least}{highest.peak_gib:.2f} GiB of "
+        f"{usable:.2f} GiB available; padded tokens of a micro-batch: up to {tokens:,.0f}, before {typical:,.0f}"
     )
     fix = (
         "cut or split the longest examples (max_length, packing), or lower per_device_train_batch_size and raise "
@@ -170,40 +202,45 @@ def _longer_batches(steps: Records, ooms: Records, usable: float | None) -> Find
         "that does not fit then fails in its first step"
     )
     figures = {
-        "peak_before_gib": before, "peak_gib": peak, "peak_step": peak_step, "size_before": typical, "size": size,
-        "usable_gib": usable,
+        "peak_before_gib": before_gib, "peak_gib": highest.peak_gib, "peak_step": highest.step,
+        "size_before": typical, "size": tokens, "usable_gib": usable,
     }  # fmt: skip
-    return Finding("longer batches", over[0][0], why, fix, figures)
+    return Finding("longer batches", longer[0].step, why, fix, figures)
 
 
 UNUSED: Final = 0.1
+"""Rounding leaves some percent of the reserved memory unused in any job (torch: c10/core/AllocatorConfig.h). With less
+than this share unused, the job is too large."""
+
 RETRIES: Final = 3
-"""Rounding leaves some percent of the reserved memory unused in any job (torch: c10/core/AllocatorConfig.h); with
-less than a tenth, the job is too large. One or two retries may come of one large request."""
+"""One or two retries may come of one large request."""
 
 
 def _fragmentation(steps: Records, usable: float | None, settings: str) -> Finding | None:
     """Several steps freed the cache and retried an allocation, although much reserved memory was unused."""
-    known = _known(steps, "alloc_retries", "peak_allocated_gib", "peak_reserved_gib")
-    highest = list(accumulate((peak for _, _, peak, _ in known), max))
-    retried = [
-        (step, retries, peak, reserved)
-        for (_, before, *_), (step, retries, _, reserved), peak in zip(known, known[1:], highest[1:], strict=False)
-        if retries > before and peak <= (1 - UNUSED) * reserved
-    ]
+    known = _with(steps, "alloc_retries", "peak_allocated_gib", "peak_reserved_gib")
+    highest_gib = 0.0
+    retried: list[Mapping[str, Any]] = []
+    for before, step in zip([*known[:1], *known], known, strict=False):
+        highest_gib = max(highest_gib, step["peak_allocated_gib"])
+        is_retry = step["alloc_retries"] > before["alloc_retries"]
+        if is_retry and highest_gib <= (1 - UNUSED) * step["peak_reserved_gib"]:
+            retried.append(step)
+            peak_gib = highest_gib
     if len(retried) < RETRIES:
         return None
-    peak, reserved = retried[-1][2], median(row[3] for row in retried)
-    retries = retried[-1][1]
+
+    reserved_gib = median(step["peak_reserved_gib"] for step in retried)
+    retries = retried[-1]["alloc_retries"]
     figures = {
-        "gap_gib": reserved - peak, "reserved_gib": reserved, "peak_allocated_gib": peak,
+        "gap_gib": reserved_gib - peak_gib, "reserved_gib": reserved_gib, "peak_allocated_gib": peak_gib,
         "alloc_retries": retries, **({"usable_gib": usable} if usable is not None else {}),
     }  # fmt: skip
     of_gpu = f" of {usable:.2f} GiB available" if usable is not None else ""
     why = (
-        f"PyTorch reserves {reserved:.2f} GiB{of_gpu}, but no step allocated more than {peak:.2f} GiB: the unused "
-        f"memory is in pieces that are too small, and cudaMalloc was tried again {retries} times after the cache was "
-        "freed"
+        f"PyTorch reserves {reserved_gib:.2f} GiB{of_gpu}, but no step allocated more than {peak_gib:.2f} GiB: the "
+        f"unused memory is in pieces that are too small, and cudaMalloc was tried again {retries} times after the "
+        "cache was freed"
     )
     vary_less = "make tensor sizes vary less (pad_to_multiple_of, packing)"
     fix = (
@@ -215,7 +252,7 @@ def _fragmentation(steps: Records, usable: float | None, settings: str) -> Findi
             f"expandable_segments is already on: {vary_less}, or free the cache with torch_empty_cache_steps, which "
             "costs time"
         )
-    return Finding("fragmentation", retried[0][0], why, fix, figures)
+    return Finding("fragmentation", retried[0]["step"], why, fix, figures)
 
 
 LEAST_OTHERS_GIB: Final = 0.75
@@ -224,28 +261,28 @@ LEAST_OTHERS_GIB: Final = 0.75
 
 def _another_process(steps: Records, usable: float | None) -> Finding | None:
     """GPU memory outside PyTorch grew in two successive readings; a single one may be taken during a change."""
-    own_known = True
-    others = _known(steps[WARM_UP:], "other_processes_gib")
-    if not others:
-        own_known = False
-        used = _known(steps[WARM_UP:], "device_used_gib", "reserved_gib")
-        others = [(step, device - reserved) for step, device, reserved in used]
-    if not others:
+    readings = _with(steps[WARM_UP:], "other_processes_gib")
+    sizes = [step["other_processes_gib"] for step in readings]
+    whose, not_this_process = "other processes on this GPU", ""
+    if not readings:
+        readings = _with(steps[WARM_UP:], "device_used_gib", "reserved_gib")
+        sizes = [step["device_used_gib"] - step["reserved_gib"] for step in readings]
+        whose = "GPU memory outside PyTorch"
+        not_this_process = "; this process's CUDA context does not grow so late"
+
+    limit_gib = sizes[0] + LEAST_OTHERS_GIB if sizes else 0.0
+    grown = [step for step, gib, after in zip(readings, sizes, sizes[1:], strict=False) if min(gib, after) > limit_gib]
+    if not grown:
         return None
-    before, most = others[0][1], max(gib for _, gib in others)
-    risen = [step for (step, gib), (_, after) in pairwise(others) if min(gib, after) > before + LEAST_OTHERS_GIB]
-    if not risen:
-        return None
+    before_gib, most_gib = sizes[0], max(sizes)
+    first_step = grown[0]["step"]
     figures = {
-        "others_before_gib": before, "others_gib": most, "rise_gib": most - before,
+        "others_before_gib": before_gib, "others_gib": most_gib, "rise_gib": most_gib - before_gib,
         **({"capacity_gib": usable} if usable is not None else {}),
     }  # fmt: skip
-    whose = "other processes on this GPU" if own_known else "GPU memory outside PyTorch"
-    why = f"{whose} grew from {max(0.0, before):.2f} GiB to {most:.2f} GiB, first seen at step {risen[0]}"
-    if not own_known:
-        why += "; this process's CUDA context does not grow so late"
+    grew = f"grew from {max(0.0, before_gib):.2f} GiB to {most_gib:.2f} GiB, first seen at step {first_step}"
     fix = (
         "find the process with nvidia-smi (a notebook kernel, a second training, an inference server); end it, or "
         "move it to another GPU with CUDA_VISIBLE_DEVICES"
     )
-    return Finding("another process", risen[0], why, fix, figures)
+    return Finding("another process", first_step, f"{whose} {grew}{not_this_process}", fix, figures)

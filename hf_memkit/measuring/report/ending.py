@@ -11,14 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Literal
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.memory.cgroup import oom_kills
+from hf_memkit.measuring.memory.cgroup import boot_id, oom_kills
 from hf_memkit.measuring.record_types import HostFacts, RunRecord
 from hf_memkit.measuring.report.rank_reader import Attempt
-from hf_memkit.measuring.report.sanitize import text
 
 EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
 
@@ -28,8 +27,7 @@ _SAME_START_S: Final = 2.0
 """Seconds by which two readings of a process's start may differ: the kernel counts clock ticks."""
 _SILENT_S: Final = 600.0
 _SILENT_STEPS: Final = 20
-"""A process that writes no record for both ten minutes and the time of twenty steps may hang, or be a notebook that no
-longer trains."""
+"""A process without a record for both ten minutes and the time of twenty steps may hang, or be an idle notebook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,6 @@ class Ending:
         return asdict(self)
 
 
-def _boot_id() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux
-        return None
-
-
 def _process_start(pid: int) -> float | None:
     """Start of the process (seconds since the epoch); None if it has ended, also as a zombie."""
     import psutil
@@ -74,7 +65,7 @@ class Here:
     """This machine, now."""
 
     hostname: str = field(default_factory=socket.gethostname)
-    boot_id: str | None = field(default_factory=_boot_id)
+    boot_id: str | None = field(default_factory=boot_id)
     now_s: float = field(default_factory=time.time)
     count_oom_kills: Callable[[], int | None] = oom_kills
 
@@ -83,24 +74,21 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     """How the attempt ended. `here`: this machine."""
     step = attempt.last_step
     if attempt.end is not None:
-        return _as_recorded(attempt, attempt.end, step)
+        return _judge_recorded(attempt, attempt.end, step)
     host = attempt.run.get("host", {})
-    if not host.get("hostname"):
-        return _gone_or_unknown(attempt, "the records do not name the machine, so its process cannot be checked")
+    pid = host.get("pid")
+    started = host.get("process_started")
+    if not host.get("hostname") or pid is None:
+        return _judge_unknown(attempt, "the records do not name its machine and process")
     if host["hostname"] != here.hostname:
-        where = text(host["hostname"], 60)
-        return _gone_or_unknown(
-            attempt, f"it ran on another machine ({where}): run memkit report there to see whether it is still running"
-        )
-    pid, started = host.get("pid"), host.get("process_started")
+        where = f"it ran on another machine ({printable(host['hostname'], 60)})"
+        return _judge_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
     if host.get("boot_id") != here.boot_id:
-        return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
-    if pid is None:
-        return _gone_or_unknown(attempt, "the records do not name its process")
+        return _judge_killed(attempt, host, None, f"{printable(here.hostname, 60)} has rebooted since the last record")
     alive = _process_start(pid)
     if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
-        return _running(attempt, pid, here.now_s)
-    return _killed(attempt, host, here, f"its process {pid} is gone")
+        return _judge_running(attempt, pid, here.now_s)
+    return _judge_killed(attempt, host, here, f"its process {pid} is gone")
 
 
 def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
@@ -109,7 +97,7 @@ def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
-        return _as_recorded(attempt, attempt.end, attempt.last_step)
+        return _judge_recorded(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
         return _out_of_memory(attempt)
     return Ending("killed", f"ended without recording an exit, {_after(attempt)}", step=attempt.last_step)
@@ -130,28 +118,28 @@ def _cut(attempt: Attempt) -> str | None:
     # By the clock; within its millisecond by the step.
     if (attempt.last.get("time", 0.0), attempt.last_step or 0) > (lost.get("time", 0.0), (lost.get("step") or 1) - 1):
         return None
-    return text(lost.get("write_error") or "unknown reason", 80)
+    return printable(lost.get("write_error") or "unknown reason", 80)
 
 
-def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
+def _judge_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
     """The ending in the `end` record, with a note if other records end earlier."""
-    ended = _ended(attempt, end, recorded)
+    ended = _judge_end(attempt, end, recorded)
     if (ended.step or 0) <= (recorded or 0):
         return ended
     since = f"after step {recorded}" if recorded is not None else "before the first step"
-    why = text(end.get("write_error") or "they could not be written", 80)
+    why = printable(end.get("write_error") or "they could not be written", 80)
     return replace(ended, why=f"{ended.why.rstrip('.')}. Its records end early, {since}: {why}")
 
 
-def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
+def _judge_end(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
     status = end.get("status")
     if end.get("lost_records"):
         step = end.get("step") or step
     after = f" after step {step}" if step is not None else " before its first step ended"
     if status == "finished":
         return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
-    error = text(end.get("error_type") or "", 80)
-    message = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
+    error = printable(end.get("error_type") or "", 80)
+    message = printable(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
     if status == "interrupted":
         by = " by Ctrl-C (SIGINT)" if error == "KeyboardInterrupt" else ""
         rest = ": ".join(part for part in ("" if by else error, message) if part)
@@ -170,50 +158,54 @@ def _out_of_memory(attempt: Attempt) -> Ending:
 
 
 def _ran_out(oom: Mapping[str, Any]) -> str:
-    return f"ran out of memory {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
+    return f"ran out of memory {at(printable(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
 
 
-def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
+def _judge_unknown(attempt: Attempt, why: str) -> Ending:
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     cut = f" {_after(attempt)}" if _cut(attempt) else ""
     return Ending("unknown", f"no exit was recorded{cut}; {why}", step=attempt.last_step)
 
 
-def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
+def _judge_running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     step = attempt.last_step
-    now = f"step {step} is done" if step is not None else "its first step is in progress"
-    if cut := _cut(attempt):
-        since = f"step {step}" if step is not None else "its start"
-        return Ending(
-            "running", f"running (process {pid}); since {since} its records cannot be written: {cut}", step=step
-        )
+    done = f"step {step} is done" if step is not None else "its first step is in progress"
+    why = f"running (process {pid}); {done}"
+
     silent_s = now_s - attempt.last.get("time", now_s)
     step_s = attempt.last.get("step_time_ms", 0.0) / 1000
-    if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
-        quiet = f"process {pid} is alive but has written nothing for {silent_s / 60:.0f} min: it hangs, is in a long"
-        return Ending("running", f"{quiet} operation, or is a notebook that no longer trains; {now}", step=step)
-    return Ending("running", f"running (process {pid}); {now}", step=step)
+    if (cut := _cut(attempt)) is not None:
+        since = f"step {step}" if step is not None else "its start"
+        why = f"running (process {pid}); since {since} its records cannot be written: {cut}"
+    elif silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
+        why = (
+            f"process {pid} is alive but has written nothing for {silent_s / 60:.0f} min: it hangs, is in a long "
+            f"operation, or is a notebook that no longer trains; {done}"
+        )
+    return Ending("running", why, step=step)
 
 
-def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
+def _judge_killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
     """The ending without an `end` record and without a process. `here`: None after a reboot."""
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     step = attempt.last_step
     stopped = f"ended without recording an exit, {_after(attempt)}; {how}"
-    before, killed = host.get("oom_kills"), None
-    if here is not None and before is not None and (now := here.count_oom_kills()) is not None:
-        killed = now - before
-    left = attempt.last.get("host_available_gib")
-    if killed and killed > 0:
+
+    kills_before = host.get("oom_kills")
+    kills_now = here.count_oom_kills() if here is not None else None
+    if kills_before is not None and kills_now is not None and kills_now > kills_before:
+        killed = kills_now - kills_before
         count = "a process" if killed == 1 else f"{killed} processes"
         why = f"{stopped}. Since it started, host RAM ran out and the kernel killed {count} of this control group"
         return Ending("killed", f"{why}: most likely this one", "host memory", step)
-    if short := _nearly_gone(attempt):
+    if (short := _nearly_gone(attempt)) is not None:
         why = f"{stopped}. Host RAM was almost full at the last record ({short}): the kernel's OOM killer is likely"
         return Ending("killed", why, "host memory", step)
-    enough = f" Host RAM was not short at the last record ({left:.1f} GiB left)." if left is not None else ""
+
+    left_gib = attempt.last.get("host_available_gib")
+    enough = f" Host RAM was not short at the last record ({left_gib:.1f} GiB left)." if left_gib is not None else ""
     why = f"{stopped}.{enough} Cause unknown: a signal, the scheduler, a crash or a power cut"
     return Ending("killed", why, None, step)
 
@@ -222,9 +214,10 @@ def _nearly_gone(attempt: Attempt) -> str | None:
     """The free RAM at the last record, as text; None if there was enough."""
     hardware = attempt.run.get("hardware", {})
     total = min(filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib"))), default=None)
-    left, rss = attempt.last.get("host_available_gib"), attempt.last.get("host_rss_gib")
     if total is None:
         return None
+    left = attempt.last.get("host_available_gib")
+    rss = attempt.last.get("host_rss_gib")
     if left is not None and left <= _NEARLY_GONE * total:
         return f"{left:.2f} of {total:.1f} GiB left"
     if rss is not None and rss >= (1 - _NEARLY_GONE) * total:

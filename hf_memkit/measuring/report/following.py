@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hf_memkit.common.answer.terminal import rendered, show
+from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.answer.terminal import render, show
 from hf_memkit.measuring.report.answer import report_answer
 from hf_memkit.measuring.report.load import Run, RunReader
-from hf_memkit.measuring.report.sanitize import text
 
 _LOOK_S: Final = 1.0
 
@@ -38,7 +38,7 @@ def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> R
 
 
 def _wait_text(folder: Path) -> str:
-    return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
+    return f"Waiting for records in {printable(folder)} (memory-rank*.jsonl). Ctrl-C stops."
 
 
 def _readings(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
@@ -59,7 +59,7 @@ def _live(reader: RunReader, console: Console) -> None:
         for grew, run in _readings(reader):
             if run is not None and (grew or run.ending.why != shown):
                 shown = run.ending.why
-                live.update(rendered(report_answer(run), console.width), refresh=True)
+                live.update(render(report_answer(run), console.width), refresh=True)
 
 
 def _lines(reader: RunReader, console: Console) -> None:
@@ -74,24 +74,19 @@ def _lines(reader: RunReader, console: Console) -> None:
             console.print(Text(_step_line(run)), soft_wrap=True)
 
 
+_STEP_FIGURES: Final = {
+    "peak_allocated_gib": "peak {:.2f} GiB",
+    "peak_reserved_gib": "reserved {:.2f} GiB",
+    "host_rss_gib": "host {:.2f} GiB",
+    "step_time_ms": "{:,.0f} ms",
+}
+
+
 def _step_line(run: Run) -> str:
-    """`step 17: peak 13.2 GiB, reserved 14.1 of 15.8 GiB, host 4.1 GiB, 1214 ms`, the highest over the ranks."""
+    """`step 17: peak 13.20 GiB, reserved 14.10 GiB, host 4.10 GiB, 1,214 ms`, the highest over the ranks."""
     newest: list[Mapping[str, Any]] = [rank.steps[-1] for rank in run.ranks if rank.steps]
-
-    def highest(name: str) -> float | None:
-        return max((step[name] for step in newest if name in step), default=None)
-
-    step = int(highest("step") or 0)
-    capacity = highest("capacity_gib")
-    of = f" of {capacity:.1f}" if capacity else ""
-    parts = [
-        f"{label} {value:.2f}{suffix} {unit}".strip() if unit == "GiB" else f"{value:,.0f} {unit}"
-        for name, label, suffix, unit in (
-            ("peak_allocated_gib", "peak", "", "GiB"),
-            ("peak_reserved_gib", "reserved", of, "GiB"),
-            ("host_rss_gib", "host", "", "GiB"),
-            ("step_time_ms", "", "", "ms"),
-        )
-        if (value := highest(name)) is not None
-    ]
-    return f"step {step}: {', '.join(parts)}"
+    parts = []
+    for name, words in _STEP_FIGURES.items():
+        if known := [step[name] for step in newest if name in step]:
+            parts.append(words.format(max(known)))
+    return f"step {max(step['step'] for step in newest)}: {', '.join(parts)}"

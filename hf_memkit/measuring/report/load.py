@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY
 from hf_memkit.measuring.memory.records import SCHEMA
@@ -25,7 +26,7 @@ from hf_memkit.measuring.record_types import (
 )
 from hf_memkit.measuring.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.measuring.report.rank_reader import Attempt, RankReader
-from hf_memkit.measuring.report.sanitize import few, text
+from hf_memkit.measuring.report.sanitize import few
 
 _FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
 
@@ -127,16 +128,16 @@ def load_run(run_dir: str | Path) -> Run:
         folder = folder.parent
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "no such folder"
-        raise InputError(f"{text(run_dir)}: {what}; give a Trainer's output_dir")
+        raise InputError(f"{printable(run_dir)}: {what}; give a Trainer's output_dir")
     reader = RunReader(folder)
     reader.read()
     run = reader.run()
     if run is not None:
         return run
-    follow = f"memkit report {shlex.quote(text(folder))} --follow"
+    follow = f"memkit report {shlex.quote(printable(folder))} --follow"
     if reader.readers:
-        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
-    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
+        raise InputError(f"{printable(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
+    raise InputError(f"{printable(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
 
 
 def _what_to_do(folder: Path, follow: str) -> str:
@@ -144,18 +145,15 @@ def _what_to_do(folder: Path, follow: str) -> str:
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
-        return f"a folder below has records: memkit report {text(inside[0])}{more}"
+        return f"a folder below has records: memkit report {printable(inside[0])}{more}"
     status = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads((folder / "memkit-run.json").read_bytes())
-        status = text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
-    if status in ("finished", "interrupted"):
-        return f"this recipe run has ended ({status}), and its records were removed. Run the recipe again"
-    if status == "written":
-        return f"nothing has run there yet. Type: memkit run {shlex.quote(text(folder))}"
+        status = printable(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
     if status is not None:
-        restart = "if not, start it again with --resume or --overwrite"
-        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {restart}"
+        start = f"memkit run {shlex.quote(printable(folder))}"
+        again = f"if not, start it: {start}, or its recipe with --resume or --overwrite"
+        return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {again}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
 
 
@@ -179,7 +177,13 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
 
 
 def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_schema: int) -> list[str]:
-    """Limits of the records. `left_over`: files of an earlier training with more processes; `unreadable`: lines."""
+    """Limits of the records.
+
+    Args:
+        left_over: files of an earlier training with more processes.
+        unreadable: lines that could not be read.
+        newest_schema: the highest version of the format in the files.
+    """
     notes = []
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
@@ -187,36 +191,30 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_s
         notes.append(f"records of {len(missing)} of {size} ranks are missing: {few(missing)}")
     without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
-        notes.append(f"no exit recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
+        notes.append(f"ranks that have recorded no exit yet: {few(without_end)}")
     if left_over:
-        plural = "s" if left_over > 1 else ""
-        notes.append(f"{left_over} file{plural} of an earlier training with more processes ignored")
+        notes.append(f"ignored files of an earlier training with more processes: {left_over}")
     if newest_schema > SCHEMA:
         notes.append(
             f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing. "
             f"Run: pip install --upgrade git+{REPOSITORY}"
         )
     if unreadable:
-        notes.append(f"{unreadable} lines could not be read" if unreadable > 1 else "1 line could not be read")
+        notes.append(f"lines that could not be read: {unreadable}")
     if any(not rank.run for rank in ranks):
         notes.append("the beginning of the records is missing: model, arguments and machine are unknown")
-    earlier = ranks[0].earlier
-    if earlier:
-        attempt, ending = earlier[-1]
-        # The last attempt of auto_find_batch_size.
-        batch = ranks[0].run.get("after_oom", {}).get("train_batch_size")
-        if batch is None:
-            batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
-        of = f" (batch size {text(batch, 20)})" if batch is not None else ""
-        if len(earlier) == 1:
-            notes.append(f"an earlier start in this folder{of} {ending.why}")
-        else:
-            notes.append(f"{len(earlier)} earlier starts in this folder; the last{of} {ending.why}")
-    lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
-    if lost:
-        errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
-        records = f"{lost} records" if lost > 1 else "1 record"
-        notes.append(
-            ": ".join([f"{records} could not be written during training", *(text(e, 80) for e in errors[:1])])
-        )
+
+    first = ranks[0]
+    if first.earlier:
+        attempt, ending = first.earlier[-1]
+        arguments = attempt.run.get("arguments", {})
+        # The last attempt of auto_find_batch_size had another batch than the arguments say.
+        batch = first.run.get("after_oom", {}).get("train_batch_size", arguments.get("per_device_train_batch_size"))
+        of = f" (batch size {printable(batch, 20)})" if batch is not None else ""
+        notes.append(f"earlier starts in this folder: {len(first.earlier)}; the last{of} {ending.why}")
+
+    ends = [rank.end for rank in ranks if rank.end is not None]
+    if lost := sum(end.get("lost_records", 0) for end in ends):
+        why = next((f" ({printable(end['write_error'], 80)})" for end in ends if end.get("write_error")), "")
+        notes.append(f"records that could not be written during training: {lost}{why}")
     return notes

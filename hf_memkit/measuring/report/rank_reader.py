@@ -29,10 +29,7 @@ _LONGEST_LINE: Final = 2**24
 """Bytes. The longest record, a table of modules, has about a hundred bytes per module."""
 
 _MOST: Final = 20_000
-"""Maximum of records of a kind: ten times what a chart draws. A recorder writes a few thousand per training."""
-
-_MOST_STARTS: Final = 1000
-"""Maximum of starts: a scheduler may restart a job without end."""
+"""Maximum of step records: ten times what a chart draws. A recorder writes a few thousand per training."""
 
 
 @dataclass(slots=True)
@@ -81,7 +78,9 @@ class RankReader:
             self._reset()
         if (seen := (status.st_size, status.st_mtime_ns)) == self._seen:
             return False
-        self._seen, before, known = seen, self._offset, self.attempts
+        before = self._offset
+        known = self.attempts
+        self._seen = seen
         self._read_lines()
         if self._offset > before:
             self._seen = (0, 0)  # there may also be a line instead of blanks: the next call reads from the start
@@ -112,21 +111,22 @@ class RankReader:
                 if len(rest) > _LONGEST_LINE:
                     self._offset += len(rest)
                     rest, too_long = b"", True
-            if not too_long and rest.endswith(b"}") and _parsed(rest) is not None:
+            if not too_long and rest.endswith(b"}") and _parse(rest) is not None:
                 self._offset += len(rest)
                 yield rest
 
     def _add(self, line: bytes) -> None:
         if not line.strip():
             return
-        record = _parsed(line)
+        record = _parse(line)
         if record is None or not isinstance(record.get("kind"), str):
             self.unreadable += 1
             return
         self.newest_schema = max(self.newest_schema, record.get("schema") or SCHEMA)
+
         kind = record["kind"]
         if kind == "run" or not self.attempts:
-            self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
+            self.attempts.append(Attempt())
         attempt = self.attempts[-1]
         if kind == "lost":  # it precedes records that were written earlier
             attempt.lost = record
@@ -139,11 +139,11 @@ class RankReader:
             attempt.last_step = record["step"]
             self.steps[record["step"]] = record
             if len(self.steps) > _MOST:
-                self.steps = {r["step"]: r for r in halved([self.steps[s] for s in sorted(self.steps)])}
+                self.steps = {r["step"]: r for r in halve_steps([self.steps[s] for s in sorted(self.steps)])}
         elif kind == "evaluate":
-            _keep(self.evaluations, record)
+            self.evaluations.append(record)
         elif kind == "save":
-            _keep(self.saves, record)
+            self.saves.append(record)
         elif kind == "modules":
             self.modules = record.get("rows", [])
         elif kind == "oom":
@@ -162,7 +162,7 @@ class RankReader:
             self.modules = []
 
 
-def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
+def halve_steps(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """Merges each two neighbours into one record, with the worse figures of the host."""
     pairs = [
         merge_steps(
@@ -173,18 +173,10 @@ def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
     return pairs if len(steps) % 2 == 0 else [*pairs, steps[-1]]
 
 
-def _parsed(line: bytes) -> Any:
+def _parse(line: bytes) -> Any:
     """The checked record; None if the line is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
     return clean_record(record) if isinstance(record, dict) else None
-
-
-def _keep(records: list[Any], record: Any) -> None:
-    """Adds a record; of too many, keeps the one with the higher peak of each two neighbours."""
-    records.append(record)
-    if len(records) > _MOST:
-        pairs = zip(records[0:-1:2], records[1:-1:2], strict=True)  # _MOST is even: the newest has no partner
-        records[:-1] = [max(pair, key=lambda r: r.get("peak_allocated_gib", 0.0)) for pair in pairs]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-from hf_memkit.common.answer.safe_text import text as text
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.measuring.record_types import RECORDS, StepRecord
 
 _LIMIT: Final = 1e15
@@ -21,7 +21,7 @@ _FREE_DEPTH: Final = 6
 
 def few(values: Sequence[Any]) -> str:
     """The first eight values; `…` stands for the others."""
-    return ", ".join(text(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
+    return ", ".join(printable(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
 
 
 def number(fields: Mapping[str, Any], name: str) -> float | None:
@@ -31,8 +31,7 @@ def number(fields: Mapping[str, Any], name: str) -> float | None:
 
 
 def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record without fields whose type differs from that of its class. A record of unknown kind is checked like a
-    step."""
+    """The record without fields whose type is not that of its class. An unknown kind is checked like a step."""
     kind = record.get("kind")
     hint = RECORDS.get(kind, StepRecord) if isinstance(kind, str) else StepRecord
     cleaned: dict[str, Any] = _cleaner(hint)(record)
@@ -54,7 +53,8 @@ def _whole(value: Any) -> int | None:
 @functools.cache
 def _cleaner(hint: Any) -> Callable[[Any], Any]:
     """A function that returns a value of this type, or None for a value of another type."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if hint is int:
         return _whole
     if hint is float:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hf_memkit.catalog.fit import was_tight
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.record_types import OomRecord, StepRecord
 from hf_memkit.measuring.report.load import RankRun, Run
-
-Compared = tuple[str, str, float | None]
-"""(what, predicted GiB or a range `low–high`, measured GiB or None)."""
 
 ACCEPTED_SHARE: Final = 0.02
 """A predicted category is accurate if it is off by at most this share of the predicted peak."""
@@ -29,6 +26,37 @@ class Peak:
     phase: str | None
     step: int | None
     rank: int
+
+
+ComparedKind = Literal["peak", "phase", "category"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A prediction and its measurement, in GiB.
+
+    Attributes:
+        what: `peak allocated`, `peak reserved`, or the name of the phase or category.
+        predicted_gib: one figure, or the lowest and the highest.
+        measured_gib: None if not measured.
+    """
+
+    kind: ComparedKind
+    what: str
+    predicted_gib: tuple[float, ...]
+    measured_gib: float | None
+
+    @property
+    def predicted(self) -> str:
+        """`11.00`, or `11.50–12.50`."""
+        return "–".join(f"{gib:.2f}" for gib in self.predicted_gib)
+
+    @property
+    def off_gib(self) -> float | None:
+        """Measured minus predicted; None for a range, or if not measured."""
+        if self.measured_gib is None or len(self.predicted_gib) > 1:
+            return None
+        return self.measured_gib - self.predicted_gib[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +106,10 @@ class Summary:
         return was_tight(max(reserved, self.peak.gib if self.peak else 0.0), self.capacity_gib, self.retries)
 
     def to_json(self) -> dict[str, Any]:
-        predicted = [{"what": what, "predicted_gib": p, "measured_gib": m} for what, p, m in self.predicted]
+        predicted = [
+            {"what": row.what, "predicted_gib": row.predicted, "measured_gib": row.measured_gib}
+            for row in self.predicted
+        ]
         return {**asdict(self), "predicted": predicted}
 
 
@@ -92,35 +123,37 @@ def summarise_ranks(run: Run) -> list[Summary]:
     return [_of_rank(rank) for rank in run.ranks]
 
 
-def _with_predicted(measured: Summary, prediction: Mapping[str, Any]) -> Iterator[Compared]:
-    """A row for each predicted peak, phase and category, with the measured GiB."""
-    of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
-    rows: list[tuple[str, Any, float | None]] = [
-        ("peak allocated", prediction.get("peak_allocated_gib"), measured.peak.gib if measured.peak else None),
-        ("peak reserved", prediction.get("peak_reserved_gib"), measured.reserved_gib),
-        *((phase, of_phases.get(phase, {}).get("peak_allocated_gib"), measured.phases.get(phase)) for phase in PHASES),
-        *((name, of_categories.get(f"{name}_gib"), measured.categories.get(name)) for name in CATEGORIES),
+def _compared(measured: Summary, prediction: Mapping[str, Any]) -> Iterator[Compared]:
+    """A row for each predicted peak, phase and category."""
+    phases = prediction.get("phases", {})
+    categories = prediction.get("categories", {})
+    rows: list[tuple[ComparedKind, str, Any, float | None]] = [
+        ("peak", "peak allocated", prediction.get("peak_allocated_gib"), measured.peak.gib if measured.peak else None),
+        ("peak", "peak reserved", prediction.get("peak_reserved_gib"), measured.reserved_gib),
     ]
-    for what, predicted, gib in rows:
-        if ends := predicted if isinstance(predicted, list) else [predicted] if predicted is not None else []:
-            yield what, "–".join(f"{end:.2f}" for end in ends[:2]), gib
+    for phase in PHASES:
+        peak = phases.get(phase, {}).get("peak_allocated_gib")
+        rows.append(("phase", phase, peak, measured.phases.get(phase)))
+    for name in CATEGORIES:
+        rows.append(("category", name, categories.get(f"{name}_gib"), measured.categories.get(name)))
+
+    for kind, what, predicted, measured_gib in rows:
+        ends = predicted if isinstance(predicted, list) else [predicted]
+        if ends and ends[0] is not None:
+            yield Compared(kind, what, tuple(ends[:2]), measured_gib)
 
 
 def furthest_off(rows: Sequence[Compared]) -> str | None:
     """A sentence that names the least accurate category; None if no category was both predicted and measured."""
-    peak = next((float(predicted) for what, predicted, _ in rows if what == "peak allocated"), 0.0)
-    both = [
-        (what, float(predicted), measured)
-        for what, predicted, measured in rows
-        if what in CATEGORIES and measured is not None and "–" not in predicted
-    ]
-    if not both or peak <= 0:
+    peak = next((row.predicted_gib[0] for row in rows if row.what == "peak allocated"), 0.0)
+    off = {row: row.off_gib for row in rows if row.kind == "category" and row.off_gib is not None}
+    if not off or peak <= 0:
         return None
-    what, predicted, measured = max(both, key=lambda row: abs(row[2] - row[1]))
-    off = measured - predicted
-    if abs(off) <= ACCEPTED_SHARE * peak:
+    furthest = max(off, key=lambda row: abs(off[row]))
+    if abs(off[furthest]) <= ACCEPTED_SHARE * peak:
         return f"Every category is within {100 * ACCEPTED_SHARE:.0f} % of the predicted peak."
-    return f"Furthest off: {what}, predicted {predicted:.2f} GiB, measured {measured:.2f} GiB ({off:+.2f} GiB)."
+    figures = f"predicted {furthest.predicted} GiB, measured {furthest.measured_gib:.2f} GiB"
+    return f"Furthest off: {furthest.what}, {figures} ({off[furthest]:+.2f} GiB)."
 
 
 def _of_rank(rank: RankRun) -> Summary:
@@ -130,6 +163,7 @@ def _of_rank(rank: RankRun) -> Summary:
     cap = hardware.get("allocator_cap_fraction")
     capped = cap if cap is not None and 0 < cap < 1 else None
     capacity = whole_gpu * (capped or 1.0) if whole_gpu else None
+
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
     outside = [step for step in rank.steps if "device_used_gib" in step and "reserved_gib" in step]
@@ -137,10 +171,12 @@ def _of_rank(rank: RankRun) -> Summary:
     headroom = None
     if capacity is not None and reserved is not None:  # a cap leaves the rest of the GPU to the others
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)
+
     at_peak = _highest_with_categories(rank)
     times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
     retries = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
-    expected = rank.run.get("prediction", {}).get("step_time_ms")
+    predicted_ms = rank.run.get("prediction", {}).get("step_time_ms") or []
+
     summary = Summary(
         rank=rank.rank,
         capacity_gib=capacity,
@@ -158,12 +194,12 @@ def _of_rank(rank: RankRun) -> Summary:
         host=_host(records, hardware),
         steps=sum(record.get("steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
-        predicted_step_time_ms=tuple(expected if isinstance(expected, list) else [expected] if expected else []),
+        predicted_step_time_ms=tuple(predicted_ms if isinstance(predicted_ms, list) else [predicted_ms]),
         # The counter starts with the process, which may have trained before.
         retries=max(0, retries[-1] - rank.run.get("alloc_retries", 0)) if retries else 0,
         predicted=(),
     )
-    return replace(summary, predicted=tuple(_with_predicted(summary, rank.run.get("prediction") or {})))
+    return replace(summary, predicted=tuple(_compared(summary, rank.run.get("prediction") or {})))
 
 
 def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
@@ -172,18 +208,13 @@ def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
 
 def _peak(rank: RankRun) -> Peak | None:
     """The highest peak of load, steps, evaluations, saves and out-of-memory errors; the first of equal ones."""
-    kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
-        ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
-    ]  # fmt: skip
     known: list[Peak] = []
-    for phase, records in kinds:
+    for phase, records in _by_phase(rank).items():
         for record in records:
             if "peak_allocated_gib" in record:
-                step = record.get("step") if record is not rank.run else None
-                gib_of = {name: each.get("peak_allocated_gib") for name, each in record.get("phases", {}).items()}
-                phases = [name for name in PHASES if gib_of.get(name) is not None]
-                highest = phase or max(phases, key=lambda name: gib_of[name], default=None)
-                known.append(Peak(record["peak_allocated_gib"], highest, step, rank.rank))
+                peaks = _phases_of(record)
+                highest = phase or max(peaks, key=lambda name: peaks[name], default=None)
+                known.append(Peak(record["peak_allocated_gib"], highest, record.get("step"), rank.rank))
     for oom in rank.ooms:
         gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
         if gib >= 0:
@@ -193,14 +224,26 @@ def _peak(rank: RankRun) -> Peak | None:
 
 
 def _phases(rank: RankRun) -> dict[str, float]:
-    seen: list[tuple[str | None, float | None]] = [("load", rank.run.get("peak_allocated_gib"))]
-    seen += [("evaluate", record.get("peak_allocated_gib")) for record in rank.evaluations]
-    seen += [("save", record.get("peak_allocated_gib")) for record in rank.saves]
-    seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
-    for step in rank.steps:
-        seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
-    known = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    """The highest peak of each phase, in GiB."""
+    peaks = [_phases_of(step) for step in rank.steps]
+    for phase, records in _by_phase(rank).items():
+        if phase is not None:
+            peaks += [{phase: record["peak_allocated_gib"]} for record in records if "peak_allocated_gib" in record]
+    peaks += [{oom["phase"]: oom["allocated_gib"]} for oom in rank.ooms if "phase" in oom and "allocated_gib" in oom]
+    known = {phase: [each[phase] for each in peaks if phase in each] for phase in PHASES}
     return {phase: max(values) for phase, values in known.items() if values}
+
+
+def _by_phase(rank: RankRun) -> dict[str | None, Sequence[Mapping[str, Any]]]:
+    """The records with peaks; None: steps, which have several phases."""
+    return {"load": [rank.run], None: rank.steps, "evaluate": rank.evaluations, "save": rank.saves}
+
+
+def _phases_of(record: Mapping[str, Any]) -> dict[str, float]:
+    """The peaks of a record by phase, in GiB."""
+    peaks = record.get("phases", {})
+    known = {name: peaks[name].get("peak_allocated_gib") for name in PHASES if name in peaks}
+    return {name: gib for name, gib in known.items() if gib is not None}
 
 
 def _highest_with_categories(rank: RankRun) -> StepRecord | OomRecord:

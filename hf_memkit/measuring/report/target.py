@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
-from hf_memkit.measuring.report.sanitize import checked_number as _checked
-from hf_memkit.measuring.report.sanitize import number, text
+from hf_memkit.measuring.report.sanitize import checked_number, number
 
 _VERDICTS: Final = {
     "fits": "is predicted to fit on",
@@ -65,21 +65,26 @@ def target_of(run: Run) -> Target | None:
     fields = mapping(facts.get("target_prediction") if facts.get("rehearsal") is True else None)
     peak = number(fields, "peak_allocated_gib")
     ends = fields.get("peak_reserved_gib")
-    low, high = (_checked(end) for end in (*(ends if isinstance(ends, list) else ()), None, None)[:2])
-    if peak is None or low is None or high is None:
+    if peak is None or not isinstance(ends, list) or len(ends) < 2:
         return None
-    by_phase, by_category = mapping(fields.get("phases")), mapping(fields.get("categories"))
+    low, high = checked_number(ends[0]), checked_number(ends[1])
+    if low is None or high is None:
+        return None
+
+    by_phase = mapping(fields.get("phases"))
+    by_category = mapping(fields.get("categories"))
     phases = {phase: number(mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
     host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(fields, name)) is not None]
-    phase, confidence = fields.get("peak_phase"), mapping(fields.get("confidence"))
+    phase = fields.get("peak_phase")
+    confidence = mapping(fields.get("confidence"))
     verdict = _verdict(fields.get("verdict"))
     return Target(
-        gpu=text(fields.get("gpu") or "the target's GPU", 60),
+        gpu=printable(fields.get("gpu") or "the target's GPU", 60),
         capacity_gib=number(fields, "capacity_gib"),
         verdict=verdict,
         gpu_verdict=_verdict(fields.get("gpu_verdict")) or verdict,
-        why=text(fields.get("why") or "", 300),
+        why=printable(fields.get("why") or "", 300),
         peak_gib=peak,
         peak_phase=phase if phase in PHASES else None,
         reserved_gib=(low, high),
@@ -89,7 +94,7 @@ def target_of(run: Run) -> Target | None:
         host_gib=sum(host) if host else None,
         ram_gib=number(fields, "ram_gib"),
         disk_gib=number(fields, "disk_gib"),
-        rests_on=text(confidence.get("rests_on") or "", 200),
+        rests_on=printable(confidence.get("rests_on") or "", 200),
         is_measured=confidence.get("measured_on") is not None,
     )
 
@@ -110,23 +115,22 @@ def figures_and_basis(target: Target) -> str:
     """Sentences: peak, reserved and host memory, and the basis of the prediction."""
     low, high = target.reserved_gib
     where = f" in {target.peak_phase}" if target.peak_phase else ""
-    parts = [
-        f"peak allocated {target.peak_gib:.2f} GiB{where}", f"reserved {low:.2f}–{high:.2f} GiB",
-        f"outside the allocator {target.outside_gib:.2f} GiB",
-    ]  # fmt: skip
-    parts += [f"host RAM {target.host_gib:.1f} GiB"] if target.host_gib else []
-    parts += [f"disk {target.disk_gib:.1f} GiB"] if target.disk_gib else []
+    line = f"Predicted: peak allocated {target.peak_gib:.2f} GiB{where}, reserved {low:.2f}–{high:.2f} GiB"
+    line += f", outside the allocator {target.outside_gib:.2f} GiB"
+    line += f", host RAM {target.host_gib:.1f} GiB" if target.host_gib else ""
+    line += f", disk {target.disk_gib:.1f} GiB" if target.disk_gib else ""
     measured = "" if target.is_measured else "; predictions of this kind were not yet compared with a GPU"
     basis = f" Computed from {target.rests_on}{measured}." if target.rests_on else ""
-    return f"Predicted: {', '.join(parts)}.{basis}"
+    return f"{line}.{basis}"
 
 
 def next_command(run: Run, target: Target) -> str:
+    """What to do after a rehearsal, with the command."""
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
-    recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
+    recipe, variant = (shlex.quote(printable(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
     if target.gpu_verdict == "does not fit":
-        return f"memkit recipe {recipe} --dry-run --gpu NAME"
-    return f"memkit recipe {recipe} --variant {variant}"
+        return f"Choose another GPU or variant: memkit recipe {recipe} --dry-run --gpu NAME"
+    return f"Run it on that GPU: memkit recipe {recipe} --variant {variant}"
 
 
 def _verdict(value: Any) -> str | None:

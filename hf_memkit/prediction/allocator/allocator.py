@@ -95,7 +95,9 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Restarts the peaks from the current values."""
-        self.peak_allocated, self.peak_requested, self.peak_reserved = self.allocated, self.requested, self.reserved
+        self.peak_allocated = self.allocated
+        self.peak_requested = self.requested
+        self.peak_reserved = self.reserved
 
     def release_cached(self) -> None:
         """Releases every free block that is a whole segment, and every whole free page (`release_cached_blocks`)."""
@@ -272,7 +274,7 @@ class CachingAllocator:
         return True
 
     def unmap_pages(self, block: Block) -> tuple[int, int]:
-        """Unmaps the whole pages in a free block of an expandable segment; returns their first address and size."""
+        """Unmaps the whole pages in a free block of an expandable segment; returns (their first address, size)."""
         segment, pool = block.expandable, block.pool
         assert segment is not None
         page = segment.page_bytes
@@ -289,7 +291,9 @@ class CachingAllocator:
             right = Block(pool, block.stream, end, after, self._part_of(block), segment)
             right.put_between(block, block.next)
             pool.add(right)
-        block.address, block.size, block.mapped = start, end - start, False
+        block.address = start
+        block.size = end - start
+        block.mapped = False
         self._merge(block)
         if block.is_split:
             pool.add(block)  # else the segment and its addresses are gone

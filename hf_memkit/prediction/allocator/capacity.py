@@ -36,24 +36,22 @@ def smallest_cap(
     gpu_bytes: int | None = None,
     without_cap: Replay | None = None,
 ) -> int:
-    """The smallest memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`.
+    """The smallest memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`. A run in
+    it is slow: it waits for the device whenever the allocator releases memory.
 
-    At that cap a run is slow: it waits for the device whenever the allocator releases memory.
+    The search goes down from the bytes reserved without a cap, because more memory does not always help: the allocator
+    then splits other blocks. Each replay returns down to which cap its requests have the same answers (`CapRange`);
+    the next replay uses the cap below that, until one fails. After `_MAX_REPLAYS` replays, and with a
+    `settings.memory_fraction` below 1, bisection takes over.
 
-    A cap of the bytes reserved without a cap changes nothing. Below it, the allocator releases cached memory and
-    retries, and more memory does not always help, because it then takes and splits other blocks. So the search goes
-    down from above: each replay also returns down to which cap the same requests would have been granted and refused
-    (`CapRange`); the next replay uses the cap below that, until one fails.
-
-    If that takes more than `_MAX_REPLAYS` replays (`max_split_size_mb` makes many small differences), or
-    `settings.memory_fraction` is below 1, bisection finds a cap that completes while the next lower one fails. Then
-    some larger caps are tested (`_caps_above`); if one fails, the search continues above it.
-
-    `gpu_bytes`: capacity of the GPU, as for `replay`; `without_cap`: that replay without a cap, if it exists already.
+    Args:
+        gpu_bytes: capacity of the GPU; None: unknown.
+        without_cap: the replay without a cap, if it exists already.
     """
     settings = settings or AllocatorSettings()
-    free = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
-    least, top = free.peak_requested_bytes // CAP_STEP, -(-free.peak_reserved_bytes // CAP_STEP)
+    without_cap = without_cap or replay(trace, settings, gpu_bytes=gpu_bytes)
+    least = without_cap.peak_requested_bytes // CAP_STEP
+    top = -(-without_cap.peak_reserved_bytes // CAP_STEP)
     if settings.memory_fraction < 1:
 
         def holds(steps: int) -> bool:
@@ -75,9 +73,11 @@ def smallest_cap(
 
 
 def _bisect(holds: Callable[[int], bool], least: int, top: int) -> int:
-    """A number in [least, top] that holds while the next lower one does not; tested larger ones hold too. `top` is
-    known to hold."""
-    low, high, tried = least - 1, top, {top: True}
+    """A number in [least, top] that holds while the next lower one does not; some larger ones (`_caps_above`) hold
+    too. `top` is known to hold."""
+    low = least - 1
+    high = top
+    tried = {top: True}
 
     def tries(number: int) -> bool:
         if number not in tried:
@@ -109,9 +109,8 @@ def reserved_interval(
     """`(low, high)`: the range in which `torch.cuda.max_memory_reserved()` will lie.
 
     low: the smallest cap that completes (`smallest_cap_bytes`, if known already).
-    high: the maximum of several replays with unlimited memory: of the trace itself (`without_cap`, if known already)
-    and of `replays` traces with the variation of a real run. Reserved bytes are sensitive to small changes: 0.5 % less
-    requested bytes moved them by 8 % (a mask that was not made, GPT-2, batch 4 × 512). Varied are:
+    high: the maximum of the replay without a cap (`without_cap`, if known already) and of `replays` varied traces.
+    Reserved bytes are sensitive: 0.5 % less requested bytes moved them by 8 % (GPT-2, batch 4 × 512). Varied are:
 
     * the order in which one operation makes its results and temporaries, which a GPU kernel decides;
     * memory that a trace misses: a few small tensors that stay (scalars, random states, counters), and scratch memory
@@ -135,8 +134,7 @@ def reserved_interval(
 
 
 def perturbed(trace: Trace, seed: int) -> Trace:
-    """Another trace of the same job, varied as `reserved_interval` lists; storages keep their number, size, category
-    and operation."""
+    """The trace, varied as `reserved_interval` lists; storages keep their number, size, category and operation."""
     source = random.Random(seed)
     early: set[int] = set()
     if seed % 2:  # workspaces: buffers that are never freed

@@ -15,8 +15,7 @@ from hf_memkit.prediction.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of replaying a trace. Peaks of each phase that occurred are in the order of `PHASES`; memory held when a
-    phase begins counts."""
+    """Result of a replay. Peaks of phases that occurred, in the order of `PHASES`, count memory held before them."""
 
     peak_allocated_bytes: int  # as `torch.cuda.max_memory_allocated()`
     peak_requested_bytes: int  # of the requested bytes, without rounding
@@ -54,12 +53,13 @@ def replay(
         device: replaces `cap_bytes` and `gpu_bytes`.
         releases: indexes of events before which all cached memory is released, as by `torch.cuda.empty_cache()`.
         streams: stream of storage n at `[n - 1]`. Default: one stream.
-        order: as for `CachingAllocator`.
+        order: how free blocks of equal size are ordered; it differs between versions of torch.
     """
     allocator = CachingAllocator(
         settings, device or DeviceMemory(cap_bytes, total_bytes=gpu_bytes), allowed_bytes=allowed_bytes, order=order
     )
-    malloc, free, sizes, events = allocator.malloc, allocator.free, trace.sizes_bytes, trace.events
+    malloc, free = allocator.malloc, allocator.free  # looked up once for all events
+    sizes, events = trace.sizes_bytes, trace.events
     blocks: dict[int, Block] = {}
     peak_requested = 0
     allocated: dict[Phase, int] = {}

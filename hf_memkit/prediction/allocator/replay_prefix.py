@@ -14,8 +14,7 @@ _SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "
 
 
 class CapRange(NamedTuple):
-    """All caps in [from_bytes, below_bytes) (None: no upper limit) give the same result: the device grants and refuses
-    the same requests."""
+    """All caps in [from_bytes, below_bytes) (None: no limit) give one result: the device refuses the same requests."""
 
     completes: bool
     from_bytes: int

@@ -15,16 +15,12 @@ from hf_memkit.common.units import MIB
 from hf_memkit.setup.techniques.allocator import VARIABLE, options, refused_by_torch
 
 # c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc, kRoundLarge.
-MIN_BLOCK: Final = 512
-"""Every block is a multiple of this."""
-MAX_SMALL_BLOCK: Final = 1 * MIB
-"""Blocks up to this size come from the small pool."""
-SMALL_SEGMENT: Final = 2 * MIB
-"""Size of a segment of the small pool."""
+MIN_BLOCK: Final = 512  # every block is a multiple of this
+MAX_SMALL_BLOCK: Final = 1 * MIB  # blocks up to this size come from the small pool
+SMALL_SEGMENT: Final = 2 * MIB  # size of a segment of the small pool
 MIN_OWN_SEGMENT: Final = 10 * MIB
 """From this size on, a block gets a segment of its size instead of a part of a segment of `large_segment_bytes`."""
-SEGMENT_MULTIPLE: Final = 2 * MIB
-"""Such a segment is a multiple of this."""
+SEGMENT_MULTIPLE: Final = 2 * MIB  # such a segment is a multiple of this
 
 INTERVALS: Final = 16
 """`roundup_power2_divisions` has one value for sizes below 2 MiB and one per power of two up to 32 GiB."""

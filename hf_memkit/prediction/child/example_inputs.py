@@ -30,15 +30,12 @@ _LABEL_EACH_TOKEN: Final = (
 _NO_LABELS: Final = ("MAEForPreTraining",)
 """Models that reconstruct their input."""
 
-_IGNORED: Final = -100
-"""Label of a token that the loss ignores (torch.nn.functional.cross_entropy, `ignore_index`)."""
+_IGNORED: Final = -100  # label of a token that the loss ignores (torch.nn.functional.cross_entropy, `ignore_index`)
 _CHOICES: Final = 2
 _WAVE: Final = 16_000 * 10
 """Ten seconds at 16 kHz."""
-_FRAMES: Final = 1_000
-"""Ten seconds of a spectrogram with a frame every 10 ms."""
-_LONGEST_TRANSCRIPT: Final = 100
-"""Characters in ten seconds of speech."""
+_FRAMES: Final = 1_000  # ten seconds of a spectrogram with a frame every 10 ms
+_LONGEST_TRANSCRIPT: Final = 100  # characters in ten seconds of speech
 
 Values = dict[str, Any]
 

@@ -1,20 +1,6 @@
 """Differences of earlier library versions; the rest of the child process uses today's transformers and torch.
 
 Each difference is detected from an attribute of the library; the versions are for information.
-
-| difference | versions | before and after |
-|---|---|---|
-| options of `_load_pretrained_model` | 4.57 | keyword arguments; later one object |
-| parameters that stay in fp32 | 4.57 | a pattern; in 5.0 an attribute of the model; later in the options |
-| its result | 4.57 | six values; in 5.0 one; later two |
-| `init_empty_weights` | 4.57 | moves parameters to the meta device one by one; later they are created there |
-| `get_quantize_ops` | 4.57 | is `create_quantized_param` |
-| the first turn of `generate` | 4.57 | part of the loop; later `_prefill` |
-| `next_sequence_length` | up to 5.1 | `cache_position` |
-| growth of a mask by more than one token | 4.57 | by one |
-| `get_max_length` of a cache's layer | up to 5.16 | is `get_max_cache_shape` |
-| copies within a fake mode | torch 2.8 | run |
-| a guard for missing devices (`cuda_device_guard.py`) | torch 2.8 | created by memkit |
 """
 
 from __future__ import annotations
@@ -30,8 +16,7 @@ from torch import nn
 from hf_memkit.common.when_imported import when_imported
 
 RUNS_COPIES: Final = not hasattr(torch._C, "_ensureCUDADeviceGuardSet")
-"""Whether torch copies a real tensor to another device within a fake mode (torch 2.8: _subclasses/fake_tensor.py,
-`_dispatch_impl`)."""
+"""Whether fake mode copies real tensors to other devices (torch 2.8: _subclasses/fake_tensor.py, `_dispatch_impl`)."""
 
 FLASH_CHECKS: Final = ("_flash_attn_import_error", "_flash_attn_2_can_dispatch", "_flash_attn_3_can_dispatch")
 """Methods of a model that raise if flash attention is unavailable: today's, and those up to 5.1."""

@@ -60,8 +60,7 @@ class _LazyModule(ModuleType):
 
 
 def import_lazily(name: str) -> None:
-    """Imports an installed library only when one of its attributes is read; `importlib.util.find_spec` still finds
-    it."""
+    """Imports an installed library only when an attribute is read; `importlib.util.find_spec` still finds it."""
     if name in sys.modules:
         return
     spec = importlib.util.find_spec(name)

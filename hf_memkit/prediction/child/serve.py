@@ -33,7 +33,7 @@ from typing import Any, Final, NoReturn
 
 import psutil
 
-from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.ended_with_parent import describe_death, end_with
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.quick_imports import preload
 from hf_memkit.prediction.trace.request import SETUP, Case, ReadCommand, ScriptRequest
@@ -143,16 +143,17 @@ def _run_case(case: Case, files: list[int], answers: int) -> tuple[str | None, l
         os.close(answers)  # processes that the script starts may outlive this one
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # hides the requests
         if case.script is not None:
-            _script(case.script, files, result)
+            _run_script(case.script, files, result)
         else:
-            _command(case, result)
+            _parse_command(case, result)
 
     why = _run_in_fork(run, None, abandon)
     clean_up()
-    return why, json.loads(modules.read_text()) if why is None and modules.exists() else []
+    imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
+    return why, imported
 
 
-def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
+def _run_script(request: ScriptRequest, files: list[int], result: Path) -> None:
     """Runs a user's script with its own standard input and output. An error before its first line, such as
     incompatible libraries, is a result, too."""
     if files:
@@ -176,7 +177,7 @@ def _script(request: ScriptRequest, files: list[int], result: Path) -> None:
         result.write_text(wire.dumps(Outcome(failed=failed)))
 
 
-def _command(case: Case, result: Path) -> None:
+def _parse_command(case: Case, result: Path) -> None:
     """Parses a launcher's command; the parser prints errors before it exits."""
     printed = result.with_name("printed")
     output = os.open(printed, os.O_RDWR | os.O_CREAT)
@@ -193,9 +194,11 @@ def _command(case: Case, result: Path) -> None:
         parsed = ReadCommand(error=(str(error).strip().splitlines() or [type(error).__name__])[0])
     except SystemExit as exit_:
         sys.stdout.flush()
-        lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
-        why = lines[-1] if lines and exit_.code else f"its parser ended: exit code {exit_.code}"
-        parsed = ReadCommand(error=why.rpartition("error: ")[2] if exit_.code else "starts no training; omit --help")
+        why = "starts no training; omit --help"
+        if exit_.code:
+            lines = [line for line in printed.read_text(errors="replace").splitlines() if line.strip()]
+            why = lines[-1].rpartition("error: ")[2] if lines else f"its parser ended: exit code {exit_.code}"
+        parsed = ReadCommand(error=why)
     result.write_text(wire.dumps(parsed))
 
 
@@ -225,8 +228,7 @@ def _run_in_fork(
     _, status = os.waitpid(child, 0)
     if not events:
         return f"no answer within {limit_s:g} s"
-    code = os.waitstatus_to_exitcode(status)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None
+    return describe_death(status)
 
 
 def _kill_descendants() -> None:

@@ -12,11 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
-"""Folder of this package."""
+MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep  # folder of this package
 
-PYTHON: Final = str(Path(os.__file__).parent)
-"""Folder of Python's standard library."""
+PYTHON: Final = str(Path(os.__file__).parent)  # folder of Python's standard library
 
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
 _PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")

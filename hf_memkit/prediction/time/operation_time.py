@@ -18,11 +18,9 @@ from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.prediction.trace.work import Operation
 
 _KERNEL_S: Final = 2e-6
-"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it matters for kernels
-below 50 µs."""
+"""From the end of a kernel's work to the next one's full speed: start, ramp, tail. Assumed; matters below 50 µs."""
 
-_ROUND_TRIP_S: Final = 10e-6
-"""Minimum of a copy between host and GPU; assumed."""
+_ROUND_TRIP_S: Final = 10e-6  # minimum of a copy between host and GPU; assumed
 
 _TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
 """Rows, columns, and share of the rate that a multiprocessor reaches with such a tile: smaller tiles load more per
@@ -40,8 +38,7 @@ finished tile, it computes nothing, so short sums lose a share of the rate (CUTL
 epilogue). Kernels for Hopper and later overlap both with the next tile's main loop (there, "Warp Specialization",
 persistent kernels)."""
 
-_LEAST_SPLIT: Final = 256
-"""Minimum length of the summed dimension in one part."""
+_LEAST_SPLIT: Final = 256  # minimum length of the summed dimension in one part
 
 _ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
     "flash": (0.6, 0.5),
@@ -58,8 +55,7 @@ _SMALL_HEADS: Final = (0.7, 0.67)
 """Share of cuDNN's rate with heads of 128 that it reaches with heads of 64. Measured on an H200 (2048 tokens, causal;
 1500 without a mask): 0.38 and 0.30 of the data sheet's rate."""
 
-_ROWS_OF_A_TILE: Final = 128
-"""cuDNN computes whole tiles: 197 rows take as long as 256. Measured on an H200 (ViT)."""
+_ROWS_OF_A_TILE: Final = 128  # cuDNN computes whole tiles: 197 rows take as long as 256. Measured on an H200 (ViT).
 
 _DROPOUT: Final[Mapping[str, tuple[float, float]]] = {"cudnn": (0.3, 0.6), "efficient": (0.4, 0.55)}
 """Share of its rate that attention reaches with dropout, which draws a number per score. Measured on an H200 (GPT-2,
@@ -72,11 +68,10 @@ _UNALIGNED: Final[Mapping[bool, Mapping[int, float]]] = {
     True: {8: 1.0, 4: 0.3, 2: 0.33, 1: 0.155},
     False: {8: 1.0, 4: 0.9, 2: 0.9, 1: 0.7},
 }
-"""Share of the rate that a 16-bit product reaches, by the alignment of its rows; True: on Hopper, whose instructions
-read 16 bytes at once, so cuBLAS uses Ampere's kernels there, and Turing's for odd rows. Measured on an H200: logits of
-50257 words (GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower
-(m87-labs/kestrel#143). Others: 107 to 115 TFLOP/s instead of 156 on an RTX 4090 (pytorch/pytorch#181718), odd rows;
-2 and 4 elements assumed."""
+"""Share of the rate that a 16-bit product reaches, by the alignment of its rows; True: on Hopper, which reads 16 bytes
+at once, so cuBLAS uses Ampere's kernels there, and Turing's for odd rows. Measured on an H200: logits of 50257 words
+(GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower (m87-labs/kestrel#143).
+Others: 107 to 115 TFLOP/s, not 156, on an RTX 4090 (pytorch/pytorch#181718), odd rows; 2 and 4 elements assumed."""
 
 _PASSES: Final[Mapping[str, float]] = {
     "native_layer_norm_backward": 2.3, "_fused_rms_norm_backward": 2.3, "native_layer_norm": 1.5,
@@ -94,8 +89,7 @@ Measured on an H200: 42 ms for 1.56 billion (bitsandbytes 0.50, AdamW)."""
 _FLASH_ON_HOPPER: Final = (0.35, 0.3)
 """FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
 
-_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)
-"""In fp32, without tensor cores, it is compute-bound like products; assumed."""
+_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)  # in fp32, without tensor cores, it is compute-bound like products; assumed
 
 _FALLBACK_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "tf32": ("float32",),
@@ -105,22 +99,19 @@ _FALLBACK_DTYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "float8_e4m3fn": ("bfloat16", "float32"),
     "float8_e5m2": ("bfloat16", "float32"),
 }
-"""Dtypes in which a GPU without units for a dtype computes: before Ampere, PyTorch emulates bf16 (torch 2.13:
-cuda/__init__.py, `is_bf16_supported(including_emulation=True)`), products run on the CUDA cores in fp32, and TF32 is
-plain fp32."""
+"""Dtypes instead of those without units on a GPU: before Ampere, PyTorch emulates bf16 (torch 2.13: cuda/__init__.py,
+`is_bf16_supported(including_emulation=True)`), products run on the CUDA cores in fp32, and TF32 is fp32."""
 
 _SIXTEEN_BITS: Final = ("bfloat16", "float16")
 
 _L2_BYTES: Final[Mapping[float, float]] = {8.0: 40e6, 8.9: 48e6, 9.0: 50e6, 10.0: 120e6, 12.0: 64e6}
-"""By compute capability (NVIDIA's white papers on each architecture; Ada and consumer Blackwell GPUs have 24 to 128
-MB). Other GPUs have 6 MB or less."""
+"""By compute capability (NVIDIA's white papers; Ada and consumer Blackwell: 24 to 128 MB). Other GPUs: up to 6 MB."""
 
 _L2_SPEEDUP: Final = 2.0
 """Speed of the L2 cache relative to memory, if an operation reads what the previous one wrote: an A100 reads 5120
 bytes a clock from it, more than three times as fast (white paper), but not all reads hit it."""
 
-_FLOAT64_SHARE: Final = 1 / 32
-"""Share of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumer GPUs."""
+_FLOAT64_SHARE: Final = 1 / 32  # share of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumer GPUs
 
 
 def computes_as(dtype: str, rates: GpuRates) -> str:
@@ -131,9 +122,8 @@ def computes_as(dtype: str, rates: GpuRates) -> str:
 
 
 def product_tflops(dtype: str, rates: GpuRates) -> float:
-    """The rate that large products in `dtype` reach. bf16 and fp16 run on the same units at the same rate. The lower
-    of the two measurements applies, because some are the best of hundreds of shapes (MAMF), others those of a few
-    squares."""
+    """The rate that large products in `dtype` reach, the same for bf16 and fp16, which use the same units. The lower
+    of two measurements applies, because some are the best of hundreds of shapes (MAMF), others of a few squares."""
     used = computes_as(dtype, rates)
     same = _SIXTEEN_BITS if used in _SIXTEEN_BITS else (used,)
     return min(rates.achievable_tflops[name].value for name in same if name in rates.achievable_tflops)

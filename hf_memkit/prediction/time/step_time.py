@@ -22,48 +22,45 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.catalog.rates import GpuRates
+from hf_memkit.common.range import ZERO, Range
 from hf_memkit.common.terms import PHASES, Phase
 from hf_memkit.prediction.time.operation_time import OperationSeconds, computes_as, product_tflops
 from hf_memkit.prediction.trace.work import KINDS, Operation, Work
 
-Range = tuple[float, float, float]
-"""Low, middle, high."""
-
-_PYTHON_S: Final[Range] = (10e-6, 28e-6, 46e-6)
+_PYTHON_S: Final = Range(10e-6, 28e-6, 46e-6)
 """To queue one operation from Python, including the modules and views around it. Measured on one core of an AMD EPYC
 under other load: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, which that time
 includes computing on the CPU). High: T5-large and Whisper in a virtual machine with an H200, where the host is the
 bottleneck (benchmarks/gpu.py). Low: assumed, for a fast desktop."""
 
-_ENGINE_S: Final[Range] = (5e-6, 17e-6, 26e-6)
+_ENGINE_S: Final = Range(5e-6, 17e-6, 26e-6)
 """To queue one operation from autograd's engine, in C++: 18 to 23 µs on that EPYC; low and high as above."""
 
-_LAUNCH_S: Final = 4e-6
-"""Each additional kernel of an operation, `cudaLaunchKernel` alone; assumed."""
+_LAUNCH_S: Final = 4e-6  # each additional kernel of an operation, `cudaLaunchKernel` alone; assumed
 
-_MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
+_MICRO_BATCH_S: Final = Range(0.5e-3, 1.5e-3, 5e-3)
 """Host time before a micro-batch: Trainer's loop and callbacks; assumed."""
 
-_LOADER_S_PER_BYTE: Final[Range] = (12e-9, 18e-9, 30e-9)
+_LOADER_S_PER_BYTE: Final = Range(12e-9, 18e-9, 30e-9)
 """To collate a batch of tokens from lists in the training process, as Trainer does without `dataloader_num_workers`.
 The GPU is idle then, because accelerate reads a batch right after it has copied the previous one (1.15:
 data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns per number of 8 bytes with
 transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
 
-_STACKED_S_PER_BYTE: Final[Range] = (0.2e-9, 0.35e-9, 0.7e-9)
+_STACKED_S_PER_BYTE: Final = Range(0.2e-9, 0.35e-9, 0.7e-9)
 """To stack a batch of images or sound, which are tensors in RAM, and copy it to pinned memory; without decoding.
 Measured with an H200: 13 ms for 64 images (ViT)."""
 
-_OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
+_OPTIMIZER_S: Final = Range(1e-3, 3e-3, 10e-3)
 """Host time of the optimizer's step in addition to its operations: building lists of all parameters, also for
 clipping, and the schedule; assumed."""
 
-_RATES: Final[Range] = (1.06, 0.98, 0.85)
+_RATES: Final = Range(1.06, 0.98, 0.85)
 """Share of the table's rates that a GPU reaches in a step: the table has one GPU of its kind, cooled in its way, with
 one large product or copy after the other. The middle is fitted to half of the measured trainings
 (benchmarks/plan_speed.py, `halves`); low and high are asymmetric, as measured steps are."""
 
-_UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
+_UNKNOWN: Final = Range(0.0, 1.0, 10.0)
 """Bounds for operations without a formula, in multiples of the time of their bytes."""
 
 
@@ -91,6 +88,9 @@ class _Part:
     stretches: list[tuple[Phase, Sequence[int]]]  # phases with their calls
     times: int = 1  # how often it is repeated
 
+    def calls(self) -> list[int]:
+        return [call for _, calls in self.stretches for call in calls]
+
 
 def step_time(
     work: Work,
@@ -100,7 +100,7 @@ def step_time(
     span: tuple[int, int] | None = None,
     micro_batches: int = 1,
     loader_workers: int = 0,
-    hooks_s: Range = (0.0, 0.0, 0.0),
+    hooks_s: Range = ZERO,
     host: float = 1.0,
 ) -> StepTime:
     """The time of one optimizer step. Raises ValueError if there is no step, or fewer than one micro-batch.
@@ -128,19 +128,19 @@ def step_time(
         for part in parts:
             clocks.run(part)
     middle = likely.seconds
-    counts: Counter[int] = Counter()
+    counts = Counter[int]()  # of each call in the whole step
     for part in parts:
-        for _, calls in part.stretches:
-            for call, count in Counter(calls).items():
-                counts[call] += part.times * count
-    by_kind, unknown = dict.fromkeys(KINDS, 0.0), Counter[str]()
+        for call in part.calls():
+            counts[call] += part.times
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    unknown = Counter[str]()
     for call, count in counts.items():
         operation = work.operations[call]
-        by_kind[operation.kind] += count * durations[call] / _RATES[1]
+        by_kind[operation.kind] += count * durations[call] / _RATES.middle
         if operation.kind == "unknown":
             unknown[operation.name] += count
     return StepTime(
-        seconds=(min(low.seconds, middle), middle, max(middle, high.seconds)),
+        seconds=Range(min(low.seconds, middle), middle, max(middle, high.seconds)),
         by_phase={phase: likely.by_phase[phase] for phase in PHASES if phase in likely.by_phase},
         forward_s=likely.of_micro_batches.get("forward", 0.0) / micro_batches,
         backward_s=likely.of_micro_batches.get("backward", 0.0) / micro_batches,
@@ -157,8 +157,7 @@ _CLIPPING: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
 
 
 def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]:
-    """Splits the step into micro-batches and the optimizer's part. A micro-batch begins with the step, or with the
-    first call after a backward pass."""
+    """Splits the step into micro-batches, which begin with it or after a backward pass, and the optimizer's part."""
     parts: list[_Part] = []
     before: Phase | None = None
     for start, end, phase in work.spans():
@@ -192,15 +191,11 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
 def _add_collating(work: Work, parts: list[_Part]) -> None:
     """Adds the time to collate the batches that are copied to the GPU."""
     for part in parts:
-        for call in (call for _, calls in part.stretches for call in calls):
+        for call in part.calls():
             operation = work.operations[call]
             if operation.kind == "transfer":
                 s_per_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
-                low, middle, high = (
-                    seconds + operation.moved_bytes * factor
-                    for seconds, factor in zip(part.host_s, s_per_byte, strict=True)
-                )
-                part.host_s = (low, middle, high)
+                part.host_s += s_per_byte.times(operation.moved_bytes)
 
 
 class _Clocks:
@@ -214,7 +209,9 @@ class _Clocks:
         self.of_micro_batches: dict[Phase, float] = {}
         self.of_optimizer = 0.0
         self.idle = 0.0  # the GPU waits for the host
-        self._variant, self._host_factor, self._hooks_s = variant, host_factor, host_factor * hooks_s
+        self._variant = variant
+        self._host_factor = host_factor
+        self._hooks_s = host_factor * hooks_s
         self._waits = [operation.waits for operation in work.operations]
         self._seconds = [
             duration / _RATES[variant] * (_UNKNOWN[variant] if operation.kind == "unknown" else 1.0)
@@ -232,11 +229,12 @@ class _Clocks:
 
     def run(self, part: _Part) -> None:
         """Adds a part to the clocks."""
-        seconds, queueing, waits = self._seconds, self._queueing, self._waits
+        seconds, queueing, waits = self._seconds, self._queueing, self._waits  # looked up once for all calls
         host = idle = self._host_factor * part.host_s[self._variant]
         gpu = host
-        call_count = sum(len(calls) for _, calls in part.stretches)
-        hooks = self._hooks_s / call_count if call_count and part.number >= 0 else 0.0
+        hooks = 0.0  # seconds per call
+        if part.number >= 0:
+            hooks = self._hooks_s / max(1, len(part.calls()))
         for number, (phase, calls) in enumerate(part.stretches):
             begin = gpu if number else 0.0
             for call in calls:

@@ -15,8 +15,7 @@ Device = Literal["cuda", "cpu", "real cpu"]
 LIVE: Final = "hf_memkit.prediction.child.training.live_trainer"
 """Module that replaces a script to predict a live Trainer."""
 
-SETUP: Final = "hf_memkit.prediction.child.training.setup_trainer"
-"""Module that replaces a script to predict a setup."""
+SETUP: Final = "hf_memkit.prediction.child.training.setup_trainer"  # module that replaces a script to predict a setup
 
 EARLY: Final = "early"
 LATE: Final = "late"
@@ -56,7 +55,7 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """Settings with which a waiting script continues, without options of models; `result`: as in `Case`."""
+    """Settings with which a waiting script continues, without options of models; `result`: file for its result."""
 
     result: str
     overrides: Overrides

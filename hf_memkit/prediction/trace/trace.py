@@ -51,23 +51,20 @@ class Trace:
     """Allocations and frees in order.
 
     Attributes:
-        events: `n`: storage n is allocated; `-n`: it is freed.
-        sizes_bytes: requested size of storage n at `[n - 1]`.
         category_of, operation_of, module_of: of storage n at `[n - 1]`; indexes into `CATEGORIES`, `operations`,
             `modules`.
         marks: `(event index, phase)`: the events from the previous mark up to this index belong to `phase`.
-        work: computed operations; None if not recorded. Parts and copies of a trace have none.
     """
 
-    events: list[int] = field(default_factory=list)
-    sizes_bytes: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)  # `n`: storage n is allocated; `-n`: it is freed
+    sizes_bytes: list[int] = field(default_factory=list)  # requested size of storage n at `[n - 1]`
     category_of: list[int] = field(default_factory=list)
     operation_of: list[int] = field(default_factory=list)
     module_of: list[int] = field(default_factory=list)
     operations: list[str] = field(default_factory=list)  # names
     modules: list[str] = field(default_factory=list)  # names
     marks: list[tuple[int, Phase]] = field(default_factory=list)
-    work: Work | None = None
+    work: Work | None = None  # computed operations; None if not recorded. Parts and copies of a trace have none.
 
     def add(self, size_bytes: int, category: int, operation: int = 0, module: int = 0) -> int:
         """Adds a storage and returns its number; the caller adds its allocation to `events`."""
@@ -104,8 +101,7 @@ class Trace:
         return result
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
-        """`(first event, one past the last, phase)` of every span, in order, also of spans without events, whose
-        peak is the held memory."""
+        """`(first event, one past the last, phase)` of spans in order, also empty ones: their peak is held memory."""
         return spans(self.marks)
 
     def phase_at(self, event: int) -> Phase:

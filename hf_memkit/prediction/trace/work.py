@@ -44,8 +44,7 @@ class Operation:
 
 @dataclass(slots=True)
 class Work:
-    """Calls in order. `marks`: `(call index, phase)`: the calls from the previous mark up to this index belong to
-    `phase`."""
+    """Calls in order. `marks`: `(call index, phase)`: calls from the previous mark up to this index are in `phase`."""
 
     operations: list[Operation] = field(default_factory=list)  # distinct ones
     calls: list[int] = field(default_factory=list)  # index of each call's operation

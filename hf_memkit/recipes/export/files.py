@@ -14,6 +14,7 @@ the script imports). Its section `data` names the rows and their tokenizer:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -81,8 +82,19 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
         raise InputError(f"{folder}: already has {', '.join(taken)}; give another folder")
-    for name, text in files.items():
-        write_text(folder / name, text)
+    written: list[Path] = []
+    is_new = not folder.exists()
+    try:
+        for name, text in files.items():
+            write_text(folder / name, text)
+            written.append(folder / name)
+    except InputError:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     return [folder / name for name in files]
 
 
@@ -248,8 +260,7 @@ def _data_section(setup: Setup) -> _ScriptData:
 
 def _has_hub(setup: Setup) -> bool:
     """Whether the script may load from the hub. A script for a GPU runs elsewhere, with the real model: there an
-    unreachable hub is an error. A rehearsal, or a training with random weights, runs here, with what is available
-    here."""
+    unreachable hub is an error. A rehearsal, or a training with random weights, runs here, with what is available."""
     return hub_reachable() or not (setup.get("arguments.use_cpu") or setup.get("model.random_weights"))
 
 
@@ -292,8 +303,7 @@ def _rows(setup: Setup, task: Task) -> _ScriptData:
 
 
 def opened(task: Task, data: Mapping[str, Any], ask: Callable[[Source], Any]) -> Any:
-    """Result of `ask` for the rows of a section `data` with absolute paths. Raises DataError if the rows are wrong, in
-    one line."""
+    """Result of `ask` for the rows of a section `data` with absolute paths. Wrong rows: DataError, in one line."""
     from hf_memkit.recipes.export.scripts.rows import Source
 
     with quiet_datasets():

@@ -29,7 +29,9 @@ def made_up_conversations() -> list[list[dict[str, str]]]:
         system = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
         purpose = _turn(f"What does {name} do?", summary)
         parameters = _turn(f"Which parameters does {name} take?", signature)
-        questions = purpose + parameters if number % 2 else parameters if number % 4 else purpose
+        questions = purpose + parameters
+        if number % 2 == 0:
+            questions = parameters if number % 4 else purpose
         conversations.append([*system, *questions])
     return conversations
 

@@ -1,5 +1,4 @@
-"""Images with one label each → a batch of pixels, for image classification; the data loader's workers open the files
-of each batch."""
+"""Images with one label each → a batch of pixels, for image classification; the loader's workers open the files."""
 
 from __future__ import annotations
 
@@ -40,10 +39,8 @@ class _ImageClassification(Task):
         if isinstance(size, int) and isinstance(patch, int):  # a vision transformer
             tokens = int((size // patch) ** 2 + 1)
         if requested is not None and requested != tokens:
-            raise InputError(
-                f"--sequence-length {requested}: {model.name} makes {tokens} tokens of each image (its patches and a "
-                f"class token). Remove the option, or choose a --model with another image_size or patch_size"
-            )
+            fixed = f"{model.name} makes {tokens} tokens of each image"
+            raise InputError(f"--sequence-length {requested}: {fixed}. Omit --sequence-length")
         return tokens
 
     def data_settings(self, data: Any) -> Settings:

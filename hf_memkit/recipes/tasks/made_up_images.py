@@ -17,8 +17,7 @@ _COLOURS: Final = {"red": 0, "green": 1, "blue": 2}
 
 
 def made_up_images(count: int = 48) -> list[dict[str, Any]]:
-    """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every
-    process."""
+    """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, equal in every process."""
     random = np.random.default_rng(0)
     rows = []
     for label, name in enumerate(LABELS):

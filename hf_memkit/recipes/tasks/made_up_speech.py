@@ -1,5 +1,4 @@
-"""Words spoken in tones, one for each letter, used without data. Needs numpy only, so that it can be copied next to a
-script."""
+"""Words spoken in tones, one for each letter, used without data. Needs only numpy, to be copied next to a script."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def made_up_speech(count: int = 160) -> list[dict[str, Any]]:
-    """`count` rows `{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, the same in every
-    process."""
+    """`count` rows `{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, equal in every process."""
     random = np.random.default_rng(0)
     rows = []
     for _ in range(count):

@@ -1,5 +1,4 @@
-"""Texts in every Python installation, as examples for a rehearsal: they show that a model learns, not a useful
-result."""
+"""Texts in every Python installation, for a rehearsal: they show that a model learns, not a useful result."""
 
 from __future__ import annotations
 

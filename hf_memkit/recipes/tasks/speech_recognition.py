@@ -1,5 +1,4 @@
-"""Speech and its transcripts → spectrograms and labels, for models such as Whisper; the data loader's workers open the
-files of each batch."""
+"""Speech and its transcripts → spectrograms and labels, as for Whisper; the data loader's workers open the files."""
 
 from __future__ import annotations
 
@@ -34,14 +33,11 @@ class _SpeechRecognition(Task):
     made_up_by: ClassVar[str] = "made_up_speech"
 
     def sequence_length(self, requested: int | None, default: int, model: ModelFacts) -> int:
-        """Maximum tokens of a transcript, limited by the decoder's positions; the encoder's input has a constant
-        length."""
+        """Maximum tokens of a transcript, limited by the decoder's positions; the encoder's input has one length."""
         maximum = getattr(whole_config(model.config), "max_target_positions", None)
         if requested is not None and maximum is not None and requested > maximum:
-            raise InputError(
-                f"--sequence-length {requested}: {model.name} writes transcripts of at most {maximum} tokens; give "
-                f"{maximum} or less"
-            )
+            limit = f"{model.name} writes at most {maximum} tokens"
+            raise InputError(f"--sequence-length {requested}: {limit}. Give {maximum} or less")
         return min(requested or default, maximum or default)
 
     def data_settings(self, data: Any) -> Settings:

@@ -86,8 +86,7 @@ class Task:
         return {}
 
     def with_derived_settings(self, setup: Setup) -> Setup:
-        """The setup, of a run or of its rehearsal, with settings derived from others; the user's own are applied
-        later."""
+        """The setup, of a run or rehearsal, with settings derived from others; the user's own are applied later."""
         return setup
 
     @property
@@ -98,9 +97,8 @@ class Task:
             return import_module(f"hf_memkit.recipes.export.scripts.{self.rows}")
         except ModuleNotFoundError as error:
             package = " ".join(self.script_needs) or error.name
-            raise MissingPackageError(
-                f"a {self.name} recipe needs {package}, which is not installed; run: pip install {package}"
-            ) from error
+            missing = f"recipes for {self.name} need {package}"
+            raise MissingPackageError(f"{missing}. To install it, type: pip install {package}") from error
 
     def padded_columns(self, setup: Setup) -> tuple[str, ...]:
         """Columns that are padded to the longest row of a micro-batch: `input_ids`, and `labels` with separate

@@ -28,9 +28,8 @@ def train_whisper_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = vocabulary_size - len(_SPECIAL) - 1
     if words < len(alphabet):
-        raise ValueError(
-            f"a vocabulary of {vocabulary_size} is too small: the minimum is {len(alphabet) + len(_SPECIAL) + 1}"
-        )
+        minimum = len(alphabet) + len(_SPECIAL) + 1
+        raise ValueError(f"a vocabulary of {vocabulary_size} is too small: the minimum is {minimum}")
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.train_from_iterator(

@@ -22,8 +22,7 @@ _USED_BY: Final = {
 
 
 def needed_packages(setup: Setup) -> dict[str, str]:
-    """Import name → technique, for packages that the setup's remaining settings import; settings that the user
-    replaced do not count."""
+    """Import name → technique, for packages that the setup imports; settings that the user replaced do not count."""
     settings = [f"{setting.key}={setting.value}" for setting in setup.settings]
     optimizers = [setup.get("optimizer.class"), setup.get("arguments.optim")]
     stepping = {package for name in optimizers if name for package in find_optimizer(str(name)).packages}

@@ -29,12 +29,10 @@ def _import(path: str) -> Any:
 
 
 def after_making(setup: Setup, trainer: Any) -> None:
-    """Under fp16, cast trained weights on a frozen model to fp32: a gradient scaler refuses 16-bit weights, and GPUs
-    that need fp16 have no bf16.
+    """Under fp16, cast trained weights on a frozen model to fp32, because a gradient scaler refuses 16-bit weights.
 
-    PEFT makes adapters fp32, but not heads that it trains completely (peft 0.21.2: utils/other.py,
-    ModulesToSaveWrapper). SFTTrainer makes all of them bf16 on 4-bit weights (trl 1.16.0: sft_trainer.py,
-    `_is_quantized_model`).
+    PEFT makes adapters fp32, but not heads that it trains completely (peft 0.21.2: ModulesToSaveWrapper). On 4-bit
+    weights SFTTrainer makes all of them bf16 (trl 1.16.0: sft_trainer.py, `_is_quantized_model`).
     """
     adapted = bool(setup.section("adapter")) or setup.get("trainer.class") == "trl:SFTTrainer"
     if not setup.get("arguments.fp16") or not adapted:
@@ -74,6 +72,7 @@ def trainer_options(
             f"(nn.DataParallel) and multiply the batch by {count}. Start one process per GPU (torchrun "
             f"--nproc-per-node {count}), or set CUDA_VISIBLE_DEVICES to one GPU"
         )
+
     own = dict(own or {})
     options: dict[str, Any] = {}
     owner: dict[str, str] = {}
@@ -89,7 +88,9 @@ def trainer_options(
         for key, value in given.items():
             if key in options:
                 raise SettingError(f"{owner[key]!r} and {name!r} both set {key} of Trainer. Choose one")
-            options[key], owner[key] = value, name
+            options[key] = value
+            owner[key] = name
+
     for key in options.keys() & own.keys():
         if say is not None:
             say(f"{key}: yours overrides that of {owner[key]}")
@@ -103,8 +104,11 @@ def trainer_options(
 
 
 def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
-    """Install the setup's model components on `model`; returns a function that removes them in reverse order. Raises
-    RunError: a component cannot work on this model; the others have been removed."""
+    """Install the setup's model components on `model`; returns a function that removes them in reverse order.
+
+    Raises:
+        RunError: a component cannot work on this model; the others have been removed.
+    """
     undo: list[Callable[[], None]] = []
 
     def undo_all() -> None:

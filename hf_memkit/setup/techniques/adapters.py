@@ -67,7 +67,7 @@ def qlora(setup: Setup) -> Setup:
     """LoRA over weights in doubly quantised 4-bit NormalFloat (Dettmers et al. 2023, arXiv 2305.14314): 16 bits of a
     linear layer's weight become 4 + 8/64 + 32/(64 × 256). Embeddings, the output layer, norms and biases keep 16 bits.
 
-    Values: as `lora`."""
+    Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0)."""
     job = setup.resolved_for
     dtype = "bfloat16" if job.bf16 else "float16"
     return _adapters(setup).put(
@@ -105,7 +105,8 @@ _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
 def _adapters(setup: Setup) -> Setup:
     job = setup.resolved_for
     rank = int(job.values.get("rank", RANK))
-    alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+    alpha = int(job.values.get("alpha", 2 * rank))
+    dropout = float(job.values.get("dropout", 0.0))
 
     def why(value: str, default: str) -> str:
         return "asked for" if value in job.values else default

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import InPlans, advice, technique
@@ -38,14 +39,13 @@ _BESIDE_EXPANDABLE: Final[Mapping[str, str]] = {
 
 _LIMIT: Final = "per_process_memory_fraction"
 LIMITED_SHARE: Final = 0.99
-"""torch collects only where the process has a limit, and then from the threshold's share of that limit on (pytorch:
-c10/cuda/CUDACachingAllocator.cpp, `malloc`: `set_fraction && garbage_collection_threshold() > 0.0`). This limit is
-above what a CUDA context leaves of any GPU."""
+"""torch collects only in a process with a limit, from the threshold's share of it on (pytorch:
+CUDACachingAllocator.cpp, `malloc`). This limit is above what a CUDA context leaves of any GPU."""
 
 SMALLEST_SPLIT_MIB: Final = 20
 """torch refuses less: the size of its large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
 
-DEFAULT_SPLIT_MIB: Final = 512
+DEFAULT_SPLIT_MIB: Final = 512  # assumed
 DEFAULT_THRESHOLD: Final = 0.8
 """The value in PyTorch's own documentation (docs/source/notes/cuda.rst, "garbage_collection_threshold")."""
 
@@ -125,22 +125,20 @@ def options(text: str) -> dict[str, str]:
     >>> options("max_split_size_mb:128, roundup_power2_divisions:[256:1,>:4]")
     {'max_split_size_mb': '128', 'roundup_power2_divisions': '[256:1,>:4]'}
     """
-    parts, depth, start = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character == "[") - (character == "]")
-        if character == "," and depth == 0:
-            parts.append(text[start:place])
-            start = place + 1
     pairs = {}
-    for part in (*parts, text[start:]):
+    for part in re.split(r",(?![^\[]*\])", text):  # commas outside brackets
         name, _, value = part.partition(":")
         if part.strip():
             pairs[name.strip()] = "".join(value.split())
     return pairs
 
 
-Mistake = tuple[str, str, str]
-"""(option, what torch does with it, what to write)."""
+class Mistake(NamedTuple):
+    """A wrong option in the variable, what torch does with it, and what to write instead."""
+
+    option: str
+    effect: str
+    fix: str
 
 
 def problems_of(text: str) -> list[Mistake]:
@@ -154,17 +152,16 @@ def refused_by_torch(text: str) -> list[Mistake]:
     chosen = options(text)
     for name, value in chosen.items():
         if name not in _KNOWN:
-            mistakes.append((name, "torch has no such option: its CPU build silently accepts it, and its CUDA build "
-                          "fails at the first use of the GPU", "delete it, or correct its name"))  # fmt: skip
+            effect = "torch has no such option: its CPU build silently accepts it, and its CUDA build fails at the "
+            effect += "first use of the GPU"
+            mistakes.append(Mistake(name, effect, "delete it, or correct its name"))
         elif not value:
-            mistakes.append((name, "the option has no value; torch fails", f"write {name}:VALUE"))
+            mistakes.append(Mistake(name, "the option has no value; torch fails", f"write {name}:VALUE"))
         elif name in _SWITCHES and value not in ("True", "False"):
-            mistakes.append((name, "torch accepts only True or False, spelt like this",
-                          f"write {name}:True"))  # fmt: skip
+            mistakes.append(Mistake(name, "torch accepts only True or False, spelt like this", f"write {name}:True"))
         elif name == "max_split_size_mb" and value.isdecimal() and int(value) < SMALLEST_SPLIT_MIB:
-            mistakes.append(
-                (name, f"torch rejects less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
-            )
+            effect = f"torch rejects less than {SMALLEST_SPLIT_MIB}"
+            mistakes.append(Mistake(name, effect, f"write {SMALLEST_SPLIT_MIB} or more"))
     return mistakes
 
 
@@ -174,18 +171,14 @@ def of_no_use(text: str) -> list[Mistake]:
     chosen = options(text)
     if chosen.get("expandable_segments") == "True":
         mistakes.extend(
-            (name, why, "delete it, or expandable_segments")
+            Mistake(name, why, "delete it, or expandable_segments")
             for name, why in _BESIDE_EXPANDABLE.items()
             if name in chosen
         )
     elif "garbage_collection_threshold" in chosen and chosen.get(_LIMIT, "1") in ("1", "1.0"):
-        mistakes.append(
-            (
-                "garbage_collection_threshold",
-                "torch collects only where the process has a limit: without one it ignores the option",
-                f"write {_LIMIT}:{LIMITED_SHARE:g} beside it (or call torch.cuda.set_per_process_memory_fraction)",
-            )
-        )
+        effect = "torch collects only where the process has a limit: without one it ignores the option"
+        fix = f"write {_LIMIT}:{LIMITED_SHARE:g} beside it (or call torch.cuda.set_per_process_memory_fraction)"
+        mistakes.append(Mistake("garbage_collection_threshold", effect, fix))
     return mistakes
 
 
@@ -251,8 +244,8 @@ def _set_before_first_use(text: str) -> bool:
 
 advice(
     "empty-cache-steps", "allocator", {"arguments.torch_empty_cache_steps": 1},
-    "blocks too small for a request go back to the driver after each step, where segments are expandable already",
+    saves="blocks too small for a request go back to the driver after each step, if segments are expandable already",
     # transformers 5.23: training_args.py, help of torch_empty_cache_steps
-    "about 10% slower, according to transformers' documentation",
+    costs="about 10% slower, according to transformers' documentation",
     devices=("cuda",), slows=True, unless=("torch_empty_cache_steps",),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which implementation of attention the model is loaded with."""
+"""Implementations of attention with which a model can be loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ _KEY = "model.attn_implementation"
 
 @technique(
     "sdpa-attention",
-    saves="eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
-    costs="rounding differences; no attention weights in the output; a model without SDPA fails to load",
+    saves="eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA stores none",
+    costs="rounding differences, and no attention weights in the output; a model that does not support SDPA fails to "
+    "load",
     not_when="you need attention weights (output_attentions)",
     settings={_KEY: "sdpa"},
     frees={"activations": 0.9},
@@ -25,15 +26,15 @@ def sdpa_attention(setup: Setup) -> Setup:
     setup = setup.put(_KEY, "sdpa", "no attention scores are kept")
     named = "sdpa-attention" in (word.strip() for word in setup.preset.split("+"))
     if job.machine.gpu is None or not named:
-        return setup  # a preset has it because it costs nothing: nothing to tell
-    return setup.with_notes("Attention: a padding mask rules out torch's flash kernel, and is kept (length² numbers).")
+        return setup  # a preset includes SDPA because it is free: no note
+    return setup.with_notes("Attention: a padding mask rules out torch's flash kernel, and takes length² numbers.")
 
 
 @technique(
     "flash-attention",
-    saves="flash attention has no score matrices and needs no padding mask; SDPA falls back to full score "
-    "matrices when no fused kernel supports the mask or the types",
-    costs="the package flash-attn, an Ampere GPU or later, and 16-bit computation",
+    saves="flash attention stores no scores and needs no padding mask; SDPA stores all scores when no fused kernel "
+    "supports the mask or the dtype",
+    costs="needs the package flash-attn, an Ampere GPU or later, and 16-bit computation",
     not_when="the GPU is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
     proof="gpu",
     packages=("flash_attn",),
@@ -55,19 +56,19 @@ def flash_attention(setup: Setup) -> Setup:
 
 @technique(
     "eager-attention",
-    saves="nothing: it keeps every attention score; for inspection and comparison",
-    costs="heads × length² numbers a sequence and layer",
-    not_when="memory matters",
+    saves="nothing: use it only to inspect attention weights or to compare",
+    costs="it stores all attention scores, heads × length² numbers a sequence and layer",
+    not_when="memory is short",
 )
 def eager_attention(setup: Setup) -> Setup:
-    """Attention written out in torch operations: weights can be returned (output_attentions)."""
+    """Attention in separate torch operations, which can return its weights (output_attentions)."""
     return setup.put(_KEY, "eager", "attention weights can be read")
 
 
 advice(
     "xformers-attention", "attention", {"arguments.enable_xformers_memory_efficient_attention": True},
-    "attention then stores no scores, heads × pixels² numbers a layer",
-    "the package xformers; PyTorch 2 and a recent diffusers do this without it",
+    saves="xformers' attention stores no scores, which are heads × pixels² numbers a layer",
+    costs="needs the package xformers; PyTorch 2 and a recent diffusers do the same without it",
     offered={"attention": 1, "larger than the GPU": 3, "one large tensor": 4}, only_with=("diffusers",),
     unless=("flash attention", "enable_xformers_memory_efficient_attention"),
 )  # fmt: skip

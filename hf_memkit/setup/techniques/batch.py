@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from hf_memkit.common.errors import InputError, SettingError
 from hf_memkit.common.resources import documentation
@@ -54,7 +54,7 @@ def global_batch(setup: Setup) -> Setup:
 def scaled_learning_rate(
     rate: float, batch: int, new_batch: int, rule: Literal["linear", "sqrt"]
 ) -> tuple[float, str]:
-    """(learning rate, reason) for another global batch.
+    """A learning rate for another global batch, and the reason.
 
     >>> scaled_learning_rate(1e-4, 32, 128, "sqrt")[0]
     0.0002
@@ -83,8 +83,6 @@ def scaled_learning_rate(
 def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: int = 1) -> int:
     """Micro-batches of an optimizer step in each process.
 
-    >>> accumulation_for(32, 4)
-    8
     >>> accumulation_for(32, 4, processes=2)
     4
 
@@ -104,10 +102,18 @@ def micro_batches(sequences_per_step: int, processes: int = 1) -> list[int]:
     return _divisors(_share(sequences_per_step, processes))
 
 
+class BatchSplit(NamedTuple):
+    """Sequences of a micro-batch, micro-batches of an optimizer step in each process, and the reason."""
+
+    micro_batch: int
+    accumulation: int
+    reason: str
+
+
 def split_batch(
     sequences_per_step: int, micro_batch_size: int, processes: int, chosen: Mapping[str, Any]
-) -> tuple[int, int, str]:
-    """(micro-batch, accumulation, reason); if the user sets one of them, the other follows.
+) -> BatchSplit:
+    """Splits the batch of an optimizer step. If the user sets the micro-batch or the accumulation, the other follows.
 
     Args:
         sequences_per_step: sequences of an optimizer step in all processes.
@@ -121,10 +127,10 @@ def split_batch(
     whole = sequences_per_step
     micro = chosen.get("per_device_train_batch_size")
     accumulation = chosen.get("gradient_accumulation_steps")
+    each = f" × {processes} processes" if processes > 1 else ""
     lowered = ""
     if micro is not None and accumulation is not None:
         if micro * accumulation * processes != whole:
-            each = f" × {processes} processes" if processes > 1 else ""
             raise SettingError(
                 f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation}{each} is "
                 f"{micro * accumulation * processes} sequences a step, but {whole} were requested. Set one "
@@ -141,20 +147,21 @@ def split_batch(
         if micro != micro_batch_size:
             why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
             lowered = f"; {micro_batch_size} a GPU {why}"
-    each = f" × {processes} processes" if processes > 1 else ""
-    return (micro, accumulation, f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}")
+    reason = f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}"
+    return BatchSplit(micro, accumulation, reason)
 
 
 def _share(sequences: int, processes: int) -> int:
     """Sequences of an optimizer step in each process."""
-    if sequences % processes:
-        raise SettingError(
-            f"{sequences} sequences a step do not divide by {processes} processes. Use "
-            f"{_around(processes, _divisors(sequences))} processes (--gpus × --nodes), or "
-            f"{_around(sequences, (sequences // processes * processes, -(-sequences // processes) * processes))} "
-            f"sequences a step"
-        )
-    return sequences // processes
+    if sequences % processes == 0:
+        return sequences // processes
+    lower = sequences // processes * processes
+    fitting_processes = _around(processes, _divisors(sequences))
+    fitting_sequences = _around(sequences, (lower, lower + processes))
+    raise SettingError(
+        f"{sequences} sequences a step do not divide by {processes} processes. Use {fitting_processes} processes "
+        f"(--gpus × --nodes), or {fitting_sequences} sequences a step"
+    )
 
 
 def _divide(sequences: int, part: int, processes: int, name: str) -> int:
@@ -162,7 +169,8 @@ def _divide(sequences: int, part: int, processes: int, name: str) -> int:
     if part >= 1 and share % part == 0:
         return share // part
     what = f"{share} sequences a step" if processes == 1 else f"the {share} sequences of each process a step"
-    raise SettingError(f"{name}={part} does not divide {what}. Use one of {_nearest(part, _divisors(share))}")
+    nearest = sorted(_divisors(share), key=lambda divisor: (abs(divisor - part), divisor))[:3]
+    raise SettingError(f"{name}={part} does not divide {what}. Use one of {', '.join(map(str, sorted(nearest)))}")
 
 
 def _divisors(number: int) -> list[int]:
@@ -171,11 +179,7 @@ def _divisors(number: int) -> list[int]:
 
 def _around(number: int, choices: Iterable[int]) -> str:
     """The nearest positive `choices` below and above `number`."""
-    above_zero = [choice for choice in choices if choice > 0]
-    below, above = [c for c in above_zero if c < number], [c for c in above_zero if c > number]
-    return " or ".join(str(choice) for choice in (*([max(below)] if below else ()), *([min(above)] if above else ())))
-
-
-def _nearest(number: int, choices: Iterable[int]) -> str:
-    near = sorted(choices, key=lambda choice: (abs(choice - number), choice))[:3]
-    return ", ".join(str(choice) for choice in sorted(near))
+    positive = sorted(choice for choice in choices if choice > 0)
+    below = [choice for choice in positive if choice < number][-1:]
+    above = [choice for choice in positive if choice > number][:1]
+    return " or ".join(map(str, below + above))

@@ -1,8 +1,7 @@
 """Activation checkpointing: keep few activations, and recompute the others in backward.
 
 A setup checkpoints every layer, every n-th layer, all but the matrix products, or every layer with the inputs in
-host memory. A part raises an error if the first step recomputes fewer layers than the setup
-says.
+host memory. A part raises an error if the first step recomputes fewer layers.
 """
 
 from __future__ import annotations
@@ -65,7 +64,9 @@ def every_nth_layer(setup: Setup) -> Setup:
 def selective(setup: Setup) -> Setup:
     """Keep the outputs of matrix products and attention, and recompute the rest."""
     reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
-    return _by_part(setup, "checkpoint_selective", {}, reason)
+    off = "a part does it: Trainer's argument would checkpoint every layer instead"
+    setup = setup.put("arguments.activation_checkpointing", False, off)
+    return _verified(setup.put("model_parts.checkpoint_selective", {}, reason), 1)
 
 
 @technique(
@@ -89,12 +90,6 @@ def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
     return _verified(setup, int(options.get("every_n_layers", 1)))
 
 
-def _by_part(setup: Setup, part: str, options: dict[str, Any], reason: str) -> Setup:
-    off = "a part does it: Trainer's argument would checkpoint every layer instead"
-    setup = setup.put("arguments.activation_checkpointing", False, off).put(f"model_parts.{part}", options, reason)
-    return _verified(setup, 1)
-
-
 def _verified(setup: Setup, every: int) -> Setup:
     return setup.put(
         "trainer_parts.verify_checkpointing",
@@ -105,7 +100,7 @@ def _verified(setup: Setup, every: int) -> Setup:
 
 advice(
     "torch-checkpointing", "checkpointing", {"model.use_gradient_checkpointing": True},
-    'instead of "unsloth", which moves the inputs of all layers to page-locked RAM',
-    "these inputs stay on the GPU",
+    saves='instead of "unsloth", which moves the inputs of all layers to page-locked RAM',
+    costs="these inputs stay on the GPU",
     offered={"pinned/unsloth": 1}, only_with=("unsloth",),
 )  # fmt: skip

@@ -11,17 +11,17 @@ from hf_memkit.setup.techniques.registry import InPlans, technique
 BACKENDS: Final[dict[str, str]] = {
     "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
     "cudagraphs": "PyTorch's own kernels, recorded once a shape and replayed",
-    "aot_eager": "PyTorch's own kernels with fewer activations kept: for finding faults, and where no compiler is",
-    "eager": "PyTorch's own kernels in traced order: for finding faults; saves nothing",
+    "aot_eager": "PyTorch's own kernels, and fewer activations kept: for debugging, or if there is no compiler",
+    "eager": "PyTorch's own kernels in traced order: for debugging; saves nothing",
 }
-"""Those that train. Source: torch 2.13.0, _dynamo/backends/ (debugging.py, inductor.py, cudagraphs.py), and of these
-the ones that accelerate lets through: accelerate 1.15.0, utils/dataclasses.py, DynamoBackend."""
+"""Backends that can train and that accelerate accepts. Sources: torch 2.13.0: _dynamo/backends/ (debugging.py,
+inductor.py, cudagraphs.py); accelerate 1.15.0: utils/dataclasses.py, DynamoBackend."""
 
 MODES: Final[dict[str, str]] = {
     "default": "compiles fastest",
     "reduce-overhead": "CUDA graphs: less work for the CPU, more memory",
     "max-autotune": "tries several kernels for each product, with CUDA graphs: compiles for minutes",
-    "max-autotune-no-cudagraphs": "as max-autotune, without CUDA graphs",
+    "max-autotune-no-cudagraphs": "tries several kernels for each product, without CUDA graphs: compiles for minutes",
 }
 """Modes of the backend inductor that train. Source: torch 2.13.0, _inductor/__init__.py, list_mode_options."""
 
@@ -45,18 +45,18 @@ RETIRED: Final[dict[str, str]] = {
     "aot_torchxla_trace_once": "now named 'openxla', for TPUs",
     "torchxla_trace_once": "now named 'openxla', for TPUs",
 }
-"""Backends of older guides. Some pass accelerate and fail at the first forward; see the rule compile-backend."""
+"""Backends of older guides. Some pass accelerate and fail in the first forward pass (rule compile-backend)."""
 
 _LEAST_CAPABILITY = 7.0
-"""What Triton makes kernels for (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""
+"""Minimum compute capability of Triton's kernels (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""
 
 
 @technique(
     "compile",
     family="compile",
-    saves="activations that are cheap to recompute from others, and the steps between fused operations",
+    saves="torch recomputes cheap activations in backward, and fused operations write no intermediate results",
     costs="the first steps take minutes, and so does each new kind of shape",
-    not_when="the run has only a few hundred steps, or CUDA graphs meet a new shape in each batch",
+    not_when="the run has only a few hundred steps, or CUDA graphs are on and each batch has a new shape",
     values={"compile_backend": str, "compile_mode": str},
     planned=InPlans(
         "",
@@ -66,7 +66,13 @@ _LEAST_CAPABILITY = 7.0
     ),
 )
 def compiled(setup: Setup) -> Setup:
-    """`torch_compile` with a backend and a mode that can train, and a guard that says when nothing is compiled."""
+    """`torch_compile` with a guard that stops the run if nothing is compiled.
+
+    Values: `compile_backend` (in `BACKENDS`, default inductor), `compile_mode` (in `MODES`, default "default").
+
+    Raises:
+        SettingError: the backend or the mode is unknown or cannot train.
+    """
     job = setup.resolved_for
     backend = str(job.values.get("compile_backend", "inductor"))
     mode = str(job.values.get("compile_mode", "default"))
@@ -85,7 +91,7 @@ def compiled(setup: Setup) -> Setup:
         setup = setup.put("arguments.torch_compile_mode", mode, MODES[mode])
     if mode in GRAPH_MODES or backend == "cudagraphs":
         setup = setup.with_notes(
-            "CUDA graphs hold memory for each shape they are recorded for: give every batch one shape (packing, or "
+            "CUDA graphs hold memory for each shape of a batch: give all batches one shape (packing, or "
             "pad-to-multiple with pad_multiple as long as the longest sample)."
         )
     return setup.put(

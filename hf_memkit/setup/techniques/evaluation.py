@@ -77,8 +77,8 @@ def eval_accumulation(setup: Setup) -> Setup:
 advice(
     "preprocess-logits", "evaluation",
     {"Trainer.preprocess_logits_for_metrics": "lambda logits, labels: logits.argmax(-1)"},
-    "Trainer then keeps only what compute_metrics needs, not all logits",
-    "nothing if the metrics use the predicted classes or tokens",
+    saves="Trainer then keeps only what compute_metrics needs, not all logits",
+    costs="nothing if the metrics use the predicted classes or tokens",
     offered={
         "predictions of an evaluation": 1, "evaluate": 2, "host/predictions of an evaluation": 1, "host/evaluate": 1,
         "host/after": 3,
@@ -87,8 +87,8 @@ advice(
 )  # fmt: skip
 advice(
     "small-evaluation-batch", "evaluation", {"arguments.per_device_eval_batch_size": "half"},
-    "evaluation batches have their own size, independent of the training batch size",
-    "a slower evaluation; the metrics are the same",
+    saves="evaluation batches have their own size, independent of the training batch size",
+    costs="a slower evaluation; the metrics are the same",
     offered={"generation": 2, "evaluate": 1, "after": 2},
     planned=InPlans("evaluation", "evaluation batch", "eval_loss is averaged over other batches"),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from hf_memkit.common.units import MIB
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import advice, technique
 
-DEFAULT_WORKERS: Final = 2
+DEFAULT_WORKERS: Final = 2  # assumed
 PREFETCH: Final = 2
 """Batches that a worker prefetches: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
 
@@ -103,31 +103,31 @@ def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) 
 
 advice(
     "one-rank-loads", "loading", {"arguments.fsdp_config": {"cpu_ram_efficient_loading": True}},
-    "with fsdp: full_shard, one rank loads the weights in RAM and each GPU gets its share, instead of a copy for each "
-    "process; make TrainingArguments before from_pretrained, and set no device_map. Or start fewer processes",
-    "nothing on a model that from_pretrained loads",
+    saves="with fsdp: full_shard, one rank loads the weights in RAM and each GPU gets its share, instead of a copy "
+    "for each process; make TrainingArguments before from_pretrained, and set no device_map. Or start fewer processes",
+    costs="nothing on a model that from_pretrained loads",
     offered={"load": 3, "host/load": 3},
 )  # fmt: skip
 advice(
     "zero3-while-loading", "loading", {"model.from_pretrained": "after TrainingArguments"},
-    "ZeRO-3 splits the weights while they load only if TrainingArguments exists before from_pretrained; otherwise "
-    "every process holds the whole model in RAM",
-    "nothing",
+    saves="ZeRO-3 splits the weights while they load only if TrainingArguments exists before from_pretrained; "
+    "otherwise every process holds the whole model in RAM",
+    costs="nothing",
     offered={"host/load": 3}, only_with=("ZeRO-3",),
 )  # fmt: skip
 advice(
     "layers-over-gpus", "loading", {"model.device_map": "auto"},
-    "splits the layers over the GPUs of one process",
-    "several GPUs, of which one computes at a time; not with torchrun, DeepSpeed or FSDP",
+    saves="splits the layers over the GPUs of one process",
+    costs="several GPUs, of which one computes at a time; not with torchrun, DeepSpeed or FSDP",
     offered={"load": 3}, only_with=("quantized weights",), unless=("FSDP", "ZeRO-3"),
 )  # fmt: skip
 advice(
     "all-on-one-gpu", "loading", {"model.device_map": '{"": 0}'},
-    "places all weights on one GPU, or fails with sizes if they do not fit", "nothing",
+    saves="places all weights on one GPU, or fails with sizes if they do not fit", costs="nothing",
     offered={"dispatched": 3},
 )  # fmt: skip
 advice(
     "smaller-model", "loading", {"model.name": "a smaller model"},
-    "these weights alone do not fit, with any batch size", "another model",
+    saves="these weights alone do not fit, with any batch size", costs="another model",
     group="another method", offered={"load": 5, "dispatched": 4, "else": 3},
 )  # fmt: skip

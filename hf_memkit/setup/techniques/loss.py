@@ -7,7 +7,7 @@ from typing import Any, Final
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import InPlans, advice, technique
 
-_CHUNK_BYTES: Final = 256 * 2**20
+_CHUNK_BYTES: Final = 256 * 2**20  # assumed, as is the next
 _MOST_TOKENS: Final = 1024
 
 
@@ -15,7 +15,7 @@ def chunk_tokens_for(vocabulary: int) -> int:
     """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
 
     Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it alone.
+    `hf_memkit/components/chunked_loss_sum.py` has the same rule, because it must work without this package.
     """
     fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
     return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))
@@ -23,10 +23,10 @@ def chunk_tokens_for(vocabulary: int) -> int:
 
 @technique(
     "chunked-loss",
-    saves="loss and logits of a causal language model are computed a few tokens at a time: 12 bytes × tokens × "
-    "vocabulary at the peak become those of one chunk",
-    costs="no logits in the training output; one more product with the output embedding (Liger's kernel on a GPU: "
-    "none)",
+    saves="logits and loss of a causal language model are computed for one chunk of tokens at a time; their peak of "
+    "12 bytes × tokens × vocabulary then counts one chunk, not the batch",
+    costs="no logits in the training output, and one more product with the output embedding (none with Liger's kernel "
+    "on a GPU)",
     not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
     values={"chunk_tokens": int, "label_smoothing": float},
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
@@ -43,7 +43,7 @@ def chunked_loss(setup: Setup) -> Setup:
     """
     job = setup.resolved_for
     options: dict[str, Any] = {}
-    reason = "the loss is summed over chunks of tokens, and the logits of a batch are never made"
+    reason = "the loss is summed over chunks of tokens, so that the logits of a batch never exist"
     if "chunk_tokens" in job.values:
         options["chunk_tokens"] = int(job.values["chunk_tokens"])
     elif job.model is not None:
@@ -58,10 +58,10 @@ def chunked_loss(setup: Setup) -> Setup:
 
 @technique(
     "liger",
-    saves="Liger's fused loss computes the logits, tokens × vocabulary, in chunks (Llama, Qwen, Gemma, Mistral and "
-    "others, not GPT-2)",
-    costs="the package liger-kernel; rounding differences; no logits in the training output",
-    not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: use chunked-loss)",
+    saves="Liger's fused loss computes the logits, tokens × vocabulary numbers, in chunks (Llama, Qwen, Gemma, "
+    "Mistral and others, not GPT-2)",
+    costs="rounding differences, and no logits in the training output; needs the package liger-kernel",
+    not_when="Liger does not support the model type: it then silently has no effect (GPT-2: use chunked-loss)",
     proof="gpu",
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on GPUs only",
@@ -83,7 +83,7 @@ def liger(setup: Setup) -> Setup:
 
 advice(
     "newer-trl", "loss", {"command": "pip install -U trl"},
-    "SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
-    "a new version of trl; for its other trainers (DPO, GRPO), set use_liger_kernel",
+    saves="SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
+    costs="you change the version of trl; its other trainers (DPO, GRPO) need use_liger_kernel instead",
     offered={"logits": 2}, only_with=("trl",), unless=("liger", "chunked loss"),
 )  # fmt: skip

@@ -13,9 +13,9 @@ from hf_memkit.setup.techniques.registry import InPlans, Technique, advice, tech
 @technique(
     "cpu-offload-optimizer",
     slot="optimizers",
-    saves="both moments of AdamW on the GPU, and without accumulation the gradients: 12 bytes a parameter in fp32",
-    costs="16 bytes a parameter of RAM (half of it page-locked), an AdamW step on the CPU, two transfers a step",
-    not_when="there are several GPUs, or the weights are 16-bit (use zero2-offload: it keeps an fp32 master copy)",
+    saves="AdamW's moments are in RAM, and without accumulation the gradients too: 12 bytes a parameter in fp32",
+    costs="16 bytes of RAM a parameter (half of it page-locked); AdamW runs on the CPU, and each step transfers twice",
+    not_when="there are several GPUs, or the weights are 16-bit (zero2-offload keeps an fp32 master copy)",
     proof="gpu",
     packages=("torchao",),
     gpu_only="torchao's optimizer copies between a GPU and pinned host memory",
@@ -23,14 +23,15 @@ from hf_memkit.setup.techniques.registry import InPlans, Technique, advice, tech
 def cpu_offload_optimizer(setup: Setup) -> Setup:
     """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one GPU.
 
-    Gradients are clipped on the host: Trainer would clip what has been copied already, so that its own `max_grad_norm`
-    is set to 0. Accumulated ones stay on the GPU: torchao keeps only the last micro-batch's otherwise."""
+    The optimizer clips the gradients in RAM, and Trainer's `max_grad_norm` is 0: Trainer would clip gradients that
+    were copied already. Accumulated gradients stay on the GPU: torchao would keep those of the last micro-batch only.
+    """
     job = setup.resolved_for
     accumulated = job.accumulation > 1
     gradients = (
-        f"they are accumulated on the GPU over {job.accumulation} micro-batches: torchao keeps only the last one's"
+        f"accumulated on the GPU over {job.accumulation} micro-batches, because torchao would keep only the last one's"
         if accumulated
-        else "freed on the GPU as soon as they are on the host: nothing is accumulated"
+        else "freed on the GPU as soon as they are in RAM"
     )
     if job.processes > 1:
         setup = setup.with_problems(
@@ -39,8 +40,8 @@ def cpu_offload_optimizer(setup: Setup) -> Setup:
     return setup.put(
         "trainer_parts.cpu_offload_optimizer",
         {"max_grad_norm": 1.0},
-        f"AdamW steps in RAM (torchao); gradients: {gradients}; clipped there to Trainer's default norm",
-    ).put("arguments.max_grad_norm", 0.0, "Trainer would clip gradients that were copied already; the optimizer clips")
+        f"AdamW steps in RAM (torchao) and clips there to Trainer's default norm; gradients are {gradients}",
+    ).put("arguments.max_grad_norm", 0.0, "the optimizer clips: Trainer would clip gradients that were copied already")
 
 
 def _zero(name: str, saves: str, costs: str, **more: Any) -> Technique:
@@ -49,68 +50,69 @@ def _zero(name: str, saves: str, costs: str, **more: Any) -> Technique:
 
 
 _ON_THE_CPU: Final = (
-    "AdamW runs on the CPU and each step transfers over the bus; up to 20 bytes of RAM a parameter (18 without "
+    "AdamW runs on the CPU, and each step transfers over the bus; up to 20 bytes of RAM a parameter (18 without "
     "accumulation); DeepSpeed compiles its CPU optimizer once"
 )
 
 _zero(
     "zero2",
-    "`memkit ds copy zero2` splits gradients and optimizer states over the GPUs",
-    "more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
+    saves="`memkit ds copy zero2` splits gradients and optimizer states over the GPUs",
+    costs="more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
     unless=("FSDP", "adapters"), planned=InPlans("engine", "zero2", turn=1),
 )  # fmt: skip
 _zero(
     "zero3",
-    "`memkit ds copy zero3` splits weights, gradients and optimizer states over several GPUs, as FSDP's full_shard "
-    "does; make TrainingArguments before from_pretrained, and set no device_map",
-    "several GPUs, which exchange the weights in every pass, about half as much communication again as ZeRO-2; with "
-    "one GPU, zero3-offload keeps them in RAM",
-    not_when="there is one GPU, so that nothing is split; or the 16-bit weights fit on each",
+    saves="`memkit ds copy zero3` splits weights, gradients and optimizer states over several GPUs, as FSDP's "
+    "full_shard does; make TrainingArguments before from_pretrained, and set no device_map",
+    costs="the GPUs exchange all weights in every forward and backward pass, about 1.5 times the communication of "
+    "ZeRO-2; with one GPU, use zero3-offload",
+    not_when="there is one GPU, so that nothing is split, or the 16-bit weights fit on each GPU",
     offered={"load": 3, "host/load": 3}, unless=("FSDP", "ZeRO-3", "quantized weights"), slot="engine",
     planned=InPlans("engine", "zero3", turn=2),
 )  # fmt: skip
 _zero(
     "zero2-offload",
-    "`memkit ds copy zero2-offload` moves gradients and optimizer states to RAM: 16-bit weights and two buckets stay "
-    "on the GPU",
-    _ON_THE_CPU,
+    saves="`memkit ds copy zero2-offload` moves gradients and optimizer states to RAM; 16-bit weights and two buckets "
+    "stay on the GPU",
+    costs=_ON_THE_CPU,
     not_when="the machine has little RAM",
     offered={"optimizer": 3}, devices=("cuda", "rocm"), unless=("offload", "FSDP", "adapters", "ZeRO-3"),
     slot="engine", planned=InPlans("engine", "zero2-offload", turn=3),
 )  # fmt: skip
 _zero(
     "zero3-offload-optimizer",
-    "`memkit ds copy zero3-offload-optimizer` moves gradients and optimizer states to RAM",
-    _ON_THE_CPU,
+    saves="`memkit ds copy zero3-offload-optimizer` moves gradients and optimizer states to RAM",
+    costs=_ON_THE_CPU,
     offered={"optimizer": 3}, devices=("cuda", "rocm"), only_with=("ZeRO-3",), unless=("offload", "FSDP", "adapters"),
 )  # fmt: skip
 _zero(
     "zero3-offload",
-    "`memkit ds copy zero3-offload` keeps weights, gradients and optimizer states in RAM; make TrainingArguments "
-    "before from_pretrained: only then does ZeRO-3 split the weights while they load",
-    "about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
-    not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
+    saves="`memkit ds copy zero3-offload` keeps weights, gradients and optimizer states in RAM; make "
+    "TrainingArguments before from_pretrained: only then does ZeRO-3 split the weights while they load",
+    costs="about 20 bytes of RAM a parameter; AdamW runs on the CPU, and all weights cross the bus in every forward "
+    "and backward pass",
+    not_when="the 16-bit weights fit on the GPU (zero2-offload transfers less), or RAM is short",
     offered={"load": 3}, only_with=("ZeRO-3",), unless=("FSDP",), slot="engine",
     planned=InPlans("engine", "zero3-offload", turn=4),
 )  # fmt: skip
 _zero(
     "zero3-infinity-optimizer",
-    "`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves the optimizer's states from RAM to NVMe. `memkit "
-    "ds check FILE --ram SIZE` prints the RAM that your config needs; where the GPUs have room, omit "
-    "offload_optimizer",
-    "each step reads and writes all states on the disk; needs local NVMe",
+    saves="`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves the optimizer states from RAM to NVMe; "
+    "`memkit ds check FILE --ram SIZE` prints the RAM that it needs (if the GPUs have room, omit offload_optimizer)",
+    costs="each step reads and writes all states on the disk; needs a local NVMe disk",
     offered={"host/optimizer": 1, "host/offload": 1, "host/anything": 2},
 )  # fmt: skip
 _zero(
     "zero3-infinity",
-    "nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
-    "about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears out), and much time",
-    not_when="GPU memory or RAM holds the states",
+    saves="weights and optimizer states are on the disk; buckets, the layers in use and staging buffers stay on the "
+    "GPU and in RAM",
+    costs="about 18 bytes of disk a parameter, 12 of them written at each step (an SSD wears out); much slower steps",
+    not_when="the states fit on the GPU or in RAM",
     slot="engine", planned=InPlans("engine", "zero3-infinity", turn=5),
 )  # fmt: skip
 advice(
     "pageable-states", "offload", {"deepspeed.zero_optimization.offload_optimizer.pin_memory": False},
-    "offloaded states then lie in pageable RAM; the same key is in offload_param",
-    "transfers between RAM and GPU are slower",
+    saves="offloaded states use pageable RAM instead of page-locked RAM; set the same key in offload_param",
+    costs="transfers between RAM and GPU are slower",
     slows=True, offered={"pinned/DeepSpeed": 1, "pinned/anything": 2},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Optimizers for batches so large that AdamW's and SGD's learning rates no longer carry over."""
+"""Optimizers for batches of thousands of sequences, for which AdamW and SGD need another learning rate."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from hf_memkit.setup.techniques.registry import Bounds, technique
 _PART = "hf_memkit.components.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
 _BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
-"""The learning rate is above 0; no training has less than this."""
+"""Bounds are inclusive: 1e-12 stands for "above 0"."""
 
+_WHY_WARM_UP = "a large batch needs a warm-up"
 _WARM_UP = 0.1
-"""Share of the steps where no reference is given. Assumed, not from a paper."""
+"""Warm-up as a share of the steps, if no reference batch is given. Assumed, not from a paper."""
 
 _LARS_WARM_UP = 0.05
-"""Goyal et al. 2017, arXiv 1706.02677, section 2.2: five epochs of ninety."""
+"""Warm-up of LARS, as a share of the steps: 5 of 90 epochs (Goyal et al. 2017, arXiv 1706.02677, section 2.2)."""
 
-_LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
-"""You et al. 2019, arXiv 1904.00962, the table of untuned LAMB on BERT: from 1/320 of the steps at the reference
-batch, in proportion to the batch, to 1/5 at 64 times that."""
+_LAMB_WARM_UP = 1 / 320
+"""Warm-up of LAMB at the reference batch, as a share of the steps; it grows in proportion to the batch (You et al.
+2019, arXiv 1904.00962, the table of untuned LAMB on BERT)."""
+
+_LAMB_LONGEST = 1 / 5
+"""Maximum warm-up of LAMB: the same table has it at 64 times the reference batch."""
 
 
 def _sequences(setup: Setup) -> int:
@@ -30,74 +34,71 @@ def _sequences(setup: Setup) -> int:
     return micro * accumulation * job.processes
 
 
-def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Setup:
-    job = setup.resolved_for
-    rate = job.values.get("reference_learning_rate")
-    if rate is not None and "reference_batch_size" in job.values:
-        setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
-    return setup.put("arguments.warmup_steps", warm_up, why)
+def _put_rate(setup: Setup, factor: float, law: str) -> Setup:
+    rate = setup.resolved_for.values.get("reference_learning_rate")
+    return setup if rate is None else setup.put("arguments.learning_rate", float(rate) * factor, law)
 
 
 @technique(
     "lars",
-    saves="one of AdamW's two moments; a batch of many sequences needs fewer steps",
-    costs="its own learning rate, and trust ratios that read every weight twice; the curve is in the docs",
-    not_when="the batch is not in the thousands, or the model is a transformer: use LAMB or AdamW",
+    saves="LARS keeps one moment a parameter, AdamW two; a larger batch also needs fewer steps",
+    costs="you must find its learning rate, and each step reads every weight twice (learning curve in the docs)",
+    not_when="the batch has less than a thousand sequences, or the model is a transformer: use LAMB or AdamW",
     proof="curve",
     packages=("bitsandbytes",),
     values={**_VALUES, "momentum": float},
     bounds={**_BOUNDS, "momentum": (0, 1)},
 )
 def lars(setup: Setup) -> Setup:
-    """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
+    """SGD with momentum whose step is limited by each matrix's norm (You et al. 2017, arXiv 1708.03888).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
-    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
-    parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). memkit's class also trains parameters that
+    start at zero; bitsandbytes' never moves them (`hf_memkit.components.large_batch_optimizers`).
     """
-    job = setup.resolved_for
-    reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup)
+    values = setup.resolved_for.values
     setup = setup.put_all(
         "optimizer",
         {
             "class": (f"{_PART}:LARS", "one fp32 moment, and a trust ratio for each matrix"),
             "takes": (["lr"], "LARS has no betas and no epsilon"),
-            "momentum": (float(job.values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
+            "momentum": (float(values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
         },
     )
-    factor = sequences / reference if reference else 1.0
+    if "reference_batch_size" not in values:
+        return setup.put("arguments.warmup_steps", _WARM_UP, _WHY_WARM_UP)
+    reference = int(values["reference_batch_size"])
+    sequences = _sequences(setup)
     law = f"in proportion to the batch: {sequences} sequences against {reference} (Goyal et al. 2017, section 2.1)"
-    share = _LARS_WARM_UP if reference else _WARM_UP
-    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)" if reference else "a large batch needs a warm-up"
-    return _rate(setup, factor, law, share, why)
+    setup = _put_rate(setup, sequences / reference, law)
+    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)"
+    return setup.put("arguments.warmup_steps", _LARS_WARM_UP, why)
 
 
 @technique(
     "lamb",
-    saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
-    costs="trust ratios that read every weight twice; the curve is in the docs",
-    not_when="the batch is not in the thousands; with the same tuning AdamW does as well (Nado et al. 2021)",
+    saves="no memory, as LAMB keeps two fp32 moments; but a larger batch needs fewer steps",
+    costs="each step reads every weight twice (learning curve in the docs)",
+    not_when="the batch has less than a thousand sequences; AdamW does as well with equal tuning (Nado et al. 2021)",
     proof="curve",
     packages=("bitsandbytes",),
     values=_VALUES,
     bounds=_BOUNDS,
 )
 def lamb(setup: Setup) -> Setup:
-    """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
+    """Adam whose step is limited by each matrix's norm (You et al. 2019, arXiv 1904.00962).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
-    batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
-    would never move, parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
+    batch and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. memkit's class also
+    trains parameters that start at zero; bitsandbytes' never moves them.
     """
-    job = setup.resolved_for
-    reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup)
+    values = setup.resolved_for.values
     setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
-    factor = sequences / reference if reference else 1.0
+    if "reference_batch_size" not in values:
+        return setup.put("arguments.warmup_steps", _WARM_UP, _WHY_WARM_UP)
+    reference = int(values["reference_batch_size"])
+    sequences = _sequences(setup)
     law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019)"
-    share = min(_LAMB_LONGEST, factor * _LAMB_WARM_UP) if reference else _WARM_UP
-    why = (
-        "in proportion to the batch (You et al. 2019, untuned LAMB)" if reference else "a large batch needs a warm-up"
-    )
-    return _rate(setup, sqrt(factor), law, share, why)
+    setup = _put_rate(setup, sqrt(sequences / reference), law)
+    warm_up = min(_LAMB_LONGEST, sequences / reference * _LAMB_WARM_UP)
+    return setup.put("arguments.warmup_steps", warm_up, "in proportion to the batch (You et al. 2019, untuned LAMB)")

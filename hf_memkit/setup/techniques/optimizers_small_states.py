@@ -1,4 +1,4 @@
-"""Optimizers whose states are small: kept in 8 or 4 bits, or of a subspace of low rank."""
+"""Optimizers with small states: in 8 or 4 bits, or for a low-rank projection of the gradient."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hf_memkit.setup.techniques.registry import Bounds, InPlans, advice, techniq
 from hf_memkit.setup.techniques.setup_ledger import padded_vocabulary, states_of
 
 VOCABULARY_MULTIPLE = 64
-"""Rows of the word embedding become a multiple of this: NVIDIA's guide asks for it on tensor cores, and with a width
-that divides by 4 the embedding's size then divides by torchao's block of 256."""
+"""Rows of the word embedding are padded to a multiple of this. NVIDIA's guide recommends it for tensor cores. If the
+width is a multiple of 4, the embedding's size is then a multiple of torchao's block of 256."""
 
 _PART = "hf_memkit.components.low_bit_adamw"
 
@@ -21,9 +21,9 @@ _PART = "hf_memkit.components.low_bit_adamw"
     "adamw-8bit",
     saves="AdamW's states take 2 bytes a parameter instead of 8 (embeddings: 8); paged_adamw_8bit also moves them to "
     "RAM when the GPU is full",
-    costs="8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the "
-    "package bitsandbytes",
-    not_when="most parameters are embeddings, which Trainer keeps in 32 bits, or the weights are 16-bit",
+    costs="its states are rounded to 8 bits (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); needs "
+    "the package bitsandbytes",
+    not_when="most parameters are embeddings, whose states Trainer keeps in 32 bits, or the weights are 16-bit",
     proof="curve",
     packages=("bitsandbytes",),
     group="nearly the same",
@@ -36,9 +36,8 @@ _PART = "hf_memkit.components.low_bit_adamw"
 def adamw_8bit(setup: Setup) -> Setup:
     """bitsandbytes' AdamW with 8-bit block-wise states.
 
-    Two kinds of parameters keep fp32 states: embeddings (Trainer overrides them: transformers 5.23.0: trainer.py
-    1331-1344), and what has fewer than 4096 elements. Weights that are 16-bit are rounded to nearest: use it with
-    fp32 weights.
+    Two kinds of parameters keep fp32 states: embeddings, because Trainer sets so (transformers 5.23.0: trainer.py
+    1331-1344), and tensors of fewer than 4096 elements. Use it with fp32 weights: it rounds 16-bit ones to nearest.
     """
     setup = setup.put("arguments.optim", "adamw_bnb_8bit", "2 bytes of state a parameter instead of 8")
     return _embeddings_noted(setup)
@@ -46,10 +45,9 @@ def adamw_8bit(setup: Setup) -> Setup:
 
 @technique(
     "paged-adamw-8bit",
-    saves="CUDA moves 8-bit states to RAM when the GPU is full, instead of an out-of-memory error",
-    costs="a step waits for the bus when states were moved; the same result; not on Windows or WSL2; the package "
-    "bitsandbytes",
-    not_when="the states never fit: paging at each step is far slower than offload",
+    saves="when the GPU is full, CUDA moves the 8-bit states to RAM instead of raising an out-of-memory error",
+    costs="a step is slow after states were moved; not on Windows or WSL2; needs the package bitsandbytes",
+    not_when="the states never fit: moving them at each step is much slower than offload",
     packages=("bitsandbytes",),
     gpu_only="paging is CUDA's unified memory; on a CPU bitsandbytes warns and does not page",
     group="nearly the same",
@@ -67,8 +65,7 @@ def adamw_8bit(setup: Setup) -> Setup:
 def paged_adamw_8bit(setup: Setup) -> Setup:
     """bitsandbytes' 8-bit AdamW with its states in CUDA's managed memory (Dettmers et al. 2023, arXiv 2305.14314).
 
-    The arithmetic is that of adamw-8bit. States of fewer than 100 000 elements are not paged (bitsandbytes 0.50.2:
-    optim/optimizer.py 383).
+    States of fewer than 100 000 elements are not paged (bitsandbytes 0.50.2: optim/optimizer.py 383).
     """
     setup = setup.put(
         "arguments.optim", "paged_adamw_8bit", "8-bit states, moved to RAM by the driver when the GPU is full"
@@ -89,9 +86,10 @@ def _embeddings_noted(setup: Setup) -> Setup:
 
 @technique(
     "adamw-8bit-stochastic",
-    saves="6 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
-    costs="accuracy of the states (none lost in Dettmers et al. 2021, arXiv 2110.02861), a compilation at the start",
-    not_when="the weights are fp32 and few",
+    saves="8-bit states take 2 bytes a parameter instead of 8, and bf16 weights need no fp32 master copy",
+    costs="its states are rounded to 8 bits (no loss in Dettmers et al. 2021, arXiv 2110.02861); it compiles at the "
+    "first step",
+    not_when="the weights are fp32: stochastic rounding then has no effect",
     proof="curve",
     packages=("torchao",),
     planned=InPlans(
@@ -105,18 +103,19 @@ def _embeddings_noted(setup: Setup) -> Setup:
 def adamw_8bit_stochastic(setup: Setup) -> Setup:
     """AdamW with 8-bit block-wise states and stochastic rounding of bf16 weights (torchao).
 
-    Two traps of torchao are closed here. It quantises a state only if the parameter's size divides by the block, which
-    GPT-2's word embedding does not (50257 × 1600 leaves 64): the vocabulary is padded, so that it does. And what it
-    does not quantise it keeps in the parameter's dtype, where a bf16 second moment stops changing at beta2 = 0.999 (a
-    change of 0.1 % is below half a unit in the last place): `hf_memkit.components.low_bit_adamw` keeps those in fp32.
+    memkit fixes two problems of torchao. It quantises a state only if the parameter's size is a multiple of the block.
+    GPT-2's word embedding is not (50257 × 1600 leaves a remainder of 64), so memkit pads the vocabulary. And it keeps
+    unquantised states in the parameter's dtype, where a bf16 second moment stops changing: beta2 = 0.999 changes it by
+    0.1 %, less than half a unit in the last place. `hf_memkit.components.low_bit_adamw` keeps these in fp32.
     """
     return _torchao(setup, "AdamW8bit", TORCHAO_BLOCKS[8], "2 bytes of state a parameter instead of 8")
 
 
 @technique(
     "adamw-4bit-stochastic",
-    saves="7 bytes a parameter against AdamW's fp32 states, and the fp32 master copy",
-    costs="accuracy of the states (Li et al. 2023, arXiv 2309.01507, lose little); the curve is in the docs",
+    saves="4-bit states take 1 byte a parameter instead of 8, and bf16 weights need no fp32 master copy",
+    costs="its states are rounded to 4 bits (a small loss in Li et al. 2023, arXiv 2309.01507; learning curve in the "
+    "docs)",
     not_when="adamw-8bit-stochastic fits",
     proof="curve",
     packages=("torchao",),
@@ -124,8 +123,8 @@ def adamw_8bit_stochastic(setup: Setup) -> Setup:
 def adamw_4bit_stochastic(setup: Setup) -> Setup:
     """AdamW with 4-bit block-wise states and stochastic rounding of bf16 weights (torchao).
 
-    As adamw-8bit-stochastic, with blocks of 128. Trainer's own `optim: adamw_torch_4bit` takes blocks of 256 and
-    cannot be given others (transformers 5.23.0: trainer_optimizer.py 470: the value stays a string).
+    Blocks have 128 elements. Trainer's `optim: adamw_torch_4bit` uses blocks of 256 and fails with another
+    `block_size`, because it passes the value as a string (transformers 5.23.0: trainer_optimizer.py 470).
     """
     return _torchao(setup, "AdamW4bit", TORCHAO_BLOCKS[4], "1 byte of state a parameter instead of 8")
 
@@ -136,8 +135,8 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
     if model is not None and padded != model.vocabulary and not setup.section("adapter"):
         setup = setup.put(
             "model.pad_vocabulary_to_multiple_of", VOCABULARY_MULTIPLE,
-            f"{model.vocabulary} rows become {padded}: fast on tensor cores, and {padded} × {model.width} "
-            f"divides by torchao's block of {block}, so that the embedding's states are quantised too",
+            f"{model.vocabulary} rows become {padded}: fast on tensor cores, and {padded} × {model.width} is a "
+            f"multiple of torchao's block of {block}, so that the embedding's states are quantised too",
         )  # fmt: skip
     return setup.put_all(
         "optimizer",
@@ -151,49 +150,51 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
 
 @technique(
     "lion-8bit",
-    saves="7 of AdamW's 8 bytes of state a parameter, except for embeddings: one moment, in 8 bits",
-    costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's; the curve is in the docs",
-    not_when="AdamW's learning rate must stay, or most parameters are embeddings, which keep 32 bits",
+    saves="one 8-bit moment takes 1 byte a parameter (embeddings: 4); AdamW's two take 8",
+    costs="another algorithm, whose learning rate is 3 to 10 times smaller than AdamW's (learning curve in the docs)",
+    not_when="you must keep AdamW's learning rate, or most parameters are embeddings, whose state keeps 32 bits",
     proof="curve",
     packages=("bitsandbytes",),
 )
 def lion_8bit(setup: Setup) -> Setup:
-    """Lion: the sign of one moment is the step (Chen et al. 2023, arXiv 2302.06675), which is kept in 8 bits.
+    """Lion with its moment in 8 bits: each step is the sign of a moving average (Chen et al. 2023, arXiv 2302.06675).
 
-    Trainer gives it AdamW's betas, 0.9 and 0.999; the paper's are 0.9 and 0.99, and they are set here. The paper
-    (section 5) takes a learning rate 3 to 10 times smaller than AdamW's and a weight decay as much larger.
+    Trainer would give it AdamW's betas, 0.9 and 0.999; this sets the paper's, 0.9 and 0.99. The paper (section 5)
+    uses a learning rate 3 to 10 times smaller than AdamW's, and a weight decay larger by the same factor.
     """
     setup = setup.put_all(
         "arguments",
         optim=("lion_8bit", "one byte of state a parameter instead of 8"),
-        adam_beta2=(0.99, "Lion's own; Trainer would give it AdamW's 0.999"),
+        adam_beta2=(0.99, "Lion's value; Trainer would give it AdamW's 0.999"),
     )
     setup = setup.with_notes("Lion's learning rate is 3 to 10 times smaller than AdamW's, its weight decay larger")
     return _embeddings_noted(setup)
 
 
 IN_BLOCKS = r".*\.\d+\..*"
-"""Modules inside a numbered block: every linear layer but the output layer, whose projection would be the largest of
-all. Trainer reads a string as a regular expression that must match the whole name (transformers 5.23.0:
-trainer_utils.py, `check_target_module_exists`)."""
+"""Regular expression for every module in a numbered block, so not for the output layer, whose projection would be the
+largest (transformers 5.23.0: trainer_utils.py, `check_target_module_exists`)."""
 
 _TRAINER_RANK = 128
-"""transformers 5.23.0: trainer_optimizer.py 371, 398."""
+"""Trainer's default rank (transformers 5.23.0: trainer_optimizer.py 371, 398)."""
 
-_CHECKPOINT = "what Trainer would save cannot be loaded: torch.load refuses the projectors in it"
-_LAYERWISE_CHECKPOINT = "a checkpoint would lack the states: Trainer saves those of an optimizer that has none"
-_NOT_ON_CONV1D = "the linear layers are Conv1D (GPT-2): Trainer projects nn.Linear only"
+_CHECKPOINT = "a checkpoint of the optimizer could not be loaded: torch.load refuses the projectors in it"
+_LAYERWISE_CHECKPOINT = "a checkpoint would lack the states: Trainer saves those of a placeholder optimizer"
+_NOT_ON_CONV1D = "the linear layers are Conv1D, as in GPT-2: Trainer projects nn.Linear only"
 _VALUES = {"projection_rank": int, "projection_interval": int}
 _BOUNDS: Bounds = {"projection_rank": (1, None), "projection_interval": (1, None)}
 
 
 def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
-    job, layerwise = setup.resolved_for, optim.endswith("layerwise")
+    job = setup.resolved_for
     width = job.model.width if job.model is not None else 0
-    rank = int(job.values.get("projection_rank", width // 4 or _TRAINER_RANK))
+    if "projection_rank" in job.values:
+        rank, why = int(job.values["projection_rank"]), "asked for"
+    else:
+        rank, why = (width // 4, "a quarter of the width") if width else (_TRAINER_RANK, "Trainer's default")
     interval = int(job.values.get("projection_interval", 200))
-    chosen = "a quarter of the width" if width else "Trainer's default"
-    why = "asked for" if "projection_rank" in job.values else chosen
+
+    layerwise = optim.endswith("layerwise")
     setup = setup.put_all(
         "arguments",
         optim=(optim, saves),
@@ -207,10 +208,10 @@ def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
 
 @technique(
     "galore",
-    saves="most of AdamW's states of linear layers: those of the gradient's projection to a low rank",
-    costs="a singular value decomposition of every gradient each 200 steps; betas, epsilon and weight decay do not "
-    "reach it; the curve is in the docs",
-    not_when=_NOT_ON_CONV1D + "; or the run must be resumable",
+    saves="AdamW keeps states for a low-rank projection of each linear layer's gradient, not for the whole gradient",
+    costs="a singular value decomposition of each gradient every 200 steps; it ignores your betas, epsilon and weight "
+    "decay (learning curve in the docs)",
+    not_when=_NOT_ON_CONV1D + "; or you must be able to resume the run",
     proof="curve",
     packages=("galore_torch",),
     values=_VALUES,
@@ -219,61 +220,61 @@ def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
 def galore(setup: Setup) -> Setup:
     """AdamW in the space of the gradient's first singular vectors (Zhao et al. 2024, arXiv 2403.03507).
 
-    Rank: a quarter of the width, as in most of the paper's table 2; scale 0.25 and a new projection each 200 steps,
-    its defaults.
+    Values: `projection_rank` (default: a quarter of the width, as in most of the paper's table 2) and
+    `projection_interval`, steps between two decompositions (default 200). The scale is the paper's, 0.25.
     """
-    return _projected(setup, "galore_adamw", "AdamW's two moments of the projected gradient", 0.25)
+    return _projected(setup, "galore_adamw", "two moments of the projected gradient", 0.25)
 
 
 @technique(
     "galore-layerwise",
-    saves="what galore saves, and all gradients except one at a time",
-    costs="what galore costs; no clipping, no accumulation, one GPU only",
-    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",
+    saves="galore's small states, and only one gradient at a time",
+    costs="the same as galore; also no gradient clipping, no accumulation, and one GPU only",
+    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or you must be able to resume the run",
     packages=("galore_torch",),
     values=_VALUES,
     bounds=_BOUNDS,
 )
 def galore_layerwise(setup: Setup) -> Setup:
-    """GaLore that updates each parameter as soon as its gradient is there, and drops the gradient."""
-    return _projected(setup, "galore_adamw_layerwise", "as galore, one gradient at a time", 0.25)
+    """GaLore that updates each parameter as soon as its gradient exists, and frees the gradient."""
+    return _projected(setup, "galore_adamw_layerwise", "two moments of the projected gradient, and one gradient", 0.25)
 
 
 @technique(
     "apollo",
-    saves="most of AdamW's states of linear layers: those of a random projection of the gradient",
-    costs="no decomposition, unlike galore; weight decay does not reach it; the curve is in the docs",
-    not_when=_NOT_ON_CONV1D + "; or the run must be resumable",
+    saves="AdamW keeps states for a random projection of each linear layer's gradient, not for the whole gradient",
+    costs="it ignores your weight decay; unlike galore, it needs no decomposition (learning curve in the docs)",
+    not_when=_NOT_ON_CONV1D + "; or you must be able to resume the run",
     proof="curve",
     packages=("apollo_torch",),
     values=_VALUES,
     bounds=_BOUNDS,
 )
 def apollo(setup: Setup) -> Setup:
-    """The gradient, scaled by channels as AdamW of a random projection says (Zhu et al. 2024, arXiv 2412.05270).
+    """Scales each channel of the gradient; AdamW on a random projection of it gives the factors.
 
-    Rank: a quarter of the width, scale 1, as in the paper's section 5.
+    Source: Zhu et al. 2024, arXiv 2412.05270; rank (a quarter of the width) and scale (1) as in its section 5.
     """
-    return _projected(setup, "apollo_adamw", "AdamW's two moments of a random projection", 1.0)
+    return _projected(setup, "apollo_adamw", "two moments of a random projection", 1.0)
 
 
 @technique(
     "apollo-layerwise",
-    saves="what apollo saves, and all gradients except one at a time",
-    costs="what apollo costs; no clipping, no accumulation, one GPU only",
-    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or the run must be resumable",
+    saves="apollo's small states, and only one gradient at a time",
+    costs="the same as apollo; also no gradient clipping, no accumulation, and one GPU only",
+    not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or you must be able to resume the run",
     packages=("apollo_torch",),
     values=_VALUES,
     bounds=_BOUNDS,
 )
 def apollo_layerwise(setup: Setup) -> Setup:
-    """APOLLO that updates each parameter as soon as its gradient is there, and drops the gradient."""
-    return _projected(setup, "apollo_adamw_layerwise", "as apollo, one gradient at a time", 1.0)
+    """APOLLO that updates each parameter as soon as its gradient exists, and frees the gradient."""
+    return _projected(setup, "apollo_adamw_layerwise", "two moments of a random projection, and one gradient", 1.0)
 
 
 advice(
     "unpaged-states", "optimizers", {"arguments.optim": "adamw_bnb_8bit"},
-    "its states lie in the GPU's own memory (adamw_bnb_8bit: 2 bytes a parameter)",
-    "the states must fit on the GPU",
+    saves="these 8-bit states (2 bytes a parameter) stay in GPU memory and use none of CUDA's managed memory",
+    costs="the states must fit on the GPU",
     offered={"host/managed memory": 1},
 )  # fmt: skip

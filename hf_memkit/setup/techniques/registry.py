@@ -1,8 +1,8 @@
 """The catalogue: a row for each way to save memory. Presets, recipes, plans, advice, rules and docs read it.
 
 The rows are in `hf_memkit/setup/techniques/`, one file a family, and are registered on import. The decorator
-`technique` adds a row with a function `setup -> setup`, which presets and recipes can name (DeepSpeed's are in
-`hf_memkit/deepspeed/techniques.py`): it puts settings with their reasons. `advice` adds a row that only advice has.
+`technique` adds a row with a function `setup -> setup` that puts the settings; presets and recipes can name it.
+`advice` adds a row without a function. `applies` adds a function to such a row (`hf_memkit/deepspeed/techniques.py`).
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ Family = Literal[
     "data",
     "machine",
 ]
+"""A file of the catalogue. The order is that of application: later techniques read the settings of earlier ones (an
+optimizer reads which weights are trained)."""
+
 _ONLY_ADVICE: Final = ("checkpoints", "generation", "data", "machine")
 FAMILIES: Final[tuple[Family, ...]] = tuple(family for family in get_args(Family) if family not in _ONLY_ADVICE)
-"""In the order in which their techniques are applied: later ones read the settings of earlier ones (an optimizer reads
-which weights are trained)."""
+"""Families that presets and recipes can name."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,11 @@ class InPlans:
     """A technique in `memkit plan`.
 
     Attributes:
-        slot: a setup has one choice of each slot.
+        slot: a plan's setup has at most one technique of each slot.
         name: name in the plan's table.
-        result: its effect on the result, in words.
-        turn: its place in the slot, in order of falling memory use.
-        never: why no plan has it; empty if plans have it.
+        result: how it changes the result, in words.
+        turn: position among the techniques of the slot, from most to least memory.
+        never: why no plan contains it; empty if plans do.
     """
 
     slot: str
@@ -86,23 +88,23 @@ class Technique:
 
     Attributes:
         name: in kebab-case; unique.
-        family: the file it stands in, and its page in `docs/techniques/`.
-        saves, costs, not_when: one sentence each.
-        group: its effect on the result of the training.
+        family: its file, and its page in `docs/techniques/`.
+        saves, costs, not_when: one sentence each, without a full stop.
+        group: how it changes the result of the training.
         settings: key → value to change in a job; advice shows the first. `arguments.NAME` is a field of
             TrainingArguments, `model.NAME` an option of from_pretrained, `environment.NAME` a variable. "half",
             "fewer" and "smaller" mean half of the current number.
         slows: whether it slows every step.
-        frees: category of memory → maximum share that it frees, for estimates from a record.
-        offered: place of the allocation (`logits`) or phase (`load`) → rank of the row in advice for it; `host/load`
-            is about RAM, `pinned/`, `shared memory/` and `disk/` about those.
+        frees: category of memory → maximum share that it frees (0 to 1), for estimates from a record.
+        offered: where memory ran out → rank of the row in advice. Keys are an allocation (`logits`) or a phase
+            (`load`); a prefix names memory other than the GPU's: `host/load`, `pinned/`, `shared memory/`, `disk/`.
         devices: device types that it supports; empty: all.
-        only_with: features in use or arguments, one of which advice requires.
-        unless: features in use or arguments with which advice omits it.
-        planned: its choice in plans; None if they do not try it.
+        only_with: advice requires one of these features or arguments in the job; empty: nothing.
+        unless: advice omits it if the job has one of these features or arguments.
+        planned: how plans use it; None if they do not know it.
         proof: evidence that it works.
-        slot: only one technique of a slot can be used; empty: no restriction.
-        packages: packages to install beyond the core dependencies.
+        slot: a setup has at most one technique of each slot; empty: no restriction.
+        packages: import names of packages beyond the core dependencies.
         values: names and types of its values in a recipe's variant or `preset(values=…)`.
         bounds: bounds of these values.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
@@ -167,39 +169,36 @@ TECHNIQUES: Final[dict[str, Technique]] = {}
 
 
 def technique(
-    name: str,
-    *,
-    saves: str,
-    costs: str,
-    not_when: str,
-    family: Family | None = None,
-    slot: str | None = None,
-    **more: Any,
+    name: str, *, family: Family | None = None, slot: str | None = None, **fields: Any
 ) -> Callable[[Apply], Technique]:
     """Registers the decorated function as a row with these fields of `Technique`.
 
-    By default, the name of the function's file gives the family (`optimizers_small_states.py`: optimizers), and the
-    family is the slot.
+    Args:
+        family: None: from the name of the function's file (`optimizers_small_states.py`: optimizers).
+        slot: None: the family.
     """
 
     def register(apply: Apply) -> Technique:
         file = apply.__module__.rpartition(".")[2]
-        of = next(each for each in FAMILIES if file.startswith(each)) if family is None else family
-        made = Technique(name, of, saves, costs, not_when, slot=of if slot is None else slot, apply=apply, **more)
-        taken = {value for other in TECHNIQUES.values() if other.slot != made.slot for value in other.values}
-        if twice := taken & set(made.values):
+        row_family = next(each for each in FAMILIES if file.startswith(each)) if family is None else family
+        row_slot = row_family if slot is None else slot
+        row = Technique(name, row_family, slot=row_slot, apply=apply, **fields)
+
+        used = {value for other in TECHNIQUES.values() if other.slot != row.slot for value in other.values}
+        if twice := used & set(row.values):
             raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
-        if loose := set(made.bounds) - set(made.values):
+        if loose := set(row.bounds) - set(row.values):
             raise ValueError(f"technique {name!r}: bounds of {sorted(loose)}, which are no values of it")
-        TECHNIQUES[name] = _added(made)
-        return made
+
+        TECHNIQUES[name] = _add(row)
+        return row
 
     return register
 
 
 def advice(name: str, family: Family, settings: Mapping[str, Any], saves: str, costs: str, **more: Any) -> Technique:
     """Adds a row that presets and recipes cannot name."""
-    return _added(Technique(name, family, saves, costs, settings=settings, **more))
+    return _add(Technique(name, family, saves, costs, settings=settings, **more))
 
 
 def applies(name: str) -> Callable[[Apply], Technique]:
@@ -212,11 +211,33 @@ def applies(name: str) -> Callable[[Apply], Technique]:
     return register
 
 
-def _added(row: Technique) -> Technique:
+def _add(row: Technique) -> Technique:
     if row.name in CATALOGUE:
         raise ValueError(f"there are two techniques {row.name!r}")
     CATALOGUE[row.name] = row
     return row
+
+
+def assignment(key: str, value: object, current: object = None) -> str:
+    """A setting as text: `NAME=value` for the environment, else YAML's `name: value` or `name: current → value`."""
+    section, _, name = key.rpartition(".")
+    if key == "command":
+        return str(value)
+    if section == "environment":
+        return f"{name}={value}"
+    shown = name if section == "arguments" else key
+    was = f"{_in_yaml(current)} → " if current is not None else ""
+    return f"{shown}: {was}{_in_yaml(value)}" if str(value) else shown
+
+
+def _in_yaml(value: object) -> object:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def setting_of(name: str) -> str:
+    """The first setting of the row `name` as text, such as `optim: adamw_bnb_8bit`."""
+    row = CATALOGUE[name]
+    return assignment(row.key, row.settings[row.key])
 
 
 def find_technique(name: str) -> Technique:
@@ -229,8 +250,8 @@ def find_technique(name: str) -> Technique:
 
 def in_order(techniques: list[Technique]) -> list[Technique]:
     """The techniques without repetition, sorted by family."""
-    unique = list(dict.fromkeys(one.name for one in techniques))
-    return sorted((TECHNIQUES[name] for name in unique), key=lambda one: FAMILIES.index(one.family))
+    unique = {one.name: TECHNIQUES[one.name] for one in techniques}
+    return sorted(unique.values(), key=lambda one: FAMILIES.index(one.family))
 
 
 def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
@@ -248,8 +269,7 @@ def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
             return f"must be {kind.__name__}"
         low, high = one.bounds.get(name, (None, None))
         number: Any = value
-        # Written so that nan is refused.
-        if not ((low is None or number >= low) and (high is None or number < high)):
+        if not ((low is None or number >= low) and (high is None or number < high)):  # so that nan is refused
             limits = [f"at least {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
             return f"must be {' and '.join(filter(None, limits))}"
     return ""

@@ -14,8 +14,7 @@ from hf_memkit.setup.techniques.registry import technique
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",
 )
 def data_parallel(setup: Setup) -> Setup:
-    """Trainer's own DistributedDataParallel, with one process a GPU; nothing where there is one process, or where
-    DeepSpeed is the engine."""
+    """Trainer's DistributedDataParallel, one process per GPU. No effect with one process, or with DeepSpeed."""
     if setup.resolved_for.processes == 1 or "deepspeed.config" in setup:
         return setup
     return setup.put(

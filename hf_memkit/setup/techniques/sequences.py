@@ -24,9 +24,8 @@ LEAKING: Final[dict[str, str]] = {
     "rwkv": "its state runs over the whole row",
     "xglm": "builds its mask without position ids",
 }
-"""Model type → why samples that share a row see each other. Measured with transformers 5.23.0: the loss of three
-samples in a row differs from their separate losses (tests/checks/proofs_sequences.py). The trainer part tests other
-models before training."""
+"""Model type → why samples in one row affect each other. Measured with transformers 5.23.0: three samples in a row
+have another loss (tests/checks/proofs_sequences.py). The trainer part tests other models before training."""
 
 _WHOLE_LINES: Final = (8.0, 9.0, 10.0, 10.3)
 """Compute capabilities of A100, H100/H200 and B200/B300. NVIDIA gives 128 bytes as the multiple for A100, and 16 bytes
@@ -62,7 +61,7 @@ def packed_mask_bytes(row_tokens: int) -> int:
     return row_tokens * row_tokens
 
 
-_COMPILED_MULTIPLE = 128
+_COMPILED_MULTIPLE = 128  # assumed: few shapes, at most 127 tokens of padding
 
 
 @technique(
@@ -181,21 +180,21 @@ _LENGTH: Final = {
 
 advice(
     "shorter-sequences", "sequences", {"data.max_length": "half"},
-    "all texts of a batch are padded to its longest; activations and logits grow with it, attention scores with its "
-    "square",
-    "longer texts are truncated; the model does not learn from the rest",
+    saves="all texts of a batch are padded to its longest; activations and logits grow with it, attention scores with "
+    "its square",
+    costs="longer texts are truncated; the model does not learn from the rest",
     group="another method", frees={"activations": 0.5, "loss": 0.5}, offered=_LENGTH,
     unless=("diffusers", "vision tower"),
 )  # fmt: skip
 advice(
     "smaller-images", "sequences", {"processor.max_pixels": "half"},
-    "in the vision tower, activations grow with an image's pixels and attention scores with their square, at any "
-    "length of the text",
-    "coarser images",
+    saves="in the vision tower, activations grow with an image's pixels and attention scores with their square, at "
+    "any length of the text",
+    costs="coarser images",
     group="another method", offered=_LENGTH, only_with=("vision tower",), unless=("diffusers",),
 )  # fmt: skip
 advice(
     "smaller-pictures", "sequences", {"arguments.resolution": "smaller"},
-    "activations grow with the square of it", "smaller pictures",
+    saves="activations grow with the square of it", costs="smaller pictures",
     group="another method", offered=_LENGTH, only_with=("diffusers",),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.catalog.adapter_layers import adapted_layers, matches_any
+from hf_memkit.catalog.adapter_layers import adapted_layers, adapter_tensors, matches_any
 from hf_memkit.catalog.models import Linear, ModelFacts
 from hf_memkit.catalog.optimizers import Options, Shapes, States, find_optimizer
 from hf_memkit.setup.job import Job, process_row
@@ -51,8 +51,7 @@ def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     size = _weight_bytes(setup)
     terms = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
     if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
-        # Autocast keeps copies until the forward pass ends, or until backward has used them; checkpointed layers make
-        # them again.
+        # Autocast keeps copies until backward has used them, or until forward ends if layers are checkpointed.
         checkpointed = _PARTS & set(setup.section("model_parts")) or setup.get(_SWITCH) is True
         terms.append(
             Row(
@@ -66,7 +65,9 @@ def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
 
 def _adapters(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """The frozen weights and the adapters."""
-    size, adapter, quantization = _weight_bytes(setup), setup.section("adapter"), setup.get("model.quantization")
+    size = _weight_bytes(setup)
+    adapter = setup.section("adapter")
+    quantization = setup.get("model.quantization")
     bits = f"{8 * size}-bit"
     if quantization is None:
         each = f"{size} bytes a parameter"
@@ -102,7 +103,8 @@ def _trained(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     gradients = Row("device", "gradients", f"gradients{of}", size, source)
     if "trainer_parts.cpu_offload_optimizer" in setup:
         return _offloaded(setup, model, gradients)
-    states, source = states_of(setup, model), state_source(setup)
+    states = states_of(setup, model)
+    source = state_source(setup)
     plain = "states that are not quantised" if states.quantised else "optimizer states"
     terms = (
         Row("device", "optimizer", f"quantised states{of}", states.quantised, source),
@@ -169,8 +171,7 @@ NESTED_BLOCK: Final = 256
 """Scales that share one scale under double quantisation (bitsandbytes 0.50.2: functional.py, `quantize_4bit`)."""
 
 OFFLOAD_MINIMUM: Final = 4096
-"""Elements from which torchao moves a parameter's optimizer to the host (torchao 0.18.0: optim/cpu_offload.py,
-`minimal_size`)."""
+"""Minimum elements of a parameter that torchao offloads (torchao 0.18.0: optim/cpu_offload.py, `minimal_size`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +199,7 @@ def adapter_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
     Exact for `bias="none"`, one rank, and layers that are `nn.Linear` or `Conv1D`. Adapters of experts that are kept
     in one tensor are not counted (`ModelFacts.stacked`).
     """
-    rank = int(adapter.get("r", 8))
-    return sum(rank * (layer.inputs + layer.outputs) for layer in adapted_layers(model, adapter))
+    return sum(adapter_tensors(model, adapter))
 
 
 def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
@@ -223,10 +223,9 @@ def quantised_layers(model: ModelFacts, quantization: Mapping[str, Any]) -> tupl
 def quantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], element_bytes: int = 2) -> Quantised:
     """Bytes of the model's weights after loading with these fields of `BitsAndBytesConfig`.
 
-    4-bit: half a byte a weight, and a scale for each block of 64: 4 bytes, or with double quantisation 1 byte and 4
-    for each 256 scales, and tables of 16 and 256 numbers a layer (Dettmers et al. 2023, arXiv 2305.14314, section 3;
-    bitsandbytes 0.50.2: functional.py, `quantize_4bit`). 8-bit: a byte a weight, and 4 bytes an output (Dettmers et
-    al. 2022, arXiv 2208.07339).
+    4-bit: half a byte a weight; a scale for each block of 64 (4 bytes, or with double quantisation 1 byte and 4 for
+    each 256 scales); tables of 16 and 256 numbers a layer (Dettmers et al. 2023, arXiv 2305.14314, section 3;
+    bitsandbytes: `quantize_4bit`). 8-bit: a byte a weight, 4 an output (Dettmers et al. 2022, arXiv 2208.07339).
 
     Args:
         model: its linear layers must be known.
@@ -256,7 +255,8 @@ def offloaded_parameters(sizes: Iterable[int]) -> tuple[int, int]:
 
 
 def _statistics(elements: int, nested: bool) -> int:
-    scales, table = _blocks(elements, BLOCK), 4 * 16
+    scales = _blocks(elements, BLOCK)
+    table = 4 * 16
     if not nested:
         return 4 * scales + table
     # One byte a scale; of these an fp32 scale a block, the table of 256 numbers, and their offset.
@@ -288,12 +288,14 @@ def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
         return Shapes(tuple(shape for pair in pairs for shape in pair))
     tied = model.tied > 0
     transposed = "gpt2" in model.model_type  # Conv1D stores (inputs, outputs); the sizes are the same
+
     linears = [layer for layer in model.linears if not (layer.head and tied)]
     targets = setup.get("arguments.optim_target_modules")
     linears.sort(key=lambda layer: not _targeted(layer.name, targets))  # the projected ones first
     # Trainer projects nn.Linear only, not Conv1D.
     projected = 0 if transposed else sum(_targeted(layer.name, targets) for layer in linears)
     matrices = tuple((one.inputs, one.outputs) if transposed else (one.outputs, one.inputs) for one in linears)
+
     rest = Counter(model.sizes)
     rest.subtract(one.elements for one in linears)
     wide = [size for size in rest.elements() if _is_table(size, model)]
@@ -341,8 +343,9 @@ def state_source(setup: Setup) -> str:
 
 
 def gradient_bytes(setup: Setup, model: ModelFacts) -> tuple[int, str]:
-    """(maximum bytes of gradients at once, the formula); an optimizer that steps in backward holds only a few."""
-    sizes, size = _trained_shapes(setup, model).sizes, _trained_bytes(setup)
+    """Maximum bytes of gradients at once, and the formula; an optimizer that steps in backward holds only a few."""
+    sizes = _trained_shapes(setup, model).sizes
+    size = _trained_bytes(setup)
     at_once = find_optimizer(optimizer_of(setup)).gradients_at_once
     if at_once is None:
         return size * sum(sizes), f"{size} bytes a trained parameter"

@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from hf_memkit import MemoryReportCallback, attach
 from hf_memkit.measuring.memory.hooks import ModelHook
+from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.measuring.memory.readers.host import HostReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import read_records, steps
@@ -74,7 +75,7 @@ def test_an_error_in_every_method_of_a_reader(make_trainer: Any, bare: Trainer, 
 def test_errors_are_reported_once_and_kept_short(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(RunRecorder, "step_begin", raises)
+    monkeypatch.setattr(PhaseTracker, "step_begin", raises)
     callback = MemoryReportCallback()
     make_trainer([callback], max_steps=8).train()
     end = read_records(callback.path)[-1]

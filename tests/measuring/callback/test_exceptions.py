@@ -207,7 +207,7 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
     with pytest.raises(torch.OutOfMemoryError) as explained:
         train(torch.OutOfMemoryError(OOM))
     (note,) = explained.value.__notes__
-    assert "2.34 GiB" in note and "per_device_train_batch_size = half" in note and "MemoryReportCallback()" in note
+    assert "2.34 GiB" in note and "per_device_train_batch_size: half" in note and "MemoryReportCallback()" in note
 
 
 @pytest.mark.parametrize(

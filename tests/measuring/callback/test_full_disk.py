@@ -87,7 +87,9 @@ def test_finished_failed_and_finished_again(
     end = ended.first.end
     assert end is not None and end["lost_records"] >= STEPS - recorded
     assert f"end early, after step {recorded}: {end['write_error']}" in ended.ending.why
-    assert any(f"{end['lost_records']} records" in note and end["write_error"] in note for note in ended.notes)
+    assert any(
+        f"during training: {end['lost_records']} " in note and end["write_error"] in note for note in ended.notes
+    )
     assert f"Finished after step {STEPS}" in " ".join(capsys.readouterr().out.split())
     assert reader.attempts[-1].end is None and reader.read() and reader.attempts[-1].end == end, "for --follow"
     assert not reader.read()

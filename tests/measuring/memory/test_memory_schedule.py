@@ -77,10 +77,10 @@ def test_forty_thousand_steps(tmp_path: Path, allocator: Any) -> None:
     recorder = recorder_in(tmp_path, optimizer, allocator)
     total, held = 40_000, []
     for step in range(1, total + 1):
-        recorder.step_begin()
+        recorder.tracker.step_begin()
         recorder.tracker.move_to("forward")
         recorder.tracker.move_to("backward")
-        recorder.pre_optimizer_step()
+        recorder.tracker.pre_optimizer_step()
         recorder.optimizer_step(optimizer)
         STATE.global_step = step
         allocator.use(2.0 if step == 33_333 else 1.0)
@@ -111,7 +111,7 @@ def test_pending_steps_are_written_at_each_other_event(tmp_path: Path, event: An
     recorder = recorder_in(tmp_path, None)
     recorder._steps = 4 * SINGLE_STEPS + 1
     STATE.global_step = 1
-    recorder.step_begin()
+    recorder.tracker.step_begin()
     recorder.step_end(STATE)
     assert steps(read_records(recorder.writer.path)) == []
     event(recorder)

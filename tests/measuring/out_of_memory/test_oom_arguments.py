@@ -74,8 +74,6 @@ def test_the_eight_bit_optimizer_of_another_tool_is_paged_next() -> None:
          ("per_device_train_batch_size", None)),
         ("zero_optimization: {stage: 2}\ntrain_micro_batch_size_per_gpu: 6\n", False,
          ("train_micro_batch_size_per_gpu", 6)),
-        ("a: [1\n", True, ("per_device_train_batch_size", None)),
-        ("- 1\n", True, ("per_device_train_batch_size", None)),
     ],
 )  # fmt: skip
 def test_an_argument_file_of_another_tool_stops_nothing(

@@ -16,9 +16,6 @@ from hf_memkit.measuring.out_of_memory import (
     explain_killed,
     explain_oom,
     explain_records,
-    judge,
-    parse_message,
-    suggest,
 )
 from tests.measuring.out_of_memory.oom_messages import EXAMPLES
 from tests.measuring.out_of_memory.test_oom_explain import OOM, RUN
@@ -47,11 +44,9 @@ def killed() -> str:
 
 def notes() -> str:
     """What stands below an exception's traceback: from its text alone, then from records."""
-    alone, message = advice_from_text(RuntimeError(SIZE)), parse_message(OOM["error"])
-    assert alone is not None and message is not None
-    verdict = judge(message)
-    changes = suggest(RUN, {**OOM, "cause": verdict.cause})
-    recorded = note_from_record(OOM, RUN, verdict, changes, Path("out/memory-rank0.jsonl"))
+    alone = advice_from_text(RuntimeError(SIZE))
+    assert alone is not None
+    recorded = note_from_record(OOM, RUN, explain_records(RUN, OOM), Path("out/memory-rank0.jsonl"))
     return f"{alone.text()}\n\n{recorded.text()}"
 
 

@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 from hf_memkit.measuring.out_of_memory import OomMessage, explain_oom, find_messages, judge, parse_message
-from hf_memkit.measuring.out_of_memory.figures import _WHOLE, joined
+from hf_memkit.measuring.out_of_memory.figures import _WHOLE, join_lines
 from hf_memkit.measuring.out_of_memory.known_messages import Cause
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
 from tests.measuring.out_of_memory.oom_messages import EXAMPLES, LINES, NOT_MESSAGES, Example, Line
@@ -106,9 +106,9 @@ def test_lines_are_joined_by_a_blank_unless_a_word_or_a_size_is_broken() -> None
     whole = {"has a to": "tal capacity", "12.8": "1 MiB is free", "12.": "81 MiB", "GPU 1": "2 has"}
     apart = {"of which": "12.81 MiB", "exit code: 13": "7 files", "memory in": "use", "is": "free"}
     for first, second in whole.items():
-        assert joined(first, second) == first + second
+        assert join_lines(first, second) == first + second
     for first, second in apart.items():
-        assert joined(first, second) == f"{first} {second}"
+        assert join_lines(first, second) == f"{first} {second}"
     assert not {first + second for first in _WHOLE for second in _WHOLE} & _WHOLE, "two whole words that make a third"
 
 

@@ -373,6 +373,8 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert main(["explain", str(log), "--args", str(tmp_path / "no.yaml")]) == 2
     assert main(["explain", str(tmp_path), "--args", str(arguments)]) == 2
     assert "--args" in capsys.readouterr().err
+    arguments.write_text("a: [1\n")
+    assert main(["explain", str(log), "--args", str(arguments)]) == 2
 
 
 RICH = (

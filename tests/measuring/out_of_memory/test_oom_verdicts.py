@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.common.units import GIB, MIB
-from hf_memkit.measuring.out_of_memory import OomMessage, judge
+from hf_memkit.measuring.out_of_memory import OomMessage, explain_records, judge
 from hf_memkit.measuring.out_of_memory.message import Process
 from hf_memkit.measuring.out_of_memory.remedies import split_size_mb
 
@@ -97,7 +97,7 @@ def test_what_is_said_of_settings() -> None:
     assert "not supported on this platform" in str(judge(replace(pieces, device_type="rocm")).settings[0])
     others = replace(GPU, **of_gib(process=20, allocated=18, reserved=18), processes=(Process(7, 19 * GIB),))
     first = judge(others).settings[0]
-    assert first.value == "nvidia-smi" and "process 7" in first.reason
+    assert first.value == "nvidia-smi" and "process IDs: 7" in first.reason
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,10 @@ def test_max_split_size_is_at_most_the_request_and_above_what_torch_refuses(
 ) -> None:
     assert split_size_mb(int(requested)) == value
     assert value is None or 20 * MIB < value * MIB <= requested
+
+
+def test_an_error_of_python_without_words_is_about_ram() -> None:
+    explanation = explain_records(
+        {}, {"error_type": "MemoryError", "error": "", "phase": "data", "allocated_gib": 4.0}
+    )
+    assert explanation.verdict is not None and explanation.verdict.cause == "host memory"

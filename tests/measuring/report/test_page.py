@@ -55,7 +55,7 @@ def test_drawn_and_readable_on_every_screen(
     outside = f"[...document.querySelectorAll('main *:not(.scroll *):not(svg *)')].filter({wide}).length"
     assert tab.evaluate(outside) == 0
     names = set(json.loads(tab.locator("#charts").text_content() or ""))
-    assert {"timeline", "phases", "lengths", "tokens", "host"} <= names
+    assert {"timeline", "phases", "lengths", "host"} <= names
     for name in names:
         box = tab.locator(f"#chart-{name} .cartesianlayer").bounding_box()
         assert box is not None and box["width"] > 200 and box["height"] > 150, name

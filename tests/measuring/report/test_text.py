@@ -28,9 +28,9 @@ PREDICTION: dict[str, Any] = {
 def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path) -> None:
     shown = text_report(load_run(made.write(tmp_path, made.healthy()))).splitlines()
     assert len(shown) <= 24 and max(map(len, shown[:-1])) <= 80
-    assert shown[0].startswith("Peak 11.4 of 15.8 GiB: 72 % ") and shown[0].endswith("in backward at step 66.")
+    assert shown[0].startswith("Peak 11.4 of 15.8 GiB: 72 % ") and shown[0].endswith("in backward of step 66.")
     whole = "\n".join(shown)
-    assert "Finished after step 200." in whole and "No memory problem found" in whole and "3.3 GiB to spare" in whole
+    assert "Finished after step 200." in whole and "No memory problem found" in whole
     assert "headroom 3.3 GiB" in whole.replace("\n", " ")
     for name in ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "other"):
         assert sum(line.startswith(name) for line in shown) == 1
@@ -40,14 +40,14 @@ def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path)
 
 def test_near_the_gpu_there_are_changes_of_this_job(tmp_path: Path) -> None:
     shown = " ".join(text_report(load_run(made.write(tmp_path, made.healthy(60, longest=1600)))).split())
-    assert re.match(r"Peak 14\.9 of 15\.8 GiB: 94 % [^,]+, in backward at step 32\. Tight: 0\.[1-9] GiB left", shown)
+    assert re.match(r"Peak 14\.9 of 15\.8 GiB: 94 % [^,]+, in backward of step 32\. Tight: 0\.[1-9] GiB left", shown)
     assert " per_device_train_batch_size: " in shown and " saves " in shown
 
 
 def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
     run = load_run(made.of_ranks(tmp_path / "ranks", 12, 4))
     shown = text_report(run).splitlines()
-    row = next(i for i, line in enumerate(shown) if line.startswith("rank"))
+    row = next(i for i, line in enumerate(shown) if line.startswith("By rank"))
     peaks = [float(line.split()[1]) for line in shown[row + 1 : row + 9]]
     assert peaks == sorted(peaks, reverse=True) and "4 more" in shown[row + 9]
     predicted = load_run(made.write(tmp_path / "predicted", made.healthy(3, prediction=PREDICTION)))
@@ -144,9 +144,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_too_few_steps_are_not_called_steady(tmp_path: Path) -> None:
-    for steps, lines_shown in ((1, "One step is too few"), (19, "19 steps are too few"), (20, "memory does not grow")):
+    for steps in (1, 19, 20):
         shown = " ".join(text_report(load_run(made.write(tmp_path / str(steps), made.healthy(steps)))).split())
-        assert lines_shown in shown and "No memory problem found: it fits with" in shown
+        assert f"No memory problem found over {steps} step" in shown
+        assert ("too few to tell whether memory grows" in shown) is (steps < 20)
 
 
 def test_out_of_host_memory_does_not_blame_the_gpu(tmp_path: Path) -> None:

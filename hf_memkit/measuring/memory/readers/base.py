@@ -16,9 +16,8 @@ from hf_memkit.measuring.memory.error_barrier import describe
 
 @runtime_checkable
 class MemoryReader(Protocol):
-    """One source of memory counters; by default all are empty. A reader may have two more methods: `mark() -> Mark`,
-    the allocator's values of `read` and `peak` in one cheap call; and `refresh()`, after which the next `read` ignores
-    its rate limit."""
+    """One source of memory counters, empty by default. A reader may also have `mark() -> Mark`, the allocator's values
+    of `read` and `peak` in one cheap call, and `refresh()`, after which the next `read` ignores its rate limit."""
 
     device: torch.device | None = None
     """The device of the counters `*allocated_gib`, or None."""

@@ -54,8 +54,7 @@ class HostReader(RateLimitedReader):
 
 
 class PinnedReader(RateLimitedReader):
-    """Page-locked RAM of torch's allocator, including cached blocks; block sizes are powers of two (torch 2.13:
-    `torch.cuda.host_memory_stats`)."""
+    """Torch's page-locked RAM, with cached blocks; sizes are powers of two (torch 2.13: `cuda.host_memory_stats`)."""
 
     def __init__(self) -> None:
         super().__init__(_AVAILABLE_EVERY_S)

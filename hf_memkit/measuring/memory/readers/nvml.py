@@ -57,8 +57,7 @@ class NvmlReader(RateLimitedReader):
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:
-    """NVML's handle of torch's GPU, by UUID or PCI address: NVML numbers every GPU of the machine, torch those in
-    CUDA_VISIBLE_DEVICES."""
+    """NVML's handle of torch's GPU, by UUID or PCI address: NVML's numbers ignore CUDA_VISIBLE_DEVICES."""
     uuid = str(getattr(properties, "uuid", ""))
     for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
         try:

@@ -155,9 +155,4 @@ def _composed(
     return attend(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=grouped)[0]
 
 
-_KERNELS: dict[str, Attention] = {
-    "cudnn": _cudnn,
-    "flash": _flash,
-    "efficient": _efficient,
-    "composed": _composed,
-}
+_KERNELS: dict[str, Attention] = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "composed": _composed}

@@ -30,6 +30,7 @@ TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
 LEAST_CAPABILITY: Final = (7, 0)
 """The first GPUs that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
+
 @functools.cache
 def install_compiler() -> None:
     """Patches dynamo and inductor. Call it after `torch.cuda` reports the GPU; without one, compiled code runs on fake

@@ -119,9 +119,8 @@ def patch_fake_values() -> None:
 
 def patch_module_apply() -> None:
     """Patches `Module.to` for fake parameters, and from real ones to a GPU. Each parameter stays the same object, so
-    that optimizers and tied weights keep it. Also lets parameter classes of libraries, such as bitsandbytes'
-    `Params4bit`, hold fake tensors: `Tensor._make_subclass`, which creates them, would lose the class FakeTensor; here
-    the result has both classes."""
+    that optimizers and tied weights keep it. Also lets libraries' parameter classes, such as bitsandbytes'
+    `Params4bit`, hold fake tensors: `Tensor._make_subclass` would lose the class FakeTensor; here both stay."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     original = torch.Tensor._make_subclass
@@ -159,9 +158,8 @@ def patch_module_apply() -> None:
 
 
 def replace_inference_mode() -> None:
-    """Replaces `torch.inference_mode` by `no_grad`, which needs the same memory. Under inference mode a dispatch mode
-    sees operations before they are decomposed, such as `Tensor.to` and `bool`, and fake tensors have no rule for
-    them."""
+    """Replaces `torch.inference_mode` by `no_grad`, which needs the same memory. In inference mode a dispatch mode
+    sees operations before they are decomposed, such as `Tensor.to` and `bool`; fake tensors have no rule for them."""
 
     def enter(self: Any) -> None:
         self.memkit_no_grad = torch.no_grad() if self.mode else contextlib.nullcontext()
@@ -197,8 +195,7 @@ def swap_tensor(parameter: nn.Parameter, new: torch.Tensor) -> None:
         parameter.__class__ = kind
 
 
-_LIBRARY_KINDS: Final[dict[type, type]] = {}
-"""A library's parameter class → its subclass for fake tensors."""
+_LIBRARY_KINDS: Final[dict[type, type]] = {}  # a library's parameter class → its subclass for fake tensors
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:

@@ -27,8 +27,7 @@ _HUB: Final = ("flash-attn2", "flash-attn3", "vllm-flash-attn3")
 
 def install_flash_attn(capability: tuple[int, int]) -> None:
     """Makes `flash_attn` and `flash_attn_interface` (version 3) importable and visible to transformers. On GPUs
-    without kernels, using them raises the package's error (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp,
-    `mha_fwd`)."""
+    without kernels they raise the package's error (flash-attn 2.8.3: csrc/flash_attn/flash_api.cpp, `mha_fwd`)."""
     from transformers import modeling_utils
 
     if capability < (8, 0):

@@ -85,8 +85,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def allow_made_up_values(self, begins: Callable[[], None]) -> Iterator[list[str]]:
-        """Within it reading values of fake tensors gives made-up ones; yields the list of readers. `begins` is called
-        before the first read."""
+        """Reading fake tensors within it gives made-up values; yields readers. `begins` is called before the first."""
         outer = self.read
         if self.read is None:
             self.read, self._begins = [], begins
@@ -202,8 +201,7 @@ def _patch_trunc_normal() -> None:
 
 
 def _patch_values(boundary: RealAndFake) -> dict[str, Any]:
-    """Lets `numpy`, `tolist` and printing return known values only, so that no made-up value is written down; returns
-    the original functions."""
+    """Lets `numpy`, `tolist` and printing return known values only, none made up; returns the original functions."""
 
     def only_known(name: str) -> Any:
         def only(self: FakeTensor, *args: Any, **kwargs: Any) -> Any:

@@ -18,8 +18,7 @@ import torch
 from hf_memkit.catalog.library_versions import is_on, names_of
 from hf_memkit.prediction.traced_training import Engine
 
-_LAUNCHER_VARIABLE = "ACCELERATE_USE_DEEPSPEED"
-"""Set by `accelerate launch` if its variables hold a DeepSpeed config."""
+_LAUNCHER_VARIABLE = "ACCELERATE_USE_DEEPSPEED"  # set by `accelerate launch` if its variables hold a DeepSpeed config
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

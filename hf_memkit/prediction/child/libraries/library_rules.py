@@ -186,8 +186,7 @@ def _kernel(kernel: Any) -> Any:
 
 @functools.cache
 def _multiplies(function: Any) -> bool:
-    """Whether a kernel, or a Triton function that it may call, multiplies tiles (`tl.dot`), so that its time does not
-    follow from its bytes."""
+    """Whether a kernel, or a Triton function it calls, multiplies tiles (`tl.dot`): its bytes do not give its time."""
     from triton.runtime.jit import JITFunction
 
     try:
@@ -210,9 +209,8 @@ def _multiplies(function: Any) -> bool:
 
 
 def patch_bitsandbytes_optimizers() -> None:
-    """Counts paged states as host memory, and avoids reading a norm's value. States in managed memory do not belong to
-    the allocator (bitsandbytes 0.50.2: functional.py, `get_paged`). LARS and LAMB pass the parameter's norm on as a
-    number (`optimizer_update_32bit`)."""
+    """Counts paged states as host memory: the allocator has no managed memory (bitsandbytes 0.50.2: functional.py,
+    `get_paged`). Reads no value of a norm, which LARS and LAMB pass on as a number (`optimizer_update_32bit`)."""
     import bitsandbytes.functional as functional
 
     def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
@@ -256,8 +254,7 @@ def assume_few_outliers() -> None:
 
 
 def patch_apollo_random() -> None:
-    """Draws APOLLO's numbers without a GPU generator, which waits forever on a fake GPU (apollo_torch 1.0.3:
-    random_projector.py)."""
+    """Draws APOLLO's numbers without a GPU generator: a fake GPU's hangs (apollo_torch 1.0.3: random_projector.py)."""
     from apollo_torch import random_projector
 
     def stable_randn(shape: Any, seed: int, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""Protects files from a script above `train()`: existing files stay, made-up values reach no file, and nothing is
-pushed to the hub."""
+"""Protects files from a script above `train()`: old ones stay, made-up values reach none, nothing reaches the hub."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ def protect_existing_files() -> None:
     shutil.rmtree = keeping(shutil.rmtree)
 
 
-_CLOCK_S: Final = 0.01
-"""Delay of a file system's clock: a tick of the kernel."""
+_CLOCK_S: Final = 0.01  # delay of a file system's clock: a tick of the kernel
 
 
 def _is_older(path: Any, began: float) -> bool:

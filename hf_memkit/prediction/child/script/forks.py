@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.common.ended_with_parent import end_with
+from hf_memkit.common.ended_with_parent import describe_death, end_with
 from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.libraries.adapters import (
@@ -93,13 +93,7 @@ class Forks:
         """Waits for requests. Returns in a process that was forked for one, with its overrides."""
         arguments = next((value for value in (*args, *kwargs.values()) if isinstance(value, TrainingArguments)), None)
         self.folder_begins(arguments)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            temporary = self.folder / f"{name}.new"
-            with short_address(temporary) as address:
-                listener.bind(address)
-            listener.listen(1)
-            temporary.rename(self.folder / name)
-            connection, _ = listener.accept()
+        connection = _accept(self.folder, name)
         running: dict[int, tuple[int, str]] = {}  # pidfd → (process, path of its result)
         poll = select.poll()
         poll.register(connection, select.POLLIN)
@@ -111,7 +105,7 @@ class Forks:
                     process, path = running.pop(number)
                     os.close(number)
                     _, status = os.waitpid(process, 0)
-                    _send(connection, ForkEnded(path, _death(status)))
+                    _send(connection, ForkEnded(path, describe_death(status)))
                     continue
                 received = connection.recv(2**16)
                 if not received:
@@ -121,9 +115,8 @@ class Forks:
                 *lines, buffer = (buffer + received).split(b"\n")
                 for line in lines:
                     request = wire.loads(ForkRequest, line.decode())
-                    overrides = request.overrides
-                    late = self._prepares and name == LATE and overrides.adapter
-                    if late or self._is_too_late(arguments, overrides.arguments):
+                    late = self._prepares and name == LATE and request.overrides.adapter
+                    if late or self._is_too_late(arguments, request.overrides.arguments):
                         _send(connection, ForkEnded(request.result, too_late=True))
                         continue
                     parent = os.getpid()
@@ -133,23 +126,27 @@ class Forks:
                         connection.close()
                         for watched in running:
                             os.close(watched)
-                        # A forked process creates torch's thread pool anew, and two threads that request it at the
-                        # same time crash the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
-                        torch.set_num_threads(1)
-                        if overrides.arguments:  # the waiting process has printed the same before
-                            null = os.open(os.devnull, os.O_WRONLY)
-                            os.dup2(null, 1)
-                            os.dup2(null, 2)
-                        self._overrides = overrides
-                        if overrides.loss:
-                            chunk_losses()
-                        self.begin(Path(request.result))
-                        if arguments is not None and overrides.arguments:
-                            change_fields(arguments, overrides.arguments)
-                        return overrides
+                        self._continue_with(request, arguments)
+                        return request.overrides
                     watched = os.pidfd_open(process)
                     running[watched] = (process, request.result)
                     poll.register(watched, select.POLLIN)
+
+    def _continue_with(self, request: ForkRequest, arguments: Any) -> None:
+        """Changes this forked process as requested."""
+        # A forked process creates torch's thread pool anew, and two threads that request it at the same time crash the
+        # process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
+        torch.set_num_threads(1)
+        overrides = self._overrides = request.overrides
+        if overrides.arguments:  # the waiting process has printed the same before
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+        if overrides.loss:
+            chunk_losses()
+        self.begin(Path(request.result))
+        if arguments is not None and overrides.arguments:
+            change_fields(arguments, overrides.arguments)
 
     def _is_too_late(self, arguments: Any, fields: Mapping[str, Any]) -> bool:
         """Whether the script has, or may have, already used a field that these would change."""
@@ -159,11 +156,17 @@ class Forks:
             return True
 
 
+def _accept(folder: Path, name: str) -> socket.socket:
+    """The connection to the socket of this name, once the other process connects."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        temporary = folder / f"{name}.new"
+        with short_address(temporary) as address:
+            listener.bind(address)
+        listener.listen(1)
+        temporary.rename(folder / name)
+        return listener.accept()[0]
+
+
 def _send(connection: socket.socket, ended: ForkEnded) -> None:
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(wire.dumps(ended).encode() + b"\n")
-
-
-def _death(status: int) -> str | None:
-    code = os.waitstatus_to_exitcode(status)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else None

@@ -21,8 +21,7 @@ from transformers import PreTrainedTokenizerBase, Trainer
 
 from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
 
-RECORD: Final = "made"
-"""Name of the record, next to the result."""
+RECORD: Final = "made"  # name of the record, next to the result
 
 _WRITE_FLAGS: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _PATH_ARGUMENTS: Final = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}

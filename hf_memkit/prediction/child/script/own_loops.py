@@ -16,8 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hf_memkit.common.resources import documentation
 from hf_memkit.prediction.child.user_code import users_line
 
-_BACKWARD: Final = 64
-"""More backward passes without an optimizer step are a loop, too, whose optimizer is not torch's."""
+_BACKWARD: Final = 64  # more backward passes without an optimizer step are a loop, too, whose optimizer is not torch's
 
 _REAL_STEPS: Final = 1_000
 """Allowed steps of optimizers with real parameters, because a script may fit a small model before."""

@@ -31,8 +31,7 @@ from hf_memkit.prediction.launch_command import FRONT_ENDS
 from hf_memkit.prediction.trace.request import ReadCommand
 
 _UNKNOWN: Final = 3
-"""Assumed number of GPUs of the machine that will train, which is unknown. accelerate only tests whether there are
-several."""
+"""Assumed number of GPUs of the machine that will train. accelerate only tests whether there are several."""
 
 _REQUIRED_FOR_NODES: Final = ("machine_rank", "main_process_ip")
 """Options without which accelerate fails if several machines train."""
@@ -145,8 +144,7 @@ def _deepspeed(words: list[str]) -> ReadCommand:
     return ReadCommand(script, gpus=gpus if gpus > 0 else None, nodes=max(1, nodes))
 
 
-_GPU: Final = (9, 0)
-"""Compute capability for which no front end refuses bf16."""
+_GPU: Final = (9, 0)  # compute capability for which no front end refuses bf16
 
 
 class _Started(BaseException):
@@ -211,8 +209,7 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
 
 
 def _patch_accelerate_launch() -> None:
-    """Handles TRL's call of accelerate's launcher as a function (trl 1.16.0: cli/accelerate_launcher.py; 0.18:
-    cli.py)."""
+    """Handles TRL's function call of accelerate's launcher (trl 1.16.0: cli/accelerate_launcher.py; 0.18: cli.py)."""
     from accelerate.commands import launch
 
     make = launch.launch_command_parser

@@ -33,8 +33,7 @@ _SERVER: Final = "hf_memkit.prediction.child.serve"
 
 
 def refuse_training_processes(refuse: Refuse) -> None:
-    """Refuses trainings of this process and its forks until `train()` has been traced. `refuse` ends the script with
-    its result."""
+    """Refuses trainings here and in forks until `train()` is traced. `refuse` ends the script with its result."""
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in STARTS:

@@ -40,8 +40,7 @@ from hf_memkit.setup.techniques.setup_ledger import optimizer_of
 
 @dataclass(frozen=True, slots=True)
 class TracedScript:
-    """What decides about rows: the request, what is fake, and from `train()` on the settings of the script's
-    Trainer."""
+    """What decides about rows: the request, what is fake, and from `train()` on the settings of the Trainer."""
 
     request: ScriptRequest
     boundary: RealAndFake
@@ -340,7 +339,7 @@ ABOVE_TRAIN: Final = (
         "trl.*.predict transformers.trainer.Trainer.__init_subclass__",
         "traces the training and ends the process; earlier evaluations are recorded, and traced after its steps",
         "the script trains for real, with tensors without values",
-        "script.py, _patch_train",
+        "script.py, _ScriptRun._replace_train",
     ),
     Replacement(
         "transformers.trainer.Trainer.train",

@@ -29,10 +29,7 @@ from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
-from hf_memkit.prediction.child.libraries.library_rules import (
-    refuse_missing_kernels,
-    unmodelled_shapes,
-)
+from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
 from hf_memkit.prediction.child.script.file_guards import redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder
@@ -66,68 +63,124 @@ from hf_memkit.setup.setup import Setup
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Runs the script and writes its result; does not return if the script calls `train()`."""
     _set_up_process(request)
-    differences: list[str] = []
-    overrides = request.overrides or Overrides()
-    if request.overrides is not None:
-        install(overrides, on_difference=differences.append)
-    if overrides.adapter:
-        add_adapters_to_first_trainer(overrides.adapter)
-    out = _Result(result)
-    tracer = StorageTracer(
-        "cuda" if request.device == "cuda" else "cpu",
-        request.capability if request.device == "cuda" else None,
-        work=request.for_plan,
-    )
-    boundary = None if request.device == "real cpu" else RealAndFake(tracer)
-    if boundary is not None:
-        script = TracedScript(request, boundary)
-        if script.on_gpu:
-            install_replacements(ON_A_GPU, script)
-        learn_use_counts(in_a_fork=request.forks is not None)
-        install_replacements(ABOVE_TRAIN, script)
-    refuse_training_processes(out.end)
-    folder_begins = record_output_folder(result.with_name(RECORD))
-    evaluations = Evaluations(worst=request.worst_batch)
+    run = _ScriptRun(request, result)
+    run.prepare()
+    run.out.write(run.until_end())
 
-    def traced(trainer: Any, train: Any) -> Outcome:
+
+class _ScriptRun:
+    """A run of a script, and the objects that take part in it."""
+
+    def __init__(self, request: ScriptRequest, result: Path) -> None:
+        on_gpu = request.device == "cuda"
+        self.out = _Result(result)
+        self._request = request
+        self._tracer = StorageTracer(
+            "cuda" if on_gpu else "cpu", request.capability if on_gpu else None, work=request.for_plan
+        )
+        self._boundary = RealAndFake(self._tracer) if request.device != "real cpu" else None
+        self._evaluations = Evaluations(worst=request.worst_batch)
+        self._loops = OwnLoops()
+        self._library_evaluations: LibraryEvaluations | None = None  # None: all tensors are real
+        self._differences: list[str] = []  # notes on overrides that the script does not use as they are
+
+    def prepare(self) -> None:
+        """Replaces functions of libraries before the script's first line."""
+        overrides = self._request.overrides or Overrides()
+        if self._request.overrides is not None:
+            install(overrides, on_difference=self._differences.append)
+        if overrides.adapter:
+            add_adapters_to_first_trainer(overrides.adapter)
+
+        if self._boundary is not None:
+            script = TracedScript(self._request, self._boundary)
+            if script.on_gpu:
+                install_replacements(ON_A_GPU, script)
+            learn_use_counts(in_a_fork=self._request.forks is not None)
+            install_replacements(ABOVE_TRAIN, script)
+        refuse_training_processes(self.out.end)
+        folder_begins = record_output_folder(self.out.path.with_name(RECORD))
+
+        if self._boundary is not None:
+            self._loops.install()
+            self._library_evaluations = LibraryEvaluations(self._boundary, self._evaluations.notes, redirect_writes)
+            self._library_evaluations.install()
+        self._replace_train()
+        if overrides.loss:
+            chunk_losses()
+        if self._request.forks is not None:
+            Forks(Path(self._request.forks), self.out.begin, watch_reads(), folder_begins).install()
+
+    def until_end(self) -> Outcome:
+        """Runs the script; returns the outcome of one that does not call `train()`."""
+        raised: BaseException | None = None
+        try:
+            with self._boundary or contextlib.nullcontext():
+                self._request.script.run()
+        except BaseException as error:
+            raised = error
+
+        place = self._loops.place
+        if isinstance(raised, OwnLoop) or (place and isinstance(raised, SystemExit | Unmodelled | None)):
+            return Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), place, ""))
+        if raised is not None and not isinstance(raised, SystemExit):
+            return _failure(raised)
+        code = raised.code if raised is not None else None
+        return Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
+
+    def _replace_train(self) -> None:
+        """Replaces `Trainer.train`, which traces the training and ends the process, and evaluations before it, whose
+        values would be made up."""
+        original = Trainer.train
+
+        @functools.wraps(original)
+        def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
+            if not self.out.is_mine():
+                refuse_forked_training(self.out.end)
+            if resume_from_checkpoint:
+                object.__setattr__(trainer.args, "resume_from_checkpoint", resume_from_checkpoint)
+            rows = self._request.micro_batch_size
+            if rows is not None:  # as late as Trainer sets it, because the script may still change it
+                object.__setattr__(trainer.args, "per_device_train_batch_size", rows)
+                object.__setattr__(trainer.args, "auto_find_batch_size", False)
+                trainer._train_batch_size = trainer.args.train_batch_size
+            try:
+                refuse_checkpoint(trainer, resume_from_checkpoint)
+                outcome = self._traced(trainer, original)
+            except Exception as error:
+                outcome = _failure(error)
+            self.out.end(outcome)
+
+        def remember(call: EvaluationCall) -> Any:
+            redirect_writes()
+            return self._evaluations.remember(call)
+
+        Trainer.train = train
+        self._evaluations.answer = remember
+        self._evaluations.install()
+
+    def _traced(self, trainer: Any, train: Callable[[Any], Any]) -> Outcome:
+        """The outcome of the training that begins now; `train`: the original `Trainer.train`."""
+        self._evaluations.answer = None
+        self._loops.watches = False
+        if self._library_evaluations is not None:
+            self._library_evaluations.in_training = True
+
+        request, boundary = self._request, self._boundary
         if request.lengths_of and boundary is not None:
             boundary.leave()
             return Outcome(lengths=lengths_of_batches(trainer.get_train_dataloader(), request.lengths_of))
-        if tracer.host is not None:
-            tracer.host.training_begins()
+        if self._tracer.host is not None:
+            self._tracer.host.training_begins()
+        fake: contextlib.AbstractContextManager[Any] = self._tracer
         if boundary is not None:
             boundary.leave()
-        fake = _all_fake(request, boundary, trainer) if boundary is not None else tracer
+            fake = _all_fake(request, boundary, trainer)
         training = traced_training(
-            trainer, train, tracer, fake, evaluations, worst=request.worst_batch, for_plan=request.for_plan
+            trainer, train, self._tracer, fake, self._evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        return Outcome(replace(training, notes=(*training.notes, *differences)))
-
-    loops = OwnLoops()
-    library = None
-    if boundary is not None:
-        loops.install()
-        library = LibraryEvaluations(boundary, evaluations.notes, redirect_writes)
-        library.install()
-    _patch_train(traced, evaluations, loops, library, out, request.micro_batch_size)
-    if overrides.loss:
-        chunk_losses()
-    if request.forks is not None:
-        Forks(Path(request.forks), out.begin, watch_reads(), folder_begins).install()
-    raised: BaseException | None = None
-    try:
-        with boundary or contextlib.nullcontext():
-            request.script.run()
-    except BaseException as error:
-        raised = error
-    if isinstance(raised, OwnLoop) or (loops.place and isinstance(raised, SystemExit | Unmodelled | None)):
-        outcome = Outcome(failed=Failed(False, OwnLoop.__name__, str(OwnLoop()), loops.place, ""))
-    elif raised is None or isinstance(raised, SystemExit):
-        code = raised.code if raised is not None else None
-        outcome = Outcome(untrained=Untrained(code if isinstance(code, int | None) else str(code)))
-    else:
-        outcome = _failure(raised)
-    out.write(outcome)
+        notes = (*training.notes, *self._differences)
+        return Outcome(replace(training, device=request.device, notes=notes))
 
 
 class _Result:
@@ -186,47 +239,6 @@ def _set_up_process(request: ScriptRequest) -> None:
         os.dup2(request.stdin, 0)
         os.close(request.stdin)
         sys.stdin = os.fdopen(0, closefd=False)
-
-
-def _patch_train(
-    traced: Callable[[Any, Any], Outcome],
-    evaluations: Evaluations,
-    loops: OwnLoops,
-    library: LibraryEvaluations | None,
-    out: _Result,
-    micro_batch_size: int | None,
-) -> None:
-    """Replaces `Trainer.train`, which traces the training and ends the process, and evaluations before it, whose
-    values would be made up."""
-    original = Trainer.train
-
-    @functools.wraps(original)
-    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> NoReturn:
-        if not out.is_mine():
-            refuse_forked_training(out.end)
-        if resume_from_checkpoint:
-            object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
-        if micro_batch_size is not None:  # as late as Trainer sets it, because the script may still change it
-            object.__setattr__(self.args, "per_device_train_batch_size", micro_batch_size)
-            object.__setattr__(self.args, "auto_find_batch_size", False)
-            self._train_batch_size = self.args.train_batch_size
-        try:
-            refuse_checkpoint(self, resume_from_checkpoint)
-            evaluations.answer, loops.watches = None, False
-            if library is not None:
-                library.in_training = True
-            outcome = traced(self, original)
-        except Exception as error:
-            outcome = _failure(error)
-        out.end(outcome)
-
-    def remember(call: EvaluationCall) -> Any:
-        redirect_writes()
-        return evaluations.remember(call)
-
-    Trainer.train = train
-    evaluations.answer = remember
-    evaluations.install()
 
 
 @contextlib.contextmanager

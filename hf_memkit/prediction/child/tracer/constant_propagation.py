@@ -24,11 +24,9 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map, tree_map_only
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
 
-_MAX_INTEGERS: Final = 2**20
-"""Elements of integer tensors whose values are computed."""
+_MAX_INTEGERS: Final = 2**20  # elements of integer tensors whose values are computed
 
-_MAX_FLOATS: Final = 2**10
-"""Elements of float tensors whose values are computed: no images and no optimizer states."""
+_MAX_FLOATS: Final = 2**10  # elements of float tensors whose values are computed: no images and no optimizer states
 
 _MAX_INSPECTED: Final = 2**29
 """Elements of a batch's tensors, and of views and comparisons of them: 680 images of 512 × 512 pixels."""
@@ -158,12 +156,11 @@ class KnownValues:
         if not isinstance(first, torch.Tensor) and not (func in _SERIES and _small(result)):
             return
         unknown = isinstance(first, FakeTensor) and self.of(first) is None
-        if unknown or not self._computed(func, args, kwargs, result):
+        if unknown or not self._compute_result(func, args, kwargs, result):
             self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The result of `func` for the known values of its arguments. Raises LookupError if a value is unknown, or
-        the operation is random."""
+        """The result of `func` for known arguments. LookupError if a value is unknown, or the operation is random."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise LookupError(func)
         on_host = {**kwargs, "device": "cpu"} if kwargs.get("device") is not None else dict(kwargs)
@@ -223,7 +220,7 @@ class KnownValues:
             positions += [index.new_empty(selected, dtype=torch.int64) for _ in range(index.dim())]
         return positions
 
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
+    def _compute_result(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
         given = value is not None and value.given and (func in _INSPECTIONS or func in _COPIES or func.is_view)
         if func is _aten.index.Tensor and result.is_floating_point():  # copies images, and nothing inspects the copies

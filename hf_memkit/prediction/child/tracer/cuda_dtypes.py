@@ -40,8 +40,7 @@ _NOT_IN_OPINFOS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Dtypes in which a kernel is missing. `by_first`: the dtype of the first tensor counts; else that of all tensors
-    except indices."""
+    """Dtypes without a kernel. `by_first`: the dtype of the first tensor counts; else those of all except indices."""
 
     dtypes: frozenset[torch.dtype]
     by_first: bool = False
@@ -83,8 +82,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.T
 
 
 def _read() -> dict[int, Refusal]:
-    """Id of an operation → its refusal. Later versions add dtypes, so the table is valid for older versions of torch
-    only, and empty for newer ones."""
+    """Id of an operation → its refusal. Empty for versions of torch newer than the table, because they add dtypes."""
     table = json.loads(TABLE.read_text())
     if _version(torch.__version__) > _version(table["torch"]):
         return {}

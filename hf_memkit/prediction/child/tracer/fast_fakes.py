@@ -29,8 +29,7 @@ Make = Callable[[Arguments], Any]
 Rule = Callable[..., Any]
 
 _device_of: Final = operator.attrgetter("_fake_device" if hasattr(FakeTensor, "fake_device") else "fake_device")
-"""The device of a fake tensor. Newer versions of torch have a property around the attribute, torch 2.11 only the
-attribute."""
+"""The device of a fake tensor. Torch 2.11 has only the attribute, newer versions a property around it."""
 
 _PLAIN: Final = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -38,8 +37,7 @@ _PLAIN: Final = frozenset(
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
 _MAX_LENGTH: Final = 64
 """Length of lists, except for operations on all parameters at once."""
-_NO_KEY: Final[tuple[Any, ...]] = ()
-"""Replaces a key if the call must go to torch."""
+_NO_KEY: Final[tuple[Any, ...]] = ()  # replaces a key if the call must go to torch
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +146,7 @@ class FastFakes:
     def _learn(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: Rule | None
     ) -> tuple[Any, Make | None]:
-        """(the result, a function that recreates it): calls the rule or torch, and copies the entry of torch's
-        cache."""
+        """(the result, a function that recreates it): calls the rule or torch, and copies torch's cache entry."""
         if rule is not None:
             result = rule(*args, **kwargs)
             return result, self._maker(_entry(result), func, args, result)

@@ -86,8 +86,7 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
 
 
 class GpuEvents:
-    """Workspaces and scratch memory of one training on one GPU. `keep(bytes, category, name)` adds permanent memory to
-    the trace."""
+    """Workspaces and scratch memory of a training on one GPU. `keep(bytes, category, name)` adds permanent memory."""
 
     def __init__(self, capability: tuple[int, int], keep: Callable[[int, Category, str], None]) -> None:
         self._capability = capability

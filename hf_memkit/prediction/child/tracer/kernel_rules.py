@@ -64,7 +64,9 @@ def _grouped_product(
     if a.dtype is torch.bfloat16 and b.dtype is torch.bfloat16:
         return _aten._grouped_mm.default(a, b, offs, bias, out_dtype)
     rows, columns = a.shape[-2], b.shape[-1]
-    groups = (offs.shape[0],) if a.dim() == 2 == b.dim() else (b.shape[0],) if a.dim() == 3 == b.dim() else ()
+    groups: tuple[int, ...] = ()
+    if a.dim() == b.dim():
+        groups = (offs.shape[0],) if a.dim() == 2 else (b.shape[0],)
     multiple = 16 // a.element_size()
     wide = -(-columns // multiple) * multiple
     return a.new_empty((*groups, rows, wide), dtype=out_dtype or a.dtype)[..., :columns]
@@ -121,8 +123,7 @@ _EXPECTED_COUNTS: Final[list[tuple[int, int]]] = []
 
 def learn_use_counts(*, in_a_fork: bool = False) -> None:
     """Learns the `_counts` of a gradient that only autograd references, by a backward pass before the training.
-    `in_a_fork`: in a forked process, because after a backward pass a process can be forked, but not run another
-    one."""
+    `in_a_fork`: in a forked process, because after a backward pass a process can be forked, but not run another."""
     if _EXPECTED_COUNTS:
         return
     if not in_a_fork:

@@ -193,7 +193,7 @@ def _transfer(func: Any, name: str, args: Arguments, kwargs: Named, result: Any)
 # ---- products ----
 
 
-def _multiplied(
+def _product_of(
     func: Any, a: torch.Tensor, shape: tuple[int, int, int, int], moved: Iterable[Any]
 ) -> tuple[Operation, ...]:
     """One product of `(batch, m, n, k)`; `a` has the factors' dtype."""
@@ -215,18 +215,18 @@ def _product(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Op
     added = "add" in func._schema.name
     a, b = args[1:3] if added else args[:2]
     shape = (a.shape[0] if a.dim() > 2 else 1, a.shape[-2], b.shape[-1], a.shape[-1])
-    return _multiplied(func, a, shape, (*args[: 2 + added], result))
+    return _product_of(func, a, shape, (*args[: 2 + added], result))
 
 
 def _mv(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
     a, b = args[-2:] if len(args) == 2 else args[1:3]
-    return _multiplied(func, a, (1, a.shape[0], 1, a.shape[1]), (a, b, result))
+    return _product_of(func, a, (1, a.shape[0], 1, a.shape[1]), (a, b, result))
 
 
 def _linear(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
     a, weight = args[0], args[1]
     rows = a.numel() // max(1, a.shape[-1])
-    return _multiplied(func, a, (1, rows, weight.shape[0], a.shape[-1]), (*args[:3], result))
+    return _product_of(func, a, (1, rows, weight.shape[0], a.shape[-1]), (*args[:3], result))
 
 
 def _grouped_mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
@@ -254,8 +254,8 @@ def _convolution(func: Any, args: Arguments, kwargs: Named, result: Any) -> tupl
     transposed = bool(args[6]) if len(args) > 6 else False
     groups = args[8] if len(args) > 8 else 1
     flops = flop_registry[torch.ops.aten.convolution](*args[:9], out_val=result)
-    shape = _convolved(inputs.shape, weight.shape, result.shape, groups, transposed=transposed)
-    return (_convolved_row(func, inputs, shape, (inputs, weight, result), flops),)
+    shape = _convolution_shape(inputs.shape, weight.shape, result.shape, groups, transposed=transposed)
+    return (_convolution_operation(func, inputs, shape, (inputs, weight, result), flops),)
 
 
 def _convolution_backward(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
@@ -263,13 +263,15 @@ def _convolution_backward(func: Any, args: Arguments, kwargs: Named, result: Any
     gradient, inputs, weight = args[:3]
     transposed, groups, requested = args[7], args[9], args[10]
     flops = flop_registry[torch.ops.aten.convolution_backward](*args, out_val=result)
-    batch, m, n, k = _convolved(inputs.shape, weight.shape, gradient.shape, groups, transposed=transposed)
+    batch, m, n, k = _convolution_shape(inputs.shape, weight.shape, gradient.shape, groups, transposed=transposed)
     shape = (batch, m, k, n) if requested[0] else (batch, n, k, m)
     tensors = (gradient, inputs, weight, *result)
-    return (_convolved_row(func, gradient, shape, tensors, flops, launches=max(1, sum(map(bool, requested[:2])))),)
+    return (
+        _convolution_operation(func, gradient, shape, tensors, flops, launches=max(1, sum(map(bool, requested[:2])))),
+    )
 
 
-def _convolved_row(
+def _convolution_operation(
     func: Any, typed: torch.Tensor, shape: tuple[int, ...], tensors: Iterable[Any], flops: int, launches: int = 1
 ) -> Operation:
     moved = sum(map(held_bytes, plain_tensors_in(tensors)))
@@ -277,7 +279,7 @@ def _convolved_row(
     return Operation(str(func), "matmul", dtype, int(flops), moved, shape, launches)
 
 
-def _convolved(
+def _convolution_shape(
     inputs: Sequence[int], weight: Sequence[int], output: Sequence[int], groups: int, *, transposed: bool
 ) -> tuple[int, int, int, int]:
     places = math.prod((inputs if transposed else output)[2:])
@@ -399,7 +401,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
     **dict.fromkeys(("bmm", "baddbmm", "baddbmm_"), _product),
     "mv": _mv,
     "addmv": _mv,
-    "dot": lambda func, args, kwargs, result: _multiplied(
+    "dot": lambda func, args, kwargs, result: _product_of(
         func, args[0], (1, 1, 1, args[0].shape[0]), (args[0], args[1], result)
     ),
     "linear": _linear,

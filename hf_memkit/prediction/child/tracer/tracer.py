@@ -39,14 +39,12 @@ _COMPARISONS_OF_TENSORS: Final = frozenset({torch.ops.aten.allclose.default, tor
 _ASSUMED_FALSE: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
 """Operations whose bool is assumed to be False: no overflow, no LayerDrop."""
 _LAYERDROP_COMPARISONS: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
-"""Comparisons by which LayerDrop uses a number drawn on the host. Other comparisons there are checks of a library,
-which a training passes."""
+"""Comparisons by which LayerDrop uses a number drawn on the host. Others there are checks that a training passes."""
 _CAST: Final = torch.ops.aten._to_copy.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _SHAPE_RULES: Final = frozenset(op for op in KERNEL_RULES if op is not _ADD and not op._schema.is_mutable)
-"""Operations whose rule depends only on metadata and makes new tensors; a sum in backward also depends on
-references."""
+"""Operations whose rule depends only on metadata and makes new tensors; a backward sum also depends on references."""
 
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
 """By id, here and below, because hashing an operation runs Python code."""
@@ -93,8 +91,6 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._fakes = FastFakes(mode)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
-
-    # ---- called by hooks ----
 
     @property
     def module(self) -> str:
@@ -163,8 +159,6 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.events[start:end] = events
             start = end
         return self.trace
-
-    # ---- called by torch ----
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

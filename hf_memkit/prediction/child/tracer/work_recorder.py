@@ -83,8 +83,7 @@ class WorkRecorder:
         return number
 
 
-_active: list[WorkRecorder] = []
-"""The recorder of this process: each case has a separate process and one tracer."""
+_active: list[WorkRecorder] = []  # the recorder of this process: each case has a separate process and one tracer
 
 
 def activate(recorder: WorkRecorder) -> None:
@@ -93,8 +92,7 @@ def activate(recorder: WorkRecorder) -> None:
 
 
 def repetitions(name: str) -> Callable[[float], None]:
-    """Starts a loop of which only some turns are traced; call the result at its end with the number of the others,
-    relative to the traced ones."""
+    """Starts a loop traced in part; call the result at its end with the ratio of untraced to traced turns."""
     if not _active:
         return lambda times: None
     recorder, begin = _active[0], len(_active[0].work.calls)

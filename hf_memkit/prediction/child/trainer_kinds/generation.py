@@ -31,8 +31,7 @@ from hf_memkit.setup.setup import Setup
 
 
 def arguments_class(setup: Setup, trainer: type) -> type | None:
-    """Seq2SeqTrainingArguments if the Trainer reads fields of theirs, or the setup sets some; None: as the setup
-    says."""
+    """Seq2SeqTrainingArguments if the Trainer reads their fields, or the setup sets some; None: as the setup says."""
     if "trainer.arguments_class" in setup:
         return None
     if not _can_generate(trainer) and not any(f"arguments.{name}" in setup for name in GENERATION_FIELDS):
@@ -170,8 +169,7 @@ def _shortened(loop: Any) -> Any:
     return shortened
 
 
-_TURNS: Final = 2
-"""Traced turns at the end: two, so that memory kept from one turn to the next is present in the last."""
+_TURNS: Final = 2  # traced turns at the end: two, so that memory kept from one turn to the next is present in the last
 
 
 def _word(generation_config: Any) -> int:

@@ -49,8 +49,7 @@ def tokenizer() -> Any:
 
 
 def why_not_padding_free(trainer: Any) -> str:
-    """Why `padding_free=True` would have no effect here; empty if it would (trl 1.16.0: sft_trainer.py,
-    `SFTTrainer.__init__`)."""
+    """Why `padding_free=True` has no effect here, or empty (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
     if not hasattr(trainer, "padding_free"):
         if hasattr(trainer.args, "padding_free"):
             return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.fake_gpu import do_nothing
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.prediction.traced_training import Vllm
 
@@ -54,12 +55,7 @@ def patch_vllm() -> None:
     module.SamplingParams = module.StructuredOutputsParams = SimpleNamespace
 
 
-_WORD: Final = 0
-"""Token of all answers."""
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Does nothing."""
+_WORD: Final = 0  # token of all answers
 
 
 class _Engine:
@@ -72,7 +68,7 @@ class _Engine:
             model_executor=SimpleNamespace(driver_worker=driver),
         )
 
-    sleep = wake_up = reset_prefix_cache = _nothing
+    sleep = wake_up = reset_prefix_cache = do_nothing
 
     def generate(self, prompts: Sequence[Any], sampling_params: Any, **_: Any) -> list[Any]:
         launched("vllm.generate", (), kind="unknown")
@@ -88,7 +84,7 @@ class _Engine:
 class _Server:
     """The methods that TRL calls of its client for a vLLM on other GPUs."""
 
-    __init__ = init_communicator = reset_prefix_cache = _nothing
+    __init__ = init_communicator = reset_prefix_cache = do_nothing
 
     def get_server_info(self) -> dict[str, Any]:
         return {"model_config": {"logprobs_mode": "processed_logprobs"}}

@@ -46,7 +46,7 @@ from hf_memkit.prediction.child.training.evaluations import Evaluations, is_enab
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan_facts
 from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, traced_tensor
-from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, chosen_steps
+from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, ChosenSteps, chosen_steps
 from hf_memkit.prediction.child.user_code import calling_line
 from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
 from hf_memkit.setup.script_overrides import overrides_optimizer
@@ -73,11 +73,9 @@ SHORT_AND_QUIET: Final[dict[str, Any]] = {
 }
 """Fields of TrainingArguments for every traced training: short, and without lasting files."""
 
-_OPTIONAL_S: Final = 20.0
-"""Time limit for an evaluation that does not affect the verdict."""
+_OPTIONAL_S: Final = 20.0  # time limit for an evaluation that does not affect the verdict
 
-_CONTEXT_BYTES: Final = 2**30
-"""Upper bound of a process's memory outside its tensors."""
+_CONTEXT_BYTES: Final = 2**30  # upper bound of a process's memory outside its tensors
 
 
 def traced_training(
@@ -99,107 +97,85 @@ def traced_training(
         worst: trace the worst and a typical batch; False: the first batches of the script's loader.
         for_plan: collect facts for a plan, too.
     """
-    arguments = trainer.args
     _refuse(trainer, tracer.device_type)
     plan = plan_facts(trainer) if for_plan else None
-    training = _described(trainer)
+    training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
-    accumulation = int(arguments.gradient_accumulation_steps)
-    accumulation = accumulation if learns_from_answers(trainer) else min(accumulation, MICRO_BATCHES)
-    random_answers = mixes_answers(trainer)
+
+    accumulation = int(trainer.args.gradient_accumulation_steps)
+    if not learns_from_answers(trainer):
+        accumulation = min(accumulation, MICRO_BATCHES)
     chosen = chosen_steps(trainer, accumulation, worst=worst, on_gpu=tracer.device_type == "cuda")
-    steps, (rows, length) = chosen.steps, chosen.size()
-    needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
-    batches = [batch for step in steps for batch in step.batches]
+    rows, length = chosen.size()
     if plan is not None:
         plan = chosen.added_to(plan)
     notes += [*chosen.notes(), *_too_long(trainer.model, chosen.worst, length)]
+
     not_run = calls_not_run(trainer)
     notes += notes_on_calls(not_run, trainer.model)
-    evaluated = evaluations.requested(trainer, not_run)
+    requested = evaluations.requested(trainer, not_run)
     reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
-    readers: dict[str, None] = {}  # lines of the user's code that read made-up values
-    tracer.made_up = lambda: readers.update({place: None for place in (calling_line(),) if place})
+    made_up_at: dict[str, None] = {}  # lines of the user's code that read made-up values, in order
+
+    def note_line() -> None:
+        if line := calling_line():
+            made_up_at[line] = None
+
+    tracer.made_up = note_line
+    steps = _TracedSteps(trainer, chosen, accumulation, tracer)
     with tempfile.TemporaryDirectory() as folder:
-        original = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
+        original = _shorten(trainer, folder, accumulation, len(chosen.steps), saves_at=chosen.required)
         watch = TrainingWatch(tracer, lambda: trainer.model_wrapped)
         watch.watch_parts(trainer)
         notes += _remove_callbacks(trainer, watch)
         with fake:
             tracer.adopt(_weights(tracer.device_type))
-            if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
+            if is_traced() and requested and generates(trainer.args, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
             dtype = apply_engine_dtype(trainer)
             if reference:
-                trace_reference(trainer, Loader(reference, arguments, dtype), tracer)
-            events = tracer.trace.events
-            calls = tracer.recorder.work.calls if tracer.recorder is not None else []
-            bounds: list[tuple[int, int]] = []  # (event, call) at which each step begins
+                trace_reference(trainer, Loader(reference, trainer.args, dtype), tracer)
 
-            def before(number: int) -> None:
-                if number % accumulation == 0:
-                    bounds.append((len(events), len(calls)))
-                    if number == needed * accumulation and tracer.device_type == "cuda":
-                        left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
-                        if tracer.live_bytes()[1] < left / 2:  # so that smaller batches are irrelevant
-                            raise _EnoughTraced
-                    if steps[number // accumulation].flash:
-                        base_model(trainer.model).set_attn_implementation(FLASH)
-                    before_step(
-                        trainer, own_answers=steps[number // accumulation].own_answers if random_answers else None
-                    )
-
-            trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
-            attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
-            given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
-            try:
-                train(trainer)
-                bounds.append((len(events), len(calls)))
-            except Exception:  # _EnoughTraced, or a change that this model cannot be trained with
-                if len(bounds) <= needed:
-                    raise
-            if plan is not None and not given and training.engine is None and overrides_optimizer(trainer):
+            has_optimizer = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
+            steps.run(train, dtype)
+            if plan is not None and not has_optimizer and training.engine is None and overrides_optimizer(trainer):
                 plan = replace(plan, own_optimizer=not made_by_trainer(trainer))
-            if steps[-1].flash:
-                base_model(trainer.model).set_attn_implementation(attention)
-            steps_end, optional = len(events), None
+
+            steps_end = len(tracer.trace.events)
             trainer.is_in_train = True  # so that *_full_eval casts nothing
-            for call in evaluated:
+            for call in requested:
                 evaluations.trace(call, dtype)
             tracer.end_phase(watch.phase)
             evaluation_notes = list(evaluations.notes)
-            if not evaluated and tracer.recorder is None and has_length(trainer.eval_dataset):
-                began = len(events)
-                with contextlib.suppress(Exception), tracer.limited(_OPTIONAL_S):  # an error does not matter either
-                    evaluations.trace(trainers_evaluation(trainer), dtype)
-                    tracer.end_phase(watch.phase)
-                    optional = (began, len(events))
+            optional = None
+            if not requested and tracer.recorder is None and has_length(trainer.eval_dataset):
+                optional = _trace_optional_evaluation(trainer, evaluations, dtype, tracer, watch)
             watch.end()
             del trainer.get_train_dataloader
             if training.engine is None:
                 _trace_loading(trainer, original, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
         for name, value in original.items():
-            object.__setattr__(arguments, name, value)
+            object.__setattr__(trainer.args, name, value)
         trainer.is_in_train = False
+
     notes += [
-        f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
-        for place in readers
+        f"{line} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
+        for line in made_up_at
     ]
     notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
-    if watch.optimizer_steps < needed:
+    if watch.optimizer_steps < chosen.required:
         raise Unmodelled(
-            f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}: a method that overrides "
-            f"Trainer's ends it early. Omit that method, or measure with memkit run"
+            f"train() made {watch.optimizer_steps} optimizer steps instead of {chosen.required}: a method that "
+            f"overrides Trainer's ends it early. Omit that method, or measure with memkit run"
         )
     host = tracer.host.used() if tracer.host is not None else None
     if host is not None and optional is not None:
         host.tensor_bytes.pop("evaluate", None)
-    spans = zip(steps, itertools.pairwise(bounds), strict=False)
     return replace(
         training,
         trace=trace,
-        steps=tuple(TracedStep(step.kind, *zip(begin, end, strict=True)) for step, (begin, end) in spans),
+        steps=steps.traced(),
         steps_end=steps_end,
         optional=optional,
         rows=rows,
@@ -209,6 +185,74 @@ def traced_training(
         notes=tuple(notes),
         plan=plan,
     )
+
+
+class _TracedSteps:
+    """Trains the chosen steps, and records which events and calls belong to each."""
+
+    def __init__(self, trainer: Any, chosen: ChosenSteps, accumulation: int, tracer: StorageTracer) -> None:
+        self._trainer = trainer
+        self._chosen = chosen
+        self._accumulation = accumulation
+        self._tracer = tracer
+        self._random_answers = mixes_answers(trainer)
+        self._bounds: list[tuple[int, int]] = []  # (event, call) at which each step begins, and the last one ends
+
+    def run(self, train: Callable[[Any], Any], dtype: torch.dtype | None) -> None:
+        """Calls `train` with a loader of the chosen batches. `dtype`: of the batches, if an engine casts them."""
+        trainer, steps = self._trainer, self._chosen.steps
+        batches = [batch for step in steps for batch in step.batches]
+        trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, self._before_batch)
+        attention = getattr(getattr(base_model(trainer.model), "config", None), "_attn_implementation", None)
+        try:
+            train(trainer)
+            self._add_bound()
+        except Exception:  # _EnoughTraced, or a change that this model cannot be trained with
+            if len(self._bounds) <= self._chosen.required:
+                raise
+        if steps[-1].flash:
+            base_model(trainer.model).set_attn_implementation(attention)
+
+    def traced(self) -> tuple[TracedStep, ...]:
+        """The steps that were traced to their end."""
+        spans = zip(self._chosen.steps, itertools.pairwise(self._bounds), strict=False)
+        return tuple(TracedStep(step.kind, *zip(begin, end, strict=True)) for step, (begin, end) in spans)
+
+    def _before_batch(self, number: int) -> None:
+        if number % self._accumulation:
+            return
+        self._add_bound()
+        index = number // self._accumulation
+        step = self._chosen.steps[index]
+        if index == self._chosen.required and self._leaves_room():
+            raise _EnoughTraced
+        if step.flash:
+            base_model(self._trainer.model).set_attn_implementation(FLASH)
+        before_step(self._trainer, own_answers=step.own_answers if self._random_answers else None)
+
+    def _add_bound(self) -> None:
+        recorder = self._tracer.recorder
+        calls = len(recorder.work.calls) if recorder is not None else 0
+        self._bounds.append((len(self._tracer.trace.events), calls))
+
+    def _leaves_room(self) -> bool:
+        """Whether half of the GPU is free at the peak, so that smaller batches are irrelevant."""
+        if self._tracer.device_type != "cuda":
+            return False
+        available = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
+        return self._tracer.live_bytes()[1] < available / 2
+
+
+def _trace_optional_evaluation(
+    trainer: Any, evaluations: Evaluations, dtype: torch.dtype | None, tracer: StorageTracer, watch: TrainingWatch
+) -> tuple[int, int] | None:
+    """Traces an evaluation that nobody requests; returns its events, or None if it fails or takes too long."""
+    first = len(tracer.trace.events)
+    with contextlib.suppress(Exception), tracer.limited(_OPTIONAL_S):
+        evaluations.trace(trainers_evaluation(trainer), dtype)
+        tracer.end_phase(watch.phase)
+        return first, len(tracer.trace.events)
+    return None
 
 
 class _EnoughTraced(Exception):
@@ -235,7 +279,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
-def _described(trainer: Any) -> TracedTraining:
+def _describe(trainer: Any) -> TracedTraining:
     """The training as the script has it, without a trace."""
     model = trainer.model
     base = base_model(model)

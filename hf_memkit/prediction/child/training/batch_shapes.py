@@ -34,8 +34,7 @@ def shape_of(batch: Batch) -> str:
 
 
 def distinct_shapes(batches: Sequence[Batch]) -> list[str]:
-    """The shape of each batch; if different batches have the same shape, such as images with different boxes, also the
-    number of their elements."""
+    """The shape of each batch; also its number of elements if others share it, such as images with other boxes."""
     shapes = [shape_of(batch) for batch in batches]
     if len(set(shapes)) == len(set(zip(shapes, map(size_of, batches), strict=True))):
         return shapes

@@ -27,8 +27,7 @@ from hf_memkit.prediction.child.training.row_sizes import Numbers, RowSizes, Siz
 from hf_memkit.prediction.child.training.traced_batches import on_host
 from hf_memkit.prediction.traced_training import BatchLengths, BatchShapes
 
-_DRAWS: Final = 1_001
-"""Random batches of which the median is the typical one."""
+_DRAWS: Final = 1_001  # random batches of which the median is the typical one
 
 _ENOUGH_PASSES: Final = 25
 _ENOUGH_BATCHES: Final = 10_000
@@ -39,8 +38,7 @@ _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
 """Limits for rows whose size only the collator knows: they are collated singly, the largest first."""
 
-_RANDOM_S: Final = 5.0
-"""Time for random rows with images or sound, from which the typical batch is estimated."""
+_RANDOM_S: Final = 5.0  # time for random rows with images or sound, from which the typical batch is estimated
 
 _COLLATED: Final = 8
 """Number of batches of images or sound that are collated because their estimated sizes may be the largest."""
@@ -48,8 +46,7 @@ _COLLATED: Final = 8
 _MUCH_LARGER: Final = 1.1
 """A worst batch that is this many times as large as the typical one is traced in addition to it."""
 
-_LARGER: Final = 1.02
-"""A batch with this many times the tokens, or pixels, of the worst may be the worst, too."""
+_LARGER: Final = 1.02  # a batch with this many times the tokens, or pixels, of the worst may be the worst, too
 
 Batch = Any
 
@@ -119,8 +116,7 @@ def lengths_of_batches(loader: Any, columns: Sequence[str]) -> BatchLengths:
 
 
 def shapes_of(chosen: ChosenBatches, part: Callable[[Batch], Batch] = lambda batch: batch) -> BatchShapes | None:
-    """The worst, typical and high batch in words; None if they have about the same size. `part` selects the part of a
-    batch that counts."""
+    """The worst, typical and high batch in words; None if similar in size. `part` selects what of a batch counts."""
     if chosen.typical is None:
         return None
     worst, typical = part(chosen.worst), part(chosen.typical)
@@ -135,90 +131,119 @@ def _choose(dataset: Any, collate: Any, sampler: Any, size: int) -> ChosenBatche
     data = row_sizes(dataset)
     if not data.read:
         raise LookupError(f"no row can be read: {data.unreadable}")
+    rows = _Rows(dataset, collate, data)
+    shuffled = data.rows is not None and _shuffles(sampler)
 
-    def rows(numbers: Sequence[int]) -> list[Any]:
-        # Copies, because some collators delete columns in place (TRL's the image), and the next batch needs them.
-        read = [dataset[number] if data.rows is not None else data.kept[number] for number in numbers]
-        return [dict(row) if type(row) is dict else row for row in read]
-
-    def make(numbers: Sequence[int]) -> Batch:
-        return collate(rows(numbers))
-
-    shuffled = False  # whether the sampler can combine any rows in a batch
-    if data.rows is not None and type(sampler) is BatchSampler:
-        inner: Any = sampler.sampler
-        shuffled = isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
-    unknown = data.marks is not None or data.characters  # the size of a row after collating
-    first = _candidates(data, size) if shuffled or unknown else []
-    single, failed = _collate_singly(first, make, _CANDIDATES_S)
+    # Rows that may be the largest are collated alone, because only the collator knows the size of some.
+    sizes_are_final = data.marks is None and not data.characters
+    largest_rows = _largest_rows(data, size) if shuffled or not sizes_are_final else []
+    collated, failed = _collate_singly(largest_rows, rows.collate, _CANDIDATES_S)
     sizes = data.sizes
     if data.marks is not None:
-        sizes, more = _sample_sizes(data, size, make)
-        single |= more
+        sizes, sampled = _sample_sizes(data, size, rows.collate)
+        collated |= sampled
     longest = [int(column.argmax()) for column in data.columns]  # of each column, which a collator pads separately
     if shuffled:
-        size = min(size, data.read)  # a row is drawn once
-        candidates = _combined(single, size) or [_filled(first, size)]
-        candidates += [_filled(list(dict.fromkeys([row, *longest, *first])), size) for row in longest]
-        draws = _drawn(sizes, size)
+        formed = _form_shuffled(sizes, collated, longest, largest_rows, min(size, data.read))  # a row is drawn once
     else:
-        sizes, marks = _all_marks(data, single)
-        if data.rows is not None:
-            passes = _passes(sampler)
-        else:
-            starts = range(0, data.read, size)
-            passes = iter([[list(range(start, min(start + size, data.read))) for start in starts]])
-        draws = candidates = next(passes)
-        for formed in passes:
-            candidates = [*_largest(candidates, marks), *formed]
-        images = data.marks is not None and single
-        tried = heapq.nlargest(_COLLATED, candidates, key=lambda rows: int(sizes[rows].sum())) if images else []
-        candidates = [list(rows) for rows in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
-    measured = {index: size_of(make(rows)) for index, rows in enumerate(candidates)}  # one at a time: they are large
+        formed = _form_in_order(data, sampler, collated, size)
+    sizes = formed.sizes
+
+    # The worst is the largest after collating.
+    measured = {index: size_of(rows.collate(batch)) for index, batch in enumerate(formed.candidates)}
     scores = _scores(measured)
-    chosen = max(measured, key=scores.__getitem__)
-    largest = {max(measured, key=measured.__getitem__), max(measured, key=lambda index: measured[index][1])}
-    numbers = candidates[chosen]
-    worst = make(numbers)
-    larger = [index for index in sorted(largest) if _exceeds(measured[index], measured[chosen], _LARGER)]
-    others = [make(candidates[index]) for index in larger]
-    ranks = _scores(single)
-    rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(data.sizes[number])) for number in numbers}
-    numbers = sorted(numbers, key=rank.__getitem__)
-    ids = worst.get("input_ids") if isinstance(worst, Mapping) else None
-    flat = len(numbers) > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1  # concatenated
-    held = _unpadded if flat else _padded
-    draws = sorted(draws, key=lambda rows: held(rows, sizes))
-    typical, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
+    worst_index = max(measured, key=scores.__getitem__)
+    worst = rows.collate(formed.candidates[worst_index])
+    most_tokens = max(measured, key=measured.__getitem__)
+    most_media = max(measured, key=lambda index: measured[index][1])
+    others = [
+        rows.collate(formed.candidates[index])
+        for index in sorted({most_tokens, most_media})
+        if _exceeds(measured[index], measured[worst_index], _LARGER)
+    ]
+    alone = _scores(collated)
+
+    def importance(row: int) -> tuple[bool, float, int]:
+        return row in longest, alone.get(row, 0.0), int(data.sizes[row])
+
+    worst_rows = sorted(formed.candidates[worst_index], key=importance, reverse=True)
+
+    tokens_of = _unpadded if len(worst_rows) > 1 and _is_concatenated(worst) else _padded
+    batches = sorted(formed.batches, key=lambda batch: tokens_of(batch, sizes))
+    typical_rows = batches[int(0.5 * (len(batches) - 1))]
+    high_rows = batches[int(0.95 * (len(batches) - 1))]
     mean: dict[str, tuple[float, float]] = {}
     padding = None
-    known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
-    if data.marks is None and not data.characters and known:
-        named = {"typical": typical, **({} if others else {"worst": numbers})}
-        with_padding, without = (sum(of(draw, sizes) for draw in draws) / len(draws) for of in (held, _unpadded))
-        for name, batch in named.items():
-            mean[name] = with_padding / max(1, held(batch, sizes)), without / max(1, _unpadded(batch, sizes))
-        several = draws if len(typical) > 1 else _drawn(sizes, 2)
+    all_known = shuffled or data.read == len(data.sizes)  # else batches contain rows of unknown size
+    if sizes_are_final and all_known:
+        mean["typical"] = _relative_mean(batches, typical_rows, sizes, tokens_of)
+        if not others:
+            mean["worst"] = _relative_mean(batches, worst_rows, sizes, tokens_of)
+        several = batches if len(typical_rows) > 1 else _draw_batches(sizes, 2)
         padded = sum(_padded(batch, sizes) for batch in several)
         padding = 1 - sum(_unpadded(batch, sizes) for batch in several) / max(1, padded)
-    plain = data.marks is None  # cutting a row with an image would remove the tokens of the image
-    read = np.flatnonzero(data.sizes >= 0)
-    long = int(read[np.argsort(data.sizes[read])[int(0.95 * (len(read) - 1))]])
+
+    half = cut = None
+    if len(worst_rows) % 2 == 0:
+        half = _if_possible(rows.collate, worst_rows[: len(worst_rows) // 2])
+    if data.marks is None:  # cutting a row with an image would remove the tokens of the image
+        read = np.flatnonzero(data.sizes >= 0)
+        long_row = int(read[np.argsort(data.sizes[read])[int(0.95 * (len(read) - 1))]])
+        cut = _if_possible(_cut, rows.read(worst_rows), rows.read([long_row]), collate)
     return ChosenBatches(
-        worst,
-        _description(data, numbers[0], worst, others),
-        len(numbers),
-        make(typical),
-        make(high),
-        _if_possible(make, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
-        _if_possible(_cut, rows(numbers), rows([long]), collate) if plain else None,
-        data.unreadable or failed,
-        others,
-        shuffled,
-        hashlib.sha256(data.sizes.tobytes()).hexdigest() if data.read == data.rows else "",
-        mean,
-        padding,
+        worst=worst,
+        description=_description(data, worst_rows[0], worst, others),
+        rows=len(worst_rows),
+        typical=rows.collate(typical_rows),
+        high=rows.collate(high_rows),
+        half=half,
+        cut=cut,
+        unreadable=data.unreadable or failed,
+        others=others,
+        shuffled=shuffled,
+        digest=hashlib.sha256(data.sizes.tobytes()).hexdigest() if data.read == data.rows else "",
+        mean=mean,
+        padding=padding,
     )
+
+
+class _Rows:
+    """Reads and collates rows of a data set by their numbers."""
+
+    def __init__(self, dataset: Any, collate: Any, data: RowSizes) -> None:
+        self._source = dataset if data.rows is not None else data.kept
+        self._collate = collate
+
+    def read(self, numbers: Sequence[int]) -> list[Any]:
+        # Copies, because some collators delete columns in place (TRL's the image), and the next batch needs them.
+        rows = [self._source[number] for number in numbers]
+        return [dict(row) if type(row) is dict else row for row in rows]
+
+    def collate(self, numbers: Sequence[int]) -> Batch:
+        return self._collate(self.read(numbers))
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether the sampler can combine any rows in a batch."""
+    if type(sampler) is not BatchSampler:
+        return False
+    inner: Any = sampler.sampler
+    return isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
+
+
+def _is_concatenated(batch: Batch) -> bool:
+    """Whether a collator joined all rows to one."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1
+
+
+def _relative_mean(
+    batches: Sequence[list[int]], one: Sequence[int], sizes: Numbers, tokens_of: Callable[..., int]
+) -> tuple[float, float]:
+    """Mean tokens of the batches divided by those of one batch: (as the collator makes them, without padding)."""
+    mean = sum(tokens_of(batch, sizes) for batch in batches) / len(batches)
+    unpadded_mean = sum(_unpadded(batch, sizes) for batch in batches) / len(batches)
+    return mean / max(1, tokens_of(one, sizes)), unpadded_mean / max(1, _unpadded(one, sizes))
 
 
 def _if_possible(make: Callable[..., Any], *arguments: Any) -> Any:
@@ -286,16 +311,50 @@ def without_padding(batch: Batch) -> Batch | None:
 # ---- batches that a sampler can form ----
 
 
-def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
-    """Random batches."""
+@dataclass(frozen=True, slots=True)
+class _FormedBatches:
+    """Batches that a sampler can form, each as the numbers of its rows."""
+
+    candidates: list[list[int]]  # may need most memory
+    batches: list[list[int]]  # all of a pass, or random ones
+    sizes: Numbers  # of the rows, measured or estimated
+
+
+def _form_shuffled(
+    sizes: Numbers, collated: Mapping[int, Size], longest: Sequence[int], largest_rows: Sequence[int], size: int
+) -> _FormedBatches:
+    """Batches of a sampler that can combine any rows."""
+    candidates = _combine_largest(collated, size) or [_repeat_to(size, largest_rows)]
+    candidates += [_repeat_to(size, list(dict.fromkeys([row, *longest, *largest_rows]))) for row in longest]
+    return _FormedBatches(candidates, _draw_batches(sizes, size), sizes)
+
+
+def _form_in_order(data: RowSizes, sampler: Any, collated: Mapping[int, Size], size: int) -> _FormedBatches:
+    """Batches of any other sampler, or of a stream, as they are formed."""
+    sizes, marks = _all_marks(data, collated)
+    if data.rows is not None:
+        passes = _passes(sampler)
+    else:
+        starts = range(0, data.read, size)
+        passes = iter([[list(range(start, min(start + size, data.read))) for start in starts]])
+    batches = candidates = next(passes)
+    for formed in passes:
+        candidates = [*_largest_batches(candidates, marks), *formed]
+    largest = _largest_batches(candidates, marks)
+    if data.marks is not None and collated:
+        largest += heapq.nlargest(_COLLATED, candidates, key=lambda batch: int(sizes[batch].sum()))
+    return _FormedBatches([list(batch) for batch in dict.fromkeys(map(tuple, largest))], batches, sizes)
+
+
+def _draw_batches(sizes: Numbers, size: int) -> list[list[int]]:
+    """Random batches of `size` rows."""
     read = np.flatnonzero(sizes >= 0)
     random = np.random.default_rng(0)
     return [random.choice(read, size, replace=len(read) < size).tolist() for _ in range(_DRAWS)]
 
 
 def _passes(sampler: Any) -> Iterator[list[list[int]]]:
-    """Batches of a sampler that does not shuffle all rows, pass by pass while the passes differ. A pass may be
-    endless."""
+    """Batches of a sampler that does not shuffle all rows, pass by pass while they differ. A pass may be endless."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
     count = 0
@@ -310,7 +369,7 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
         before, count = formed, count + len(formed)
 
 
-def _candidates(data: RowSizes, size: int) -> list[int]:
+def _largest_rows(data: RowSizes, size: int) -> list[int]:
     """Numbers of the rows that may be the largest."""
     count = max(_CANDIDATES, 2 * size)
     if data.marks is None:
@@ -364,11 +423,13 @@ def _sample_sizes(
 ) -> tuple[Numbers, dict[int, Size]]:
     """Sizes of random rows after collating, -1 for the others, as one number and as `Size`."""
     rows = np.random.default_rng(0).permutation(np.flatnonzero(data.sizes >= 0))[: max(_CANDIDATES, 2 * size)]
-    single, _ = _collate_singly(rows.tolist(), make, _RANDOM_S)
+    collated, _ = _collate_singly(rows.tolist(), make, _RANDOM_S)
+    if not collated:
+        return data.sizes, collated
     sizes = np.full(len(data.sizes), -1, np.int64)
-    for number, score in _scores(single).items():
+    for number, score in _scores(collated).items():
         sizes[number] = round(1e6 * score)
-    return (sizes if single else data.sizes), single
+    return sizes, collated
 
 
 def _scores(sizes: Mapping[int, Size]) -> dict[int, float]:
@@ -377,31 +438,31 @@ def _scores(sizes: Mapping[int, Size]) -> dict[int, float]:
     return {key: size[0] / largest[0] + size[1] / largest[1] for key, size in sizes.items()}
 
 
-def _combined(sizes: Mapping[int, Size], count: int) -> list[list[int]]:
+def _combine_largest(sizes: Mapping[int, Size], count: int) -> list[list[int]]:
     """Batches that may need most: rows with most tokens, to which others are padded; the row with most tokens and the
     rows with the largest images; the rows with the largest images."""
     by_tokens = sorted(sizes, key=lambda number: sizes[number], reverse=True)
     by_media = sorted(sizes, key=lambda number: sizes[number][::-1], reverse=True)
     mixed = [*by_tokens[:1], *(number for number in by_media if number != by_tokens[0])]
-    picked = dict.fromkeys(tuple(_filled(rows, count)) for rows in (by_tokens, mixed, by_media) if rows)
+    picked = dict.fromkeys(tuple(_repeat_to(count, rows)) for rows in (by_tokens, mixed, by_media) if rows)
     return [list(rows) for rows in picked]
 
 
-def _filled(numbers: Sequence[int], size: int) -> list[int]:
+def _repeat_to(size: int, numbers: Sequence[int]) -> list[int]:
     """The first `size` numbers, repeated if there are fewer."""
     return list(itertools.islice(itertools.cycle(numbers[:size]), size))
 
 
-def _all_marks(data: RowSizes, single: Mapping[int, Size]) -> tuple[Numbers, list[Numbers]]:
+def _all_marks(data: RowSizes, collated: Mapping[int, Size]) -> tuple[Numbers, list[Numbers]]:
     """Sizes of all rows, estimated if only the collator knows them, and all values by which a batch may be the
     largest: a large image may become no more tokens than one with fewer pixels."""
     known = np.zeros((2, len(data.sizes)), np.int64)
-    for number, size in single.items():
+    for number, size in collated.items():
         known[:, number] = size
-    if data.marks is None or not single:
+    if data.marks is None or not collated:
         return data.sizes, [data.sizes, *known[:1], *data.columns]
     media = data.marks[1]
-    order = sorted(single, key=lambda number: int(media[number]))
+    order = sorted(collated, key=lambda number: int(media[number]))
     sizes = np.interp(media, media[order], known[1, order]).astype(np.int64)
     return sizes, [sizes, *known, data.sizes, *data.marks]
 
@@ -424,7 +485,7 @@ def longest_row(batch: Batch) -> int | None:
     return int(ids.shape[-1])
 
 
-def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:
+def _largest_batches(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:
     """The batches that may need most: for each mark the largest with padding and the largest without."""
     largest = []
     for mark in marks:

@@ -17,8 +17,7 @@ _EVALUATES: Final = ("evaluate", "predict")
 _MERGES: Final = ("merge_and_unload", "merge_adapter")
 _NOT_MODELS: Final = ("token", "process", "config", "extract", "dataset")
 """Parts of the names of classes that `from_pretrained` loads and that are not models."""
-_SWITCHES: Final = ("do_eval", "do_predict", "eval_strategy")
-"""Arguments that scripts check before they evaluate."""
+_SWITCHES: Final = ("do_eval", "do_predict", "eval_strategy")  # arguments that scripts check before they evaluate
 
 
 def calls_not_run(trainer: Any) -> dict[str, str]:

@@ -137,8 +137,6 @@ class Evaluations:
             if callable(method):
                 setattr(kind, name, watched(name, method))
 
-    # ---- which evaluations ----
-
     def remember(self, call: EvaluationCall) -> Any:
         """Records an evaluation above `train()`, to be traced after the steps."""
         self._before.append(call)
@@ -173,28 +171,24 @@ class Evaluations:
         self._before.clear()
         return calls
 
-    # ---- one evaluation ----
-
     def trace(self, call: EvaluationCall, dtype: torch.dtype | None = None) -> Any:
         """Runs the call with Trainer's loop over the largest batches and without metrics; returns its result. An error
         in the script's method after that loop adds a note. `dtype`: of the batches, if an engine casts them."""
         loops, answer, self.answer = self._loops, self.answer, None
         outer, self._dtype = self._dtype, dtype
         try:
-            with self._shortened(call.trainer):
+            with self._with_short_loops(call.trainer):
                 return call.method(call.trainer, *call.args, **(call.kwargs or {}))
         except Exception as error:
             if self._in_loop or self._loops == loops:
                 raise
-            message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            place = line_in_traceback(error.__traceback__)
-            self.notes[f"{call.name}() is predicted up to {place}: {message}"] = None
+            self.notes[f"{call.name}() is predicted up to {_place_and_error(error)}"] = None
             return call.unknown()
         finally:
             self.answer, self._dtype, self._in_loop = answer, outer, False
 
     @contextlib.contextmanager
-    def _shortened(self, trainer: Any) -> Iterator[None]:
+    def _with_short_loops(self, trainer: Any) -> Iterator[None]:
         loop = Trainer.evaluation_loop
         seen: list[tuple[int, int]] = []  # elements of the largest batch, number of batches
 
@@ -225,7 +219,7 @@ class Evaluations:
         for name in ("get_eval_dataloader", "get_test_dataloader"):
             setattr(trainer, name, shortened(getattr(trainer, name)))
         if trainer.compute_metrics is not None:
-            trainer.compute_metrics = self._without_result(trainer.compute_metrics, trainer.args)
+            trainer.compute_metrics = self._update_metrics_only(trainer.compute_metrics, trainer.args)
         Trainer.evaluation_loop = short_loop
         try:
             yield
@@ -235,7 +229,7 @@ class Evaluations:
                 vars(trainer).pop(name, None)
             vars(trainer).update(own)
 
-    def _without_result(self, compute: Any, arguments: Any) -> Any:
+    def _update_metrics_only(self, compute: Any, arguments: Any) -> Any:
         """A function that calls the script's metrics only while they get tensors on the GPU, where they use memory."""
         given_tensors = is_traced() and arguments.batch_eval_metrics
 
@@ -246,9 +240,7 @@ class Evaluations:
                     compute(prediction, compute_result=False)
                 except Exception as error:
                     given_tensors = False
-                    message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                    place = line_in_traceback(error.__traceback__)
-                    self.notes[f"compute_metrics: predicted up to {place}: {message}"] = None
+                    self.notes[f"compute_metrics: predicted up to {_place_and_error(error)}"] = None
             return {}
 
         return without_result
@@ -276,6 +268,11 @@ class Evaluations:
 
 
 _REPLACED: Final = ("get_eval_dataloader", "get_test_dataloader", "compute_metrics")
+
+
+def _place_and_error(error: Exception) -> str:
+    message = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"{line_in_traceback(error.__traceback__)}: {message}"
 
 
 def _with_subclasses(kind: type) -> set[type]:

@@ -59,7 +59,7 @@ class KeptPredictions:
         if container.tensors is None or not is_traced():
             _MOVE(container)
             return
-        arrays = tree_map(_array, container.tensors)
+        arrays = tree_map(_as_array, container.tensors)
         batches, self._added[container] = self._added[container], 0
         so_far = self._in_ram.get(container)
         if so_far is None and self._skipped_in_ram:
@@ -102,7 +102,7 @@ def _rows(tensors: Any, times: int, held: int) -> Any:
     return tree_map(resized, tensors)
 
 
-def _array(leaf: Any) -> Any:
+def _as_array(leaf: Any) -> Any:
     """Moves a tensor as `nested_numpify` does; an array shares the memory of a host tensor."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

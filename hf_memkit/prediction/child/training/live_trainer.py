@@ -24,8 +24,7 @@ from hf_memkit.setup.setup import Setup
 
 
 def ready_trainer(path: Path) -> Any:
-    """The Trainer in a file, on the GPU of this process. Raises InputError if the function that should make a model
-    returns something else."""
+    """The Trainer in a file, on this process's GPU. InputError if the function that should make a model makes none."""
     given = read_objects(path)
     return _create(given) if isinstance(given, TrainerParts) else _restore(given)
 
@@ -37,8 +36,7 @@ def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
 
 
 def _restore(trainer: Any) -> Any:
-    """Repeats the part of the Trainer's constructor that depends on the device (transformers 5.23.0: trainer.py,
-    `Trainer.__init__`)."""
+    """Repeats the part of the Trainer's constructor that depends on the device (transformers 5.23.0: trainer.py)."""
     accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
     if accumulation:  # added when the first accelerator was created
         accumulation.pop("num_steps", None)

@@ -230,8 +230,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
 
 def optimizer_states(optimizer: Any) -> list[Any]:
-    """The states of an optimizer, of the optimizers in Trainer's layer-wise dummy, and those that AdaLomo keeps in
-    separate dictionaries."""
+    """The states of an optimizer, of those in Trainer's layer-wise dummy, and AdaLomo's in separate dictionaries."""
     parts = getattr(optimizer, "optimizer_dict", None) or {}
     own = [value for name, value in vars(optimizer).items() if name.startswith("exp_avg") and isinstance(value, dict)]
     return [*states_of(optimizer), *(state for part in parts.values() for state in states_of(part)), *own]

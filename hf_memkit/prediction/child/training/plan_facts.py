@@ -28,8 +28,7 @@ from hf_memkit.setup.script_overrides import overrides_optimizer
 _SCHEDULE: Final = (
     "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm",
 )  # fmt: skip
-"""Fields of TrainingArguments that no candidate changes, but that a script may derive from fields that candidates
-change."""
+"""Fields of TrainingArguments that no candidate changes, but a script may derive from ones that candidates change."""
 
 _COMPARING_TRAINERS: Final = ("sentence_transformers.",)
 """Modules of Trainers whose losses compare the rows of a batch: a smaller micro-batch changes the loss."""
@@ -66,12 +65,12 @@ def plan_facts(trainer: Any) -> PlanFacts:
         batch=BatchEffects(
             rows_compared=any(base_.__module__.startswith(_COMPARING_TRAINERS) for base_ in type(trainer).__mro__)
             or learns_from_answers(trainer),
-            scaled_by_accumulation=_is_scaled(trainer, base),
+            scaled_by_accumulation=_scales_gradients(trainer, base),
             loss_func=trainer.compute_loss_func is not None,
             fixed_by_deepspeed=tuple(fixed_by_deepspeed(arguments.deepspeed)),
             late_batch=getattr(trainer, "_train_batch_size", None) not in (None, arguments.train_batch_size),
             batch_norm=any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules()),
-            mean_of_micro_batches=_is_divided(trainer),
+            mean_of_micro_batches=_divides_loss(trainer),
             dropout=any(_drops(module) for module in model.modules())
             or bool(getattr(arguments, "neftune_noise_alpha", None)),
         ),
@@ -94,9 +93,8 @@ def plan_facts(trainer: Any) -> PlanFacts:
 
 
 def made_by_trainer(trainer: Any) -> bool:
-    """Whether the optimizer is the one that Trainer makes from these arguments, although a method overrides its
-    creation: front ends call Trainer's unless more is requested (llamafactory 0.9.5, axolotl 0.19.0, ms-swift
-    4.6.0)."""
+    """Whether Trainer makes the optimizer from these arguments, although a method overrides its creation: front ends
+    call Trainer's unless more is requested (llamafactory 0.9.5, axolotl 0.19.0, ms-swift 4.6.0)."""
     made = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     return type(made) is trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)[0]
 
@@ -120,8 +118,7 @@ def why_padding_needed(trainer: Any) -> str:
     return ""
 
 
-_argument_parsers: list[type] = []
-"""Parsers that read TrainingArguments from the command line."""
+_argument_parsers: list[type] = []  # parsers that read TrainingArguments from the command line
 
 
 def note_argument_parsers() -> None:
@@ -158,7 +155,7 @@ def fixed_by_deepspeed(config: Any) -> list[str]:
     return [name for name in names if content.get(name, "auto") != "auto"]
 
 
-def _is_divided(trainer: Any) -> bool:
+def _divides_loss(trainer: Any) -> bool:
     """Whether Trainer divides the loss by the accumulation steps (transformers 5.23.0: trainer.py 2103-2111)."""
     is_scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
     if is_scaled is not None:
@@ -166,11 +163,11 @@ def _is_divided(trainer: Any) -> bool:
     return not getattr(trainer, "model_accepts_loss_kwargs", False) and trainer.compute_loss_func is None
 
 
-def _is_scaled(trainer: Any, model: Any) -> bool:
+def _scales_gradients(trainer: Any, model: Any) -> bool:
     """Whether other accumulation steps scale the gradients. Trainer does not divide by them if `forward` accepts
     further keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), even if the loss ignores the tokens of
     the step, as in BERT, T5 and BART, or in a user's `compute_loss`."""
-    if _is_divided(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
+    if _divides_loss(trainer) or getattr(trainer, "loss_is_scaled_for_ga", None):
         return False
     config = getattr(model, "config", None)
     if getattr(config, "output_router_logits", False) and getattr(config, "router_aux_loss_coef", 0):

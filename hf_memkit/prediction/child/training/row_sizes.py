@@ -20,20 +20,17 @@ from typing import Any, Final
 
 import numpy as np
 
-LIMIT_S: Final = 60.0
-"""Time limit for reading rows; after it the rows that were read represent all."""
+LIMIT_S: Final = 60.0  # time limit for reading rows; after it the rows that were read represent all
 
 _STREAM_S: Final = 10.0
 _STREAMED: Final = 2_000
 """Limits for a stream, which may come over the network and be endless."""
 
-_FILES: Final = ("Image", "Audio", "Video")
-"""Features of `datasets` whose values are files."""
+_FILES: Final = ("Image", "Audio", "Video")  # features of `datasets` whose values are files
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-Size = tuple[int, int]
-"""(tokens, or characters before tokenizing; elements of images and sound) of a row or a batch."""
+Size = tuple[int, int]  # (tokens, or characters before tokenizing; elements of images and sound) of a row or a batch
 
 Marks = tuple[int, int, int, int, int]
 _NO_MARKS: Final[Marks] = (0, 0, 0, 0, 0)
@@ -66,8 +63,7 @@ class RowSizes:
 
 
 def row_sizes(dataset: Any) -> RowSizes:
-    """Sizes of a data set's rows: from its Arrow columns if it has any, else row by row, in random order within the
-    time limit."""
+    """Sizes of a data set's rows: from Arrow columns if any, else row by row in random order within the time limit."""
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         until = time.monotonic() + _STREAM_S
         kept: list[Any] = []
@@ -87,8 +83,7 @@ def elements(value: Any) -> int:
 
 
 def size_of(value: Any) -> Size:
-    """The size of a row or a batch. Integer tensors with at most two dimensions count as ids, masks and labels of
-    tokens."""
+    """The size of a row or batch. Integer tensors of up to two dimensions count as ids, masks and labels of tokens."""
     if isinstance(value, Mapping):
         return _sum(map(size_of, value.values()))
     if isinstance(value, str | bytes):
@@ -227,7 +222,9 @@ def _inner(feature: Any) -> Iterable[Any]:
     """Features of a list's entries, or of a struct's fields."""
     if isinstance(feature, Mapping):
         return feature.values()
-    return feature if isinstance(feature, list) else [feature.feature] if hasattr(feature, "feature") else ()
+    if isinstance(feature, list):
+        return feature
+    return [feature.feature] if hasattr(feature, "feature") else ()
 
 
 def _file_sizes(table: Any, features: Mapping[str, Any], indices: Numbers, until: float) -> RowSizes:

@@ -1,6 +1,6 @@
 """Creates the Trainer of a setup as a script would, with example rows, and calls its `train()`.
 
-python -m hf_memkit.prediction.child.training.setup_trainer FILE    # a `SetupTraining` (`setup_as_script.py`)
+python -m hf_memkit.prediction.child.training.setup_trainer FILE    # a `SetupJob` (`setup_as_script.py`)
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from hf_memkit.prediction.child.libraries.setup_model import build_fake_model
 from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
 from hf_memkit.prediction.child.trainer_kinds.sft import as_dataset, is_sft, sft_rows, tokenizer
 from hf_memkit.prediction.child.training.evaluations import is_enabled
-from hf_memkit.prediction.setup_as_script import SetupTraining
+from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.setup.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.setup.setup import Setup
 
-_TYPICAL_BATCHES: Final = 9
-"""Number of typical batches for one of the worst, so that the median is typical."""
+_TYPICAL_BATCHES: Final = 9  # number of typical batches for one of the worst, so that the median is typical
 
 
-def setup_trainer(training: SetupTraining) -> Any:
+def setup_trainer(job: SetupJob) -> Any:
     """The Trainer of the setup, before `train()`."""
-    setup = traceable(training.setup)
+    setup = traceable(job.setup)
     kind = trainer_class(setup)
     own = {
         "output_dir": tempfile.gettempdir(), "report_to": [], "push_to_hub": False, "hub_model_id": None,
@@ -41,20 +40,20 @@ def setup_trainer(training: SetupTraining) -> Any:
     if not torch.cuda.is_available():  # fake tensors on the CPU, as a fallback
         own |= {"use_cpu": True, "tf32": None, "fp16": False}
     arguments = build_arguments(setup, own, arguments_class(setup, kind))
-    model = build_fake_model(setup, trust_remote_code=training.trust_remote_code)
-    make = rows_for(training, setup, model)
+    model = build_fake_model(setup, trust_remote_code=job.trust_remote_code)
+    make = rows_for(job, setup, model)
     size = arguments.train_batch_size
-    rows: Any = make(size, max(training.rows, size * arguments.gradient_accumulation_steps))
-    if training.typical is not None:
-        typical = rows_for(training, training.typical, model, training.typical.sequence_length)
+    rows: Any = make(size, max(job.rows, size * arguments.gradient_accumulation_steps))
+    if job.typical is not None:
+        typical = rows_for(job, job.typical, model, job.typical.sequence_length)
         parts: list[Any] = [make(size, size), typical(size, size * _TYPICAL_BATCHES)]
         rows = ConcatDataset(parts)
     size = arguments.eval_batch_size
-    evaluated = make(size, size * training.evaluation_batches) if is_enabled(arguments.eval_strategy) else None
+    evaluated = make(size, size * job.evaluation_batches) if is_enabled(arguments.eval_strategy) else None
     options = trainer_options(setup, model=model, arguments=arguments)
     collator = options.pop("data_collator", None)
     # Predictions are kept for metrics, which compute nothing here; evaluations generate only if there are metrics.
-    if training.metrics or options.get("compute_metrics") or generates(arguments, kind):
+    if job.metrics or options.get("compute_metrics") or generates(arguments, kind):
         options["compute_metrics"] = lambda prediction, compute_result=True: {}
     if is_sft(setup):
         options |= {"processing_class": tokenizer(), "eval_dataset": as_dataset(evaluated) if evaluated else None}
@@ -77,13 +76,11 @@ def setup_trainer(training: SetupTraining) -> Any:
     return trainer
 
 
-def rows_for(
-    training: SetupTraining, setup: Setup, model: Any, length: int | None = None
-) -> Callable[[int, int], Rows]:
+def rows_for(job: SetupJob, setup: Setup, model: Any, length: int | None = None) -> Callable[[int, int], Rows]:
     """A function (batch size, number of rows) → data set with rows of `length` tokens. Default: the training's length.
     If batches are padded, the first row of a batch is the longest."""
-    padded = training.padded if training.padded is not None else pads(setup, model)
-    row = example(model, length or training.sequence_length, with_mask=padded)
+    padded = job.padded if job.padded is not None else pads(setup, model)
+    row = example(model, length or job.sequence_length, with_mask=padded)
     if "data.target_length" in setup:  # text pairs
         row["labels"] = row["labels"][:1] * int(setup["data.target_length"])
     if is_sft(setup):
@@ -93,4 +90,4 @@ def rows_for(
 
 
 if __name__ == "__main__":
-    setup_trainer(SetupTraining.from_json(json.loads(Path(sys.argv[1]).read_text()))).train()
+    setup_trainer(SetupJob.from_json(json.loads(Path(sys.argv[1]).read_text()))).train()

@@ -53,15 +53,15 @@ class Loader:
         for number, batch in enumerate(self.batches):
             if self._before is not None:
                 self._before(number)
-            yield _mapped(moved, _mapped(traced_tensor, batch))
+            yield _map_leaves(moved, _map_leaves(traced_tensor, batch))
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def _map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Applies a function to the leaves of a batch as Trainer does (transformers: `Trainer._prepare_input`)."""
     if isinstance(value, Mapping):
-        return type(value)({key: _mapped(function, item) for key, item in value.items()})  # type: ignore[call-arg]
+        return type(value)({key: _map_leaves(function, item) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, item) for item in value)
+        return type(value)(_map_leaves(function, item) for item in value)
     return function(value)
 
 

@@ -24,8 +24,7 @@ from hf_memkit.prediction.child.training.plan_facts import why_padding_needed
 from hf_memkit.prediction.child.training.traced_batches import Batches, on_host
 from hf_memkit.prediction.traced_training import BatchShapes, PlanFacts
 
-STEPS: Final = 2
-"""Two, because optimizer states exist from the end of the first step on."""
+STEPS: Final = 2  # two, because optimizer states exist from the end of the first step on
 
 FLASH: Final = "flash_attention_2"
 
@@ -51,6 +50,11 @@ class ChosenSteps:
     @property
     def worst(self) -> Batches:
         return [batch for step in self.steps if step.kind == "worst" for batch in step.batches]
+
+    @property
+    def required(self) -> int:
+        """How many steps must be traced: all up to the last worst one."""
+        return 1 + max(number for number, step in enumerate(self.steps) if step.kind == "worst")
 
     def size(self) -> tuple[int | None, int | None]:
         """(rows, tokens per row) of the largest of the worst batches; None if it has no tokens."""
@@ -78,7 +82,7 @@ class ChosenSteps:
 
 def chosen_steps(trainer: Any, accumulation: int, *, worst: bool, on_gpu: bool) -> ChosenSteps:
     """Two steps with typical batches, then the worst, then batches that would need less; only the worst if all batches
-    have about the same size. `worst`: as for `traced_training`; `on_gpu`: whether flash attention is available."""
+    have about the same size. `worst`: False: the loader's first batches; `on_gpu`: flash attention is available."""
     loader = on_host(trainer.get_train_dataloader())
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)

@@ -113,8 +113,10 @@ def conversation(row: Mapping[str, Any], form: str = "messages", column: str = "
         role = message["role"]
         if role not in FOLLOWS[previous]:
             after = f"after the {previous}'s" if previous else "and the conversation begins with it"
-            hint = "; join both into one" if role == previous else "; put it first" if role == "system" else ""
             expected = " or ".join(FOLLOWS[previous])
+            hint = "; join both into one" if role == previous else ""
+            if role == "system" != previous:
+                hint = "; put it first"
             raise RowError(f"message {number} is the {role}'s, {after}; expected {expected} there{hint}")
         previous = role
     if not any(message["role"] == "assistant" for message in messages):
@@ -130,23 +132,17 @@ def _messages(where: str, value: Any) -> list[dict[str, Any]]:
 
 def _message(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise RowError(
-            f"{where}: expected an object with role and content, found {describe(value)}; such as {EXAMPLE}"
-        )
+        raise RowError(f"{where}: expected an object with role and content, found {describe(value)}: {EXAMPLE}")
     fields = {key: item for key, item in value.items() if item is not None}
     role = fields.pop("role", None) or fields.pop("from", None)
     content = fields.pop("content", None) or fields.pop("value", None)
     for key in ("weight", "train"):  # other trainers exclude messages from the loss with these
         if key in fields:
-            raise RowError(
-                f"{where}: {key!r} is unsupported: all turns of the assistant are trained on. Remove the key"
-            )
+            raise RowError(f"{where}: {key!r}: not supported: memkit trains on all answers. Remove the key")
     if role not in ROLES:
         raise RowError(f"{where}.role: {describe(role)} is not a role; expected {', '.join(ROLES)}")
     if "tool_calls" in fields and ROLES[role] != "assistant":
-        raise RowError(
-            f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s. Remove it"
-        )
+        raise RowError(f"{where}: 'tool_calls' in a turn of the {role}: only for the assistant. Remove it")
     text = "" if content is None and fields.get("tool_calls") else _text(f"{where}.content", content)
     return {"role": ROLES[role], "content": text, **fields}
 

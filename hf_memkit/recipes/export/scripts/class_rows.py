@@ -11,6 +11,7 @@ from hf_memkit.recipes.export.scripts.rows import Source, describe
 
 EXAMPLE = '{"text": "I would buy it again.", "label": "positive"}'
 
+_KINDS = {str: "a name", bool: "true or false", int: "a number"}
 MAX_LISTED = 8
 """Maximum number of classes in a message."""
 
@@ -48,15 +49,14 @@ def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
         if not isinstance(value, str | int):
             source.expected(column, "one class, a name or a whole number", value, row)
         if not (isinstance(value, str) and value.strip().isdecimal()):  # in CSV all is text
-            kind = "a name" if isinstance(value, str) else "true or false" if isinstance(value, bool) else "a number"
+            kind = _KINDS[type(value)]
             kinds.setdefault(kind, row)
             if len(kinds) > 1:
                 first, before = next(iter(kinds.items()))
-                source.refuse(
-                    f"column {column!r}: {describe(value)} is {kind}, and row {before + 1} has {first}; write all "
-                    f"labels in one way, such as {EXAMPLE}", row,
-                )  # fmt: skip
-        names.append(known[value] if known else str(value).lower() if isinstance(value, bool) else str(value).strip())
+                mixed = f"{describe(value)} is {kind}, and row {before + 1} has {first}"
+                source.refuse(f"column {column!r}: {mixed}; write all labels in one way, such as {EXAMPLE}", row)
+        name = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        names.append(known[value] if known else name)
     return names
 
 

@@ -141,7 +141,9 @@ def describe(value: Any) -> str:
     """A value in a message."""
     if value is None:
         return "null"
-    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else f"{value!r:.40}"
 
 
 def in_one_line(error: BaseException) -> str:
