@@ -1,7 +1,9 @@
-"""Fails a plain test whose call takes over three seconds of CPU time: the plain level answers in minutes.
+"""Warns of a plain test whose call takes over three seconds of CPU time, and fails one that takes half as much again:
+the plain level answers in minutes.
 
-Imports do not count, neither in this process nor in the Python processes that the test starts. CPU time depends little
-on what else the machine does. A slower machine has a higher limit.
+Imports do not count, neither in this process nor in the Python processes that the test starts. CPU time of one test
+differs by up to half on a machine that others use too, so that only what is surely over the limit fails. A slower
+machine has a higher limit.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from typing import Any, Final
 import pytest
 
 LIMIT_S: Final = 3.0
+FAILS: Final = 1.5
+"""A test fails at so many times the limit."""
 IMPORT_S: Final = 6.5
 """CPU seconds of `_import_s` on the machine for which `LIMIT_S` was chosen."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -68,12 +72,14 @@ class CpuLimit:
             started = self._started - processes
             allowed = LIMIT_S * max(1.0, _import_s() / IMPORT_S)
             spent -= started * _import_s()
-            if spent > allowed:
-                pytest.fail(
-                    f"{spent:.1f} s of CPU time, imports apart; a plain test has {allowed:.1f} s. Make it cheaper, or "
-                    "mark it slow if a plain test shows its mechanism",
-                    pytrace=False,
-                )
+            message = (
+                f"{spent:.1f} s of CPU time, imports apart; a plain test has {allowed:.1f} s. Make it cheaper, or "
+                "mark it slow if a plain test shows its mechanism"
+            )
+            if spent > FAILS * allowed:
+                pytest.fail(message, pytrace=False)
+            elif spent > allowed:
+                item.warn(pytest.PytestWarning(message))
         return result
 
 
