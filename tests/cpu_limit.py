@@ -1,7 +1,8 @@
 """Fails a plain test whose call takes over three seconds of CPU time: the plain level answers in minutes.
 
-Imports do not count, neither in this process nor in the Python processes that the test starts. CPU time depends little
-on what else the machine does. A slower machine has a higher limit.
+Imports do not count, neither in this process nor in the Python processes that the test starts. A slower machine has a
+higher limit. On a machine that others use too, the CPU time of one test differs by up to half from run to run: a test
+that is over the limit by no more is measured once again, and its second time counts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 LIMIT_S: Final = 3.0
 IMPORT_S: Final = 6.5
 """CPU seconds of `_import_s` on the machine for which `LIMIT_S` was chosen."""
+NOISE: Final = 1.5
+"""A test that takes at most so many times its limit is measured again."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,6 +40,7 @@ class CpuLimit:
         self._importing_s = 0.0
         self._started = 0
         self._is_importing = False
+        self._may_be_noise = False
         self._find_and_load = bootstrap._find_and_load
         bootstrap._find_and_load = self._timed_import
         sys.addaudithook(self._count_processes)
@@ -57,6 +62,19 @@ class CpuLimit:
         if event == "subprocess.Popen" and "python" in Path(os.fsdecode(arguments[0])).name:
             self._started += 1
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Function, nextitem: pytest.Item | None) -> bool:
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        self._may_be_noise = False
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if self._may_be_noise:
+            item._initrequest()  # type: ignore[no-untyped-call]
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
         if any(marker.name in self._without_limit for marker in item.iter_markers()):
@@ -69,6 +87,7 @@ class CpuLimit:
             allowed = LIMIT_S * max(1.0, _import_s() / IMPORT_S)
             spent -= started * _import_s()
             if spent > allowed:
+                self._may_be_noise = spent <= NOISE * allowed
                 pytest.fail(
                     f"{spent:.1f} s of CPU time, imports apart; a plain test has {allowed:.1f} s. Make it cheaper, or "
                     "mark it slow if a plain test shows its mechanism",

@@ -16,7 +16,8 @@ from tests.chromium import CONTRAST, Watched
 
 Show = Callable[..., tuple[Page, Watched]]
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
-TOO_LARGE = ("--model", "gpt2", "--gpu-memory", "2GB", "--batch-size", "2", "--ram", "64GB")
+LARGE = {**GPT2, "n_embd": 1536, "vocab_size": 50257, "n_positions": 1024}
+TOO_LARGE = ("--model", "./large", "--gpu-memory", "2GB", "--batch-size", "2", "--ram", "64GB")
 EVIL = "<img src=x onerror=alert(1)>"
 
 
@@ -31,8 +32,9 @@ def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
-    (tmp_path / EVIL).mkdir()
-    (tmp_path / EVIL / "config.json").write_text(json.dumps(GPT2))
+    for folder, config in {EVIL: GPT2, "large": LARGE}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
 
 
 def test_drawn_and_readable_where_it_does_not_fit(

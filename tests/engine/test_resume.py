@@ -113,7 +113,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     text = text_file.read_text()
     text_file.write_text(text * 2)
     changed = quick_memkit("run", "run", "--resume")
-    assert changed.returncode == 1 and "the data differs from that of the run" in changed.stderr
+    assert changed.returncode == 1 and "Restore the data, or start again" in changed.stderr
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
     text_file.write_text(text)
     resumed = quick_memkit("run", "run", "--resume", "--json")

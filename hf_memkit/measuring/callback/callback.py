@@ -51,21 +51,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     Args:
         output_dir: folder of the records. Default: the Trainer's `output_dir`.
-        phases: measure each phase of a step. This resets torch's peak counter
-            (`torch.cuda.reset_peak_memory_stats`) at each boundary, so that `torch.cuda.max_memory_allocated` gives
-            the peak of the current phase. `phases=False` leaves the counter alone; peaks then count from the start of
-            the process.
-        log: numbers under `memory/` in the logs of training steps: `"few"` (peaks, share of the GPU, fragmentation,
-            headroom), `"all"` or `"none"`.
-        summary: print a summary when training ends or runs out of memory; `"stderr"`: on standard error.
-        html: write `memory-report.html` to the folder of the records at the same time. After any other error, run
-            `memkit report FOLDER --html FILE`.
-        oom_snapshot: record the origin of every allocator block, and write the blocks to the folder of the records
-            when memory runs out. Costs time at every allocation.
-        run_facts: plain data for the `run` record, under `facts`.
-        readers: sources of the counters. Default: this machine's.
-        prediction: output of `memkit predict --json` or of `hf_memkit.prediction.predict` for this training. The `run`
-            record stores it, and the report compares it with the measurements.
+
+    The other options are those of MemoryReportCallback.
 
     Raises:
         SettingError: `log` is not `"few"`, `"all"` or `"none"`.

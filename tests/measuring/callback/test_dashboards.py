@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import time
@@ -104,6 +105,11 @@ def test_a_plain_callback_says_what_it_cannot_reach(
     assert {tag for tag in tensorboard_scalars(tmp_path / "tb") if "memory" in tag} == {
         f"train/memory/{name}" for name in FEW
     }
+
+
+def test_attach_takes_the_options_of_the_callback() -> None:
+    options = list(inspect.signature(attach).parameters.values())[1:]
+    assert options == list(inspect.signature(MemoryReportCallback).parameters.values())
 
 
 def test_a_plain_callback_is_silent_where_it_misses_nothing(
