@@ -1,27 +1,30 @@
 """Runs torch.compile as a GPU would, without compiling and launching kernels.
 
-Dynamo, AOTAutograd, the partitioner and inductor run as they are. Inductor writes a wrapper, Python code that allocates
-buffers, launches kernels and frees buffers; here the wrapper runs on fake tensors, and its kernels do nothing. So what
-it allocates, reuses and frees is what it does on a GPU.
+Dynamo, AOTAutograd, the partitioner and inductor run as they are. Inductor writes a wrapper: Python code that
+allocates buffers, launches kernels and frees buffers. Here the wrapper runs on fake tensors, and its kernels do
+nothing. So what it allocates, reuses and frees is what it does on a GPU.
 
 The dispatch modes of a prediction are inactive while dynamo and inductor compile, and active when compiled code runs:
-`TorchDispatchMode.ignore_compile_internals` (torch 2.13: utils/_python_dispatch.py; _dynamo/convert_frame.py, `compile_lock`).
-All private names of torch that this needs are in this module.
+`TorchDispatchMode.ignore_compile_internals` (torch 2.13: utils/_python_dispatch.py; _dynamo/convert_frame.py,
+`compile_lock`). All private names of torch that this needs are in this module; one that is missing is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import re
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.setup.techniques.compiling import GRAPH_MODES
 
@@ -30,11 +33,18 @@ TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
 LEAST_CAPABILITY: Final = (7, 0)
 """The first GPUs that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
+TESTED_WITH: Final = ("2.9.1", "2.13.0")
+"""The earliest and the latest torch that compiled trainings are compared on (tests/prediction/test_compiled.py)."""
+
 
 @functools.cache
 def install_compiler() -> None:
     """Patches dynamo and inductor. Call it after `torch.cuda` reports the GPU; without one, compiled code runs on fake
-    tensors of the CPU, which tests compare with real ones."""
+    tensors of the CPU, which tests compare with real ones.
+
+    Raises:
+        Unmodelled: a private name that this needs is missing in the installed torch.
+    """
     _configure()
     if torch.cuda.is_available():
         _patch_device_interface()
@@ -43,6 +53,79 @@ def install_compiler() -> None:
     _name_modules()
     _fold_constants_on_host()
     _hide_from_dynamo()
+
+
+def _private(path: str) -> Any:
+    """The private object of torch with the dotted name `path`. Raises Unmodelled if the installed torch has none."""
+    value: Any = torch
+    for name in path.split(".")[1:]:
+        if isinstance(value, ModuleType) and not hasattr(value, name):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(f"{value.__name__}.{name}")
+        if not hasattr(value, name):
+            raise Unmodelled(
+                f"torch_compile: torch {torch.__version__} has no {path}, which the trace needs. Install torch "
+                f"{TESTED_WITH[-1]}, omit torch_compile, or measure with memkit run"
+            )
+        value = getattr(value, name)
+    return value
+
+
+def _replace(path: str, value: Any) -> Any:
+    """Replaces the private object of torch with the dotted name `path`, and returns the original one."""
+    original = _private(path)
+    parent, _, name = path.rpartition(".")
+    setattr(_private(parent), name, value)
+    return original
+
+
+def _configure() -> None:
+    """Turns off what times or checks kernels, and caches whose content comes from another GPU."""
+    values = {
+        "compile_threads": 1,
+        "size_asserts": False,
+        "alignment_asserts": False,
+        "nan_asserts": False,
+        "shape_padding": False,  # whether a product is padded is decided by timing it
+        "fx_graph_cache": False,
+        "fx_graph_remote_cache": False,
+        "autotune_local_cache": False,
+        "max_autotune_gemm_backends": "ATEN",  # one kernel for a product, so that none is timed
+        "max_autotune_conv_backends": "ATEN",
+    }
+    for name, value in values.items():
+        _replace(f"torch._inductor.config.{name}", value)
+    _replace("torch._functorch.config.enable_autograd_cache", False)
+
+
+def _patch_device_interface() -> None:
+    """Lets inductor ask the fake GPU. Its class has bound the functions of `torch.cuda` when it was imported."""
+    major, minor = torch.cuda.get_device_capability()
+    bound = (
+        "current_device",
+        "set_device",
+        "device_count",
+        "synchronize",
+        "get_device_properties",
+        "is_bf16_supported",
+        "current_stream",
+        "stream",
+    )
+    answers: dict[str, Callable[..., Any]] = {
+        **{name: getattr(torch.cuda, name) for name in bound},
+        "get_raw_stream": lambda index: 0,
+        "exchange_device": lambda index: 0,
+        "maybe_exchange_device": lambda index: 0,
+        "is_available": lambda: True,
+        "get_compute_capability": lambda device=None: 10 * major + minor,
+    }
+    for name, answer in answers.items():
+        _replace(f"torch._dynamo.device_interface.CudaInterface.{name}", staticmethod(answer))
+    _private("torch._dynamo.device_interface.caching_worker_device_properties").clear()
+    _private("torch.utils._triton.has_triton").cache_clear()
+    _replace("torch.utils._triton.triton_hash_with_backend", lambda: "no GPU")
+    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
+    _replace("torch.cuda._DeviceGuard", lambda *args, **kwargs: contextlib.nullcontext())
 
 
 compiled_modules: Final[list[torch.nn.Module]] = []
@@ -65,7 +148,8 @@ def _refuse(options: dict[str, Any]) -> None:
     """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here."""
     if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
         raise Unmodelled(
-            f"torch.compile: the trace needs torch 2.13; this is {torch.__version__}. Install it, or omit torch_compile"
+            f"torch_compile: the trace needs torch 2.9 or later; this is {torch.__version__}. Install torch "
+            f"{TESTED_WITH[-1]}, or omit torch_compile"
         )
     backend = options.get("backend") or "inductor"
     if backend not in TRACED_BACKENDS:
@@ -76,71 +160,19 @@ def _refuse(options: dict[str, Any]) -> None:
     mode = options.get("mode") or "default"
     if mode in GRAPH_MODES or (options.get("options") or {}).get("triton.cudagraphs"):
         raise Unmodelled(
-            f"torch_compile_mode={mode}: CUDA graphs hold memory that is not traced. Use torch_compile_mode=default, or "
-            "measure with memkit run"
+            f"torch_compile_mode={mode}: CUDA graphs hold memory that is not traced. Use torch_compile_mode=default, "
+            "or measure with memkit run"
         )
     if backend != "inductor":
         return
     if importlib.util.find_spec("triton") is None:
         raise Unmodelled("torch_compile: the trace needs triton; run: pip install triton")
     if torch.cuda.is_available() and torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
         raise Unmodelled(
-            f"torch_compile: Triton needs a GPU of compute capability 7.0 or later; {torch.cuda.get_device_name()} has "
-            f"{'.'.join(map(str, torch.cuda.get_device_capability()))}. Omit torch_compile, or use "
-            "torch_compile_backend=aot_eager"
+            f"torch_compile: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs 7.0 or "
+            "later. Omit torch_compile, or use torch_compile_backend=aot_eager"
         )
-
-
-def _configure() -> None:
-    """Turns off what times or checks kernels, and caches whose content comes from another GPU."""
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as config
-
-    config.compile_threads = 1
-    config.size_asserts = False
-    config.alignment_asserts = False
-    config.nan_asserts = False
-    config.shape_padding = False  # whether a product is padded is decided by timing it
-    config.fx_graph_cache = False
-    config.fx_graph_remote_cache = False
-    config.autotune_local_cache = False
-    config.max_autotune_gemm_backends = "ATEN"  # one kernel for a product, so that none is timed
-    config.max_autotune_conv_backends = "ATEN"
-    functorch_config.enable_autograd_cache = False
-
-
-def _patch_device_interface() -> None:
-    """Lets inductor ask the fake GPU. Its class has bound the functions of `torch.cuda` when it was imported."""
-    import torch.utils._triton as triton_utils
-    from torch._dynamo import device_interface
-
-    interface = device_interface.CudaInterface
-    for name in (
-        "current_device",
-        "set_device",
-        "device_count",
-        "synchronize",
-        "get_device_properties",
-        "is_bf16_supported",
-        "current_stream",
-        "stream",
-    ):
-        setattr(interface, name, staticmethod(getattr(torch.cuda, name)))
-    major, minor = torch.cuda.get_device_capability()
-    answers: dict[str, Callable[..., Any]] = {
-        "get_raw_stream": lambda index: 0,
-        "exchange_device": lambda index: 0,
-        "maybe_exchange_device": lambda index: 0,
-        "is_available": lambda: True,
-        "get_compute_capability": lambda device=None: 10 * major + minor,
-    }
-    for name, answer in answers.items():
-        setattr(interface, name, staticmethod(answer))
-    device_interface.caching_worker_device_properties.clear()
-    triton_utils.has_triton.cache_clear()
-    triton_utils.triton_hash_with_backend = lambda: "no GPU"
-    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
-    torch.cuda._DeviceGuard = lambda *args, **kwargs: contextlib.nullcontext()
 
 
 class Kernel:
@@ -161,20 +193,19 @@ class Kernel:
 
 
 def _patch_kernels() -> None:
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.triton = lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name)
-    AsyncCompile.multi_kernel = lambda self, *args, **kwargs: Kernel("multi_kernel")
-    AsyncCompile.cpp_pybinding = lambda self, argtypes, source_code: Kernel("cpp_fused").run
-    AsyncCompile.wait = lambda self, scope: None
+    """Replaces inductor's kernels, of Triton and of C++, with ones that do nothing."""
+    kernels: dict[str, Callable[..., Any]] = {
+        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name),
+        "multi_kernel": lambda self, *args, **kwargs: Kernel("multi_kernel"),
+        "cpp_pybinding": lambda self, argtypes, source_code: Kernel("cpp_fused").run,
+        "wait": lambda self, scope: None,
+    }
+    for name, make in kernels.items():
+        _replace(f"torch._inductor.async_compile.AsyncCompile.{name}", make)
 
 
 def _patch_wrapper_functions() -> None:
-    """What the wrapper calls in C++ without the dispatcher, and what needs a generator of the GPU."""
-    from torch._functorch import partitioners
-    from torch._inductor.fx_passes import fuse_attention
-
-    guards = torch._C._dynamo.guards
+    """Replaces what the wrapper calls in C++ without the dispatcher, and what needs a generator of the GPU."""
 
     def empty_strided(device: str, size: Any, stride: Any, dtype: Any, module: str = "") -> torch.Tensor:
         for notify in on_allocation:
@@ -184,32 +215,34 @@ def _patch_wrapper_functions() -> None:
     def reinterpret_tensor(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
         return torch.as_strided(tensor, size, stride, offset + int(tensor.storage_offset()))
 
+    guards = _private("torch._C._dynamo.guards")
     guards._empty_strided_cuda = functools.partial(empty_strided, "cuda:0")
     guards._empty_strided_cpu = functools.partial(empty_strided, "cpu")
     guards._reinterpret_tensor = reinterpret_tensor
     # Recomputed operations that draw random numbers keep the generator's state, which is host memory.
-    partitioners.functionalize_rng_ops = lambda joint, forward, backward, symbols: (forward, backward)
-    patterns = fuse_attention._get_sfdp_patterns
-    fuse_attention._get_sfdp_patterns = lambda input_device=None: patterns(torch.device("cpu"))
+    _replace(
+        "torch._functorch.partitioners.functionalize_rng_ops",
+        lambda joint, forward, backward, symbols: (forward, backward),
+    )
+    path = "torch._inductor.fx_passes.fuse_attention._get_sfdp_patterns"
+    attention_patterns = _private(path)
+    _replace(path, lambda input_device=None: attention_patterns(torch.device("cpu")))
 
 
 def _name_modules() -> None:
     """Makes the wrapper pass the name of the module that an allocation is for."""
-    from torch._inductor.codegen.wrapper import PythonWrapperCodegen
-    from torch._inductor.virtualized import V
-
-    original = PythonWrapperCodegen.make_allocation
+    virtualized = _private("torch._inductor.virtualized.V")
 
     def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
         line: str = original(self, name, *args, **kwargs)
-        buffer = V.graph.try_get_buffer(name)
+        buffer = virtualized.graph.try_get_buffer(name)
         if buffer is None:
             return line
         module = module_of(buffer.get_origins())
         # The view that may follow is of another size: "empty_strided_cuda(…).as_strided(…)".
         return re.sub(r"(empty_strided_(?:cuda|cpu)\(.*?)\)(?=$|\.as_strided)", rf"\1, {module!r})", line)
 
-    PythonWrapperCodegen.make_allocation = make_allocation
+    original = _replace("torch._inductor.codegen.wrapper.PythonWrapperCodegen.make_allocation", make_allocation)
 
 
 def module_of(origins: Iterable[Any]) -> str:
@@ -226,7 +259,7 @@ def module_of(origins: Iterable[Any]) -> str:
     return ""
 
 
-class _OnHost(TorchDispatchMode):
+class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Creates tensors on the CPU that were to be created on the GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,28 +270,26 @@ class _OnHost(TorchDispatchMode):
 
 
 def _fold_constants_on_host() -> None:
-    """Inductor computes constants with real tensors."""
-    from torch._inductor import constant_folding
-    from torch._inductor.fx_passes import joint_graph
+    """Computes constants on the CPU: inductor computes them with real tensors."""
 
     def on_host(method: Any) -> Any:
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _OnHost():
+            with _OnHost():  # type: ignore[no-untyped-call]
                 return method(*args, **kwargs)
 
         return call
 
-    folder = joint_graph.UniformValueConstantFolder
-    folder.__init__ = on_host(folder.__init__)
-    constant_folding.ConstantFolder.run = on_host(constant_folding.ConstantFolder.run)
+    for path in (
+        "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder.__init__",
+        "torch._inductor.constant_folding.ConstantFolder.run",
+    ):
+        _replace(path, on_host(_private(path)))
 
 
 def _hide_from_dynamo() -> None:
     """Keeps dynamo out of the code of dispatch modes, which runs between two graphs."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-
-    for mode in (FakeTensorMode, StorageTracer):
-        mode.__torch_dispatch__ = torch._disable_dynamo(mode.__torch_dispatch__, recursive=True)
+    disable = _private("torch._disable_dynamo")
+    modes: tuple[Any, ...] = (_private("torch._subclasses.fake_tensor.FakeTensorMode"), StorageTracer)
+    for mode in modes:
+        mode.__torch_dispatch__ = disable(mode.__torch_dispatch__, recursive=True)

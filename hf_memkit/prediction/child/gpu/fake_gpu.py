@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final

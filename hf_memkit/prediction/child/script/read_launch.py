@@ -24,7 +24,7 @@ import yaml
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction import wire
-from hf_memkit.prediction.child.gpu.fake_gpu import skip_own_functions, patch_cuda_device
+from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, skip_own_functions
 from hf_memkit.prediction.child.script.refuse_training_processes import STARTS, program_started
 from hf_memkit.prediction.child.script.training_commands import training_command
 from hf_memkit.prediction.launch_command import FRONT_ENDS
