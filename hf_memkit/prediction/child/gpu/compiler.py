@@ -16,7 +16,7 @@ import functools
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -127,6 +127,9 @@ def _patch_device_interface() -> None:
     _replace("torch.utils._triton.triton_hash_with_backend", lambda: "no GPU")
     vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
     _replace("torch.cuda._DeviceGuard", lambda *args, **kwargs: contextlib.nullcontext())
+    # Dynamo's own fake mode creates `torch.tensor(…, device="cuda")` on the CPU and moves it, as without a GPU.
+    _replace("torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init", property(lambda self: True))
+    _replace("torch._C._ensureCUDADeviceGuardSet", lambda: None)
 
 
 compiled_modules: Final[list[torch.nn.Module]] = []
@@ -140,9 +143,19 @@ for it; the name is empty for code outside of all submodules."""
 def compile_module(compile_: Callable[..., Any], model: torch.nn.Module, **options: Any) -> Any:
     """Compiles a module with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot be traced."""
     _refuse(options)
+    if any(_is_of_liger(module) for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit torch_compile "
+            "or use_liger_kernel"
+        )
     install_compiler()
     compiled_modules.append(model)
     return compile_(model, **options)
+
+
+def _is_of_liger(module: torch.nn.Module) -> bool:
+    """Whether Liger has replaced the class of the module or its forward pass."""
+    return any(str(part.__module__).startswith("liger_kernel.") for part in (type(module), module.forward))
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -254,19 +267,40 @@ def _repeat_random_operations() -> None:
 
 
 def _name_modules() -> None:
-    """Makes the wrapper pass the name of the module that an allocation is for."""
+    """Makes the wrapper pass the name of the module that an allocation is for.
+
+    Inductor knows it relative to the `self` of the function that dynamo compiles: the compiled module, or a module in
+    it if a graph break ended the graph there. Modules alike share a graph, which then has the name of the first one.
+    """
     virtualized = _private("torch._inductor.virtualized.V")
+    compile_context = _private("torch._guards.CompileContext")
+    prefixes: dict[Any, str] = {}  # by the id of a compilation, which its forward and backward pass share
+
+    def compile_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prefixes[compile_context.current_compile_id()] = _name_within_compiled(self.root_tx.f_locals.get("self"))
+        return compile_here(self, *args, **kwargs)
 
     def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
         line: str = original(self, name, *args, **kwargs)
         buffer = virtualized.graph.try_get_buffer(name)
         if buffer is None:
             return line
-        module = module_of(buffer.get_origins())
+        prefix = prefixes.get(compile_context.current_compile_id(), "")
+        module = ".".join(filter(None, (prefix, module_of(buffer.get_origins()))))
         # The view that may follow is of another size: "empty_strided_cuda(…).as_strided(…)".
         return re.sub(r"(empty_strided_(?:cuda|cpu)\(.*?)\)(?=$|\.as_strided)", rf"\1, {module!r})", line)
 
+    compile_here = _replace("torch._dynamo.output_graph.OutputGraph.compile_and_call_fx_graph", compile_graph)
     original = _replace("torch._inductor.codegen.wrapper.PythonWrapperCodegen.make_allocation", make_allocation)
+
+
+def _name_within_compiled(module: Any) -> str:
+    """The dotted name of the module in the compiled module that contains it; empty if none does."""
+    for compiled in compiled_modules:
+        for name, part in compiled.named_modules():
+            if part is module:
+                return str(name)
+    return ""
 
 
 def module_of(origins: Iterable[Any]) -> str:
@@ -294,7 +328,7 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fold_constants_on_host() -> None:
-    """Computes constants on the CPU: inductor computes them with real tensors."""
+    """Computes constants on the CPU: AOTAutograd and inductor compute them with real tensors."""
 
     def on_host(method: Any) -> Any:
         @functools.wraps(method)
@@ -309,6 +343,15 @@ def _fold_constants_on_host() -> None:
         "torch._inductor.constant_folding.ConstantFolder.run",
     ):
         _replace(path, on_host(_private(path)))
+
+    unset_fake = _private("torch.fx.experimental.proxy_tensor.unset_fake_temporarily")
+
+    @contextlib.contextmanager
+    def unset_fake_on_host() -> Iterator[Any]:
+        with unset_fake() as outer, _OnHost():  # type: ignore[no-untyped-call]
+            yield outer
+
+    _replace("torch.fx.experimental.proxy_tensor.unset_fake_temporarily", unset_fake_on_host)
 
 
 def _hide_from_dynamo() -> None:
