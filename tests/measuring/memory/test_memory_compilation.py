@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, default_data_collator
 
-from hf_memkit import MemoryReportCallback
+from hf_memkit import MemoryReportCallback, oom_advice
 from hf_memkit.measuring.memory.records import read_records
 from hf_memkit.measuring.report.answer import report_json
 from hf_memkit.measuring.report.load import load_run
@@ -52,7 +52,7 @@ Train = Callable[..., dict[str, list[dict[str, Any]]]]
 def train(tmp_path: Path) -> Train:
     """Trains a model on one sample of each of `LENGTHS`; returns the records by kind."""
 
-    def run(model: nn.Module | None = None, **arguments: Any) -> dict[str, list[dict[str, Any]]]:
+    def run(model: nn.Module | None = None, collator: Any = None, **arguments: Any) -> dict[str, list[dict[str, Any]]]:
         args = TrainingArguments(
             output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=len(LENGTHS),
             per_device_train_batch_size=1, save_strategy="no", train_sampling_strategy="sequential", **arguments,
@@ -61,8 +61,9 @@ def train(tmp_path: Path) -> Train:
         callback = MemoryReportCallback(**QUIET)
         trainer = Trainer(
             model=model or Broken(), args=args, train_dataset=rows, eval_dataset=rows[:1], callbacks=[callback],
+            data_collator=collator,
         )  # fmt: skip
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(torch.OutOfMemoryError), oom_advice():
             trainer.train()
         assert callback.path is not None and callback.callback_errors == 0 and misfits_in(tmp_path) == []
         records: dict[str, list[dict[str, Any]]] = {}
@@ -111,6 +112,17 @@ def test_graphs_of_an_evaluation_are_not_those_of_the_next_step(train: Train) ->
     records = train(model, eval_strategy="steps", eval_steps=5)
     assert 6 not in compiled(records["step"])
     assert compiled(records["evaluate"])[5]["compiled_graphs"] > 0
+
+
+def test_an_out_of_memory_error_has_the_figures_until_then(train: Train) -> None:
+    def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        if len(rows[0]["x"]) > 7:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return default_data_collator(rows)
+
+    records = train(collator=collate, torch_compile_backend="eager")
+    (error,) = records["oom"]
+    assert error["compilation"] == compiled(records["step"])[3]["compilation"] and "compiled_graphs" not in error
 
 
 def test_a_training_in_which_torch_gives_up(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
