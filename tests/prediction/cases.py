@@ -44,7 +44,8 @@ def training(config: dict[str, Any] | None = None, **arguments: Any) -> SetupJob
 
 def traced(worker: Worker, asked: SetupJob, **fields: Any) -> Trace:
     """Its trace; `fields` are those of a `ScriptRequest`, such as the device."""
-    return trace_setup(worker, asked, ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields))
+    request = ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields)
+    return trace_setup(worker, asked, request).of_steps()["worst"]
 
 
 def without_saving(setup: Setup) -> Setup:

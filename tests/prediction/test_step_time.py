@@ -43,7 +43,7 @@ def work_of(*micro_batches: list[Operation], clip: bool = False) -> Work:
     for number, forward in enumerate(micro_batches):
         add([], "data")
         add(forward, "forward")
-        backward = [replace(each, from_autograd=True) for each in forward]
+        backward = [replace(each, called_by="autograd") for each in forward]
         add([*backward, *([CLIP] if clip and number == len(micro_batches) - 1 else [])], "backward")
     add([STEP], "optimizer")
     add([], "data")
