@@ -300,11 +300,13 @@ def _reached_elements(dep: Any) -> Any:
     """The number of elements that a kernel's loops read or write, a sympy expression.
 
     Args:
-        dep: a buffer, the index into it and the ranges of the loops (inductor's `MemoryDep`), or a whole buffer.
+        dep: a buffer, the index into it and the ranges of the loops (inductor's `MemoryDep`); others only order nodes.
     """
-    if not hasattr(dep, "var_names") or not dep.is_indirect():
-        return dep.get_numel()
-    return math.prod(dep.size)  # the index is read from a tensor, as in a lookup
+    if not hasattr(dep, "var_names"):
+        return 0
+    if dep.is_indirect():  # the index is read from a tensor, as in a lookup
+        return math.prod(dep.size)
+    return dep.get_numel()
 
 
 def _patch_wrapper_functions() -> None:
