@@ -186,7 +186,7 @@ RECORDED: Final = {
 
 SEES_DISPATCHER: Final = {
     "compiler.py: guards._empty_strided_cpu", "compiler.py: guards._empty_strided_cuda",
-    "compiler.py: guards._reinterpret_tensor",
+    "compiler.py: guards._reinterpret_tensor", "compiler.py: kind.__call__",
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
     "fake_gpu.py: FakeTensorMode.__torch_dispatch__", "fake_gpu.py: nn.Module._apply",
     "fake_gpu.py: torch.Tensor._make_subclass",

@@ -15,10 +15,10 @@ Chosen so that it contains what was measured, first run minus a run with caches 
 
 | training | calls | seconds | a call |
 |---|---|---|---|
-| GPT-2, H200 with 16 cores, torch 2.11 (benchmarks/gpu.py) | 514 | 34 | 65 ms |
-| Llama of 1 B, the same | 880 | 26 | 30 ms |
-| Qwen3-8B, torchtune compiling the whole model (meta-pytorch/torchtune#2831) | about 1900 | 150 | 79 ms |
-| nanoGPT of 4 layers, torch 2.1 (karpathy/nanoGPT#392) | about 150 | 7 | 45 ms |
+| GPT-2, H200 with 16 cores, torch 2.11 (benchmarks/gpu.py) | 565 | 34 | 60 ms |
+| Llama of 1 B, the same | 913 | 26 | 28 ms |
+| Qwen3-8B, torchtune compiling the whole model (meta-pytorch/torchtune#2831) | about 2000 | 150 | 75 ms |
+| nanoGPT of 4 layers, torch 2.1 (karpathy/nanoGPT#392) | about 180 | 7 | 39 ms |
 
 Calls of the last two are estimated from the number of layers. Triton's share is small, as its kernels are compiled in
 parallel: 4 of 88 s for a vision model (pytorch/pytorch#145447).

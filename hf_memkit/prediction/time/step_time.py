@@ -277,6 +277,8 @@ def _rests_on(
             yield f"{dtype}: this GPU has no units for it and computes as in {used}, at {tflops:g} TFLOPS"
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
+    if any(operation.called_by == "compiled" for operation in operations):
+        yield "kernels that torch.compile generates: the bytes that they move, at that speed"
     if likely.seconds and likely.idle > _REPORTED_IDLE_SHARE * likely.seconds:
         yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: it depends on the CPU"
     if unknown:

@@ -235,7 +235,8 @@ _graph_calls: Final[list[int]] = []
 """The number of calls in the wrapper of each compiled graph."""
 
 _CALL_OF_WRAPPER: Final = re.compile(
-    r"^ +(?:\w+ = )?(?:\w+\.run\(|cpp_fused|extern_kernels\.|torch\.ops\.)", re.MULTILINE
+    r"^ +(?:\w+ = )?(?:\w+\.run\(|cpp_fused|extern_kernels\.|torch\.ops\.|aten\.|graphsafe_run_with|.*\(dim=0\))",
+    re.MULTILINE,
 )
 """A line of inductor's wrapper that starts a generated kernel or an operation of torch."""
 
