@@ -18,7 +18,7 @@ from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.prediction.worker import Worker
-from tests.prediction.cases import GPT2, LLAMA, traced, training
+from tests.prediction.cases import GPT2, LLAMA, traced, traced_training, training
 from tests.prediction.compiled_calls_child import ROWS, TOKENS, WIDTH
 from tests.prediction.test_prediction import made
 
@@ -82,10 +82,16 @@ def test_compiled_products_are_eager_ones(config: dict[str, object], precision: 
     assert expected.total() > 0
     for backend in ("inductor", "aot_eager", "eager"):
         asked = training(config, **arguments, torch_compile=True, torch_compile_backend=backend)
-        work = traced(worker, asked, for_plan=True).work
+        compiled = traced_training(worker, asked, for_plan=True)
+        work = compiled.trace.work
         assert work is not None
-        assert products(work, work.steps()[-1]) == expected, backend
+        step = work.steps()[-1]
+        assert products(work, step) == expected, backend
         if backend != "inductor":
+            assert compiled.compilation is None
             continue
-        kernels = [operation for operation in work.operations if operation.name.startswith("triton_")]
-        assert kernels and all(kernel.moved_bytes and kernel.called_by == "compiled" for kernel in kernels)
+        operations = [work.operations[call] for call in work.calls[slice(*step)]]
+        generated = [operation for operation in operations if operation.called_by == "compiled"]
+        assert compiled.compilation is not None and compiled.compilation.calls == len(generated)
+        kernels = [operation for operation in generated if operation.name.startswith("triton_")]
+        assert kernels and all(kernel.moved_bytes for kernel in kernels)
