@@ -186,14 +186,17 @@ class Kernel:
     launchers: Final[list[Any]] = []
     n_spills: Final = 0
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source_code: str = "") -> None:
         self._name = name
+        self._multiplies = "tl.dot" in source_code
 
     def run(self, *arguments: Any, moved_bytes: int | None = None, **options: Any) -> None:
-        if moved_bytes is None:  # a kernel of the user's, or of a library
-            launched(self._name, arguments)
-        else:
+        if moved_bytes is not None:
             launched(self._name, arguments, moved_bytes=moved_bytes)
+        elif self._multiplies:  # a template such as flex attention, or a kernel of the user or of a library
+            launched(self._name, arguments, kind="unknown")
+        else:
+            launched(self._name, arguments)
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -203,7 +206,7 @@ class Kernel:
 def _patch_kernels() -> None:
     """Replaces inductor's kernels, of Triton and of C++, with ones that do nothing."""
     kernels: dict[str, Callable[..., Any]] = {
-        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name),
+        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name, source_code),
         "multi_kernel": lambda self, *args, **kwargs: Kernel("multi_kernel"),
         "cpp_pybinding": lambda self, argtypes, source_code: Kernel("cpp_fused").run,
         "wait": lambda self, scope: None,
@@ -249,10 +252,10 @@ def _count_bytes() -> None:
         call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.features.scheduler_nodes())}")
         types.append(int)
 
-    def call_cpp_kernel(self: Any, wrapper: Any, kernel_name: str) -> None:
+    def call_cpp_kernel(self: Any, wrapper: Any, kernel_name: str, **options: Any) -> None:
         _, call_arguments, types = self.args.cpp_argdefs()
         call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.scheduled_nodes)}")
-        wrapper.generate_kernel_call(kernel_name, call_arguments, triton=False, arg_types=[*types, int])
+        wrapper.generate_kernel_call(kernel_name, call_arguments, triton=False, arg_types=[*types, int], **options)
 
     original = _replace("torch._inductor.codegen.triton.TritonKernel.add_numel_to_call_args", add_sizes)
     _replace("torch._inductor.codegen.cpp.KernelGroup.call_kernel", call_cpp_kernel)

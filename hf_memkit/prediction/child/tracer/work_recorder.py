@@ -16,6 +16,7 @@ import torch
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.child.tracer.fast_fakes import CacheEntry
 from hf_memkit.prediction.child.tracer.operation_work import kernel_operation, operations_of
+from hf_memkit.prediction.child.tracer.plain_tensors import device_type, plain_tensors_in
 from hf_memkit.prediction.trace.work import Caller, Operation, Work
 
 NOT_COUNTED: Final[Mapping[str, str]] = {
@@ -116,6 +117,11 @@ def compiled_code() -> Iterator[None]:
 
 
 def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
-    """Records a kernel that would be launched outside the dispatcher, if work is recorded."""
-    if _active:
-        _active[0].add(kernel_operation(name, arguments, _active[0].device_type, **fields))
+    """Records a kernel that would be launched outside the dispatcher, if work is recorded; not one whose tensors are
+    all on another device."""
+    if not _active:
+        return
+    device = _active[0].device_type
+    tensors = list(plain_tensors_in(arguments))
+    if not tensors or any(device_type(tensor) == device for tensor in tensors):
+        _active[0].add(kernel_operation(name, tensors, device, **fields))
