@@ -101,6 +101,23 @@ def test_many_small_operations_are_bound_by_the_host_and_widen_the_range() -> No
     assert any("waits for Python" in each for each in small.rests_on)
 
 
+def test_compiled_code_queues_its_kernels_faster_than_python() -> None:
+    """Defect: a wrapper that calls kernels directly, priced as modules and autograd."""
+    eager = priced(work_of([SMALL] * 2000))
+    generated = priced(work_of([replace(SMALL, called_by="compiled")] * 2000))
+    assert generated.seconds[1] < eager.seconds[1]
+    assert any("torch.compile" in each for each in generated.rests_on)
+    assert not any("torch.compile" in each for each in eager.rests_on)
+
+
+def test_compiled_products_are_padded() -> None:
+    """Defect: logits of 50257 words that take as long as in eager code: inductor pads their rows."""
+    seconds = OperationSeconds(RATES["H200"], 9.0)
+    odd = replace(PRODUCT, alignment=1)
+    assert seconds.of(odd) > 3 * seconds.of(PRODUCT)
+    assert seconds.of(replace(odd, called_by="compiled")) == pytest.approx(seconds.of(PRODUCT))
+
+
 def test_the_host_runs_ahead_unless_a_value_is_read() -> None:
     """Defect: launches added to the GPU's work that hides them; or hidden where the host must wait."""
     hidden = priced(work_of([PRODUCT] * 5 + [SMALL] * 200)).seconds[1]
