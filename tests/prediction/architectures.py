@@ -204,7 +204,7 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "two lengths": {"typical_length": 96},
     "compiled, bf16": {**_COMPILED, "arguments.bf16": True},
     "compiled, bf16, checkpointing": {**_COMPILED, "arguments.bf16": True, "arguments.gradient_checkpointing": True},
-    "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager"},
+    "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager", "layers": 1},
 }
 """What else a training does, for some of the architectures: settings, and fields of `SetupJob` by their names."""
 
@@ -215,6 +215,8 @@ def of_architecture(architecture: Architecture, setting: str) -> SetupJob:
     size = architecture.batch_size
     wanted = {"padded": False, "arguments.save_strategy": "no", **(SETTINGS | MORE)[setting]}
     fields = {name: wanted.pop(name) for name in list(wanted) if "." not in name}
+    if "layers" in fields:
+        config["num_hidden_layers"] = fields.pop("layers")
     setup = Setup("compared")
     for key, value in {
         "model.name": architecture.name,

@@ -1,9 +1,9 @@
 """One training on fake tensors, and the same on real ones: the child's side of the comparison.
 
-    python -m tests.prediction.fake_and_real
+    python -m tests.prediction.fake_and_real [MODULE…]
 
-Each runs in a separate process, forked from this one, which has loaded the libraries. A line of JSON comes in,
-`{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
+Each runs in a separate process, forked from this one, which has loaded the libraries and the modules named. A line of
+JSON comes in, `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
 saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import gc
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -349,6 +350,8 @@ def answer_lines() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     serve._load()
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES)}
     for line in sys.stdin:
         case = json.loads(line)

@@ -14,7 +14,6 @@ import pytest
 
 from hf_memkit import preset
 from hf_memkit.catalog.models import ModelFacts, describe
-from hf_memkit.common.errors import TraceFailed
 from hf_memkit.common.terms import CATEGORIES, Category, Phase
 from hf_memkit.prediction.setup_as_script import SetupJob
 from hf_memkit.prediction.trace.trace import Trace
@@ -265,13 +264,6 @@ def test_rows_that_are_padded_or_packed_need_masks(worker: Worker, models: dict[
     assert sum(alive(other, "weights")) == sum(alive(plain, "weights"))
     assert sum(alive(other, "optimizer")) == sum(alive(plain, "optimizer"))
     assert other.peak().size_bytes > plain.peak().size_bytes
-
-
-def test_a_compiled_model_is_refused(worker: Worker, models: dict[str, Path]) -> None:
-    with pytest.raises(TraceFailed, match="torch_compile") as caught:
-        traced(worker, setup_of(models["gpt2"], "compile"))
-    assert caught.value.refused
-    assert caught.value.kind == "Unmodelled"
 
 
 def test_optimizers_here_are_all_of_the_pack() -> None:

@@ -62,8 +62,10 @@ def test_what_cannot_be_traced_is_not_predicted() -> None:
     broken = small_setup().put("model.class", "NoSuchModel", "a test's")
     with pytest.raises(InputError, match="NoSuchModel"):
         predicted(broken)
-    with pytest.raises(InputError, match="torch_compile: a compiled model keeps what its compiler decides"):
-        predicted(small_setup(torch_compile=True))
+    with pytest.raises(InputError, match="torch_compile_mode=reduce-overhead: CUDA graphs hold memory"):
+        predicted(small_setup(torch_compile=True, torch_compile_mode="reduce-overhead"))
+    with pytest.raises(InputError, match="torch_compile_backend=cudagraphs: not traced"):
+        predicted(small_setup(torch_compile=True, torch_compile_backend="cudagraphs"))
 
 
 def test_8_bits_say_what_is_assumed_of_outliers() -> None:

@@ -1,0 +1,73 @@
+"""A compiled training allocates the same on fake tensors, with kernels that do nothing, as on real ones.
+
+On a CPU inductor generates C++ in place of Triton. So this proves what the trace rests on (dynamo, AOTAutograd, the
+partitioner, inductor's plan of buffers, its wrapper), and not which operations Triton fuses on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.gpu import compiler
+from tests.prediction.fake_and_real_child import Child
+
+HOST_BYTES: Final = 64
+"""Numbers on the host that a real CPU training makes and a trace of a GPU does not have, such as seeds."""
+
+QUICK: Final = (("llama", "compiled, aot_eager"), ("bert", "compiled, aot_eager"))
+"""Without inductor, whose C++ takes a compiler half a minute."""
+
+SLOW: Final = (
+    ("llama", "compiled"),
+    ("gpt2", "compiled"),  # with dropout
+    ("bert", "compiled, bf16"),
+    ("vit", "compiled"),
+    ("mixtral", "compiled"),
+    ("llama", "compiled, lora"),
+    ("gpt2", "compiled, checkpointing"),  # which repeats dropout
+    ("llama", "compiled, two lengths"),
+)
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child("torch._dynamo", "torch._inductor.compile_fx") as started:
+        started.ask("gpt2", "plain", "fake")  # loads the libraries
+        yield started
+
+
+@pytest.mark.parametrize(("architecture", "setting"), QUICK)
+def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
+    _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "setting"), SLOW)
+def test_training_compiled_by_inductor_is_equal(child: Child, architecture: str, setting: str) -> None:
+    fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
+    _assert_same_bytes(fake, real)
+    eager = child.ask(architecture, setting.removeprefix("compiled").removeprefix(", ") or "plain", "fake")
+    assert fake["peak_bytes"] != eager["peak_bytes"], "nothing was compiled"
+
+
+def _assert_same_bytes(fake: dict[str, Any], real: dict[str, Any]) -> None:
+    """The peaks of all phases are equal: after forward, in backward, and after the optimizer's step."""
+    assert "error" not in fake and "error" not in real, (fake, real)
+    assert abs(fake["peak_bytes"] - real["peak_bytes"]) <= HOST_BYTES
+    for phase in ("data", "forward", "backward", "optimizer"):
+        assert abs(fake["phases"][phase] - real["phases"][phase]) <= HOST_BYTES, (phase, fake, real)
+
+
+def test_a_torch_without_a_private_name_is_refused() -> None:
+    with pytest.raises(Unmodelled, match=r"torch \S+ has no torch\._inductor\.no_such_module\.name, which"):
+        compiler._private("torch._inductor.no_such_module.name")
+
+
+def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(compiler.TorchDispatchMode, "ignore_compile_internals")
+    with pytest.raises(Unmodelled, match=r"the trace needs torch 2\.9 or later; this is"):
+        compiler._refuse({})
