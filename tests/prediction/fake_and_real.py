@@ -3,7 +3,8 @@
     python -m tests.prediction.fake_and_real [MODULE…]
 
 Each runs in a separate process, forked from this one, which has loaded the libraries and the modules named. A line of
-JSON comes in, `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out, the answer or `{"error": …}`.
+JSON comes in, `{"architecture": …, "setting": …, "kind": "fake" | "real"}`. A line goes out, the answer or
+`{"error": …}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
 saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
