@@ -12,10 +12,11 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.catalog.hardware import Gpu
-from hf_memkit.plan.candidate import Candidate, Choice, without
+from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.candidate_time import compiling_s
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.traced_training import TracedTraining
@@ -34,9 +35,10 @@ _MOST_SAVED: Final = 0.35
 """Share of its memory that compiling may save; a setup that lacks more is not compiled. Assumed: 30 % were seen."""
 
 _TRACE_S: Final = 3.0
-_TRACE_S_PER_WEIGHT: Final = 0.15
-"""Seconds to trace a compiled training: in total, and for each parameter. Measured with Llama on one core of an AMD
-EPYC: 7.7 s with 4 layers of 9 parameters, 17 s with 12, 31 s with 12 that are checkpointed."""
+_TRACE_S_PER_WEIGHT: Final = 0.2
+"""Seconds to trace a compiled training: for each length of batches, and for each of those and each parameter. Measured
+with Llama on one core of an AMD EPYC: 8 to 9 s with 4 layers of 9 parameters, 20 to 24 s if two lengths are traced,
+17 to 31 s with 12 layers; with checkpointing more than without."""
 
 
 def compile_choice(
@@ -50,15 +52,14 @@ def compile_choice(
     """
     arguments = own.arguments
     if arguments.torch_compile:
-        settings = dict.fromkeys(compiled.settings, False)
+        settings: dict[str, Any] = dict.fromkeys(compiled.settings, False)
         # Trainer sets the backend "inductor" itself. Another value turns torch.compile on again, and so does a mode.
         if arguments.torch_compile_backend not in (None, "inductor"):
             settings["arguments.torch_compile_backend"] = None
         if arguments.torch_compile_mode is not None:
             settings["arguments.torch_compile_mode"] = None
-        return replace(
-            compiled, name=f"no {compiled.name}", settings=settings, result="each operation rounds its result"
-        )
+        result = "each operation rounds its result"
+        return replace(compiled, name=f"no {compiled.name}", settings=settings, result=result)
 
     by_launcher = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
     if by_launcher or own.device != "cuda":
@@ -96,58 +97,67 @@ def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, floa
         return plan
 
     compiles = any(change.settings.values())
-    first = plan.proposed if compiles else plan.proposed or plan.smallest()
-    bases = [base for base in (first, _faster_without_room(plan) if compiles else None) if base is not None]
-    why = ""
+    bases = [plan.proposed, _faster_without_room(plan)] if compiles else [plan.proposed or plan.smallest()]
+    waiting = [base for base in bases if base is not None]
     judged: list[Judgement] = []
+    why = ""
     try:
         for _ in range(_MOST_SETUPS):
-            if not bases:
+            if not waiting:
                 break
-            base = bases.pop(0)
-            why = _why_not(base, search) if compiles else ""
-            if why:
-                break
+            base = waiting.pop(0)
             candidate = replace(base.candidate, choices=(*base.candidate.choices, change))
             if compiles:
+                why = _why_not(base, search)
+                if why:
+                    break
                 on_slow(candidate, _trace_s(base))
+
             judgement = search.judge(candidate)
             search.on_judged(judgement)
             if not judgement.fits:
                 judgement = search.with_segments(judgement)
             if judgement.prediction is not None and not judgement.is_other:
                 judged.append(judgement)
-                continue
-            why = judgement.why
-            bases = [other for other in [_without_fused_loss(plan, base)] if other is not None]
+            else:
+                why = judgement.why
+                waiting = _without_fused_loss(plan, base)
     except KeyboardInterrupt:
         plan = replace(plan, stopped=True, stopped_by_hand=True)
+
     left_out = {**plan.left_out, change.name: why} if why and not judged else plan.left_out
     return replace(plan, traced=(*plan.traced, *judged), left_out=left_out)
 
 
 def _faster_without_room(plan: Plan) -> Judgement | None:
-    """The fastest setup that does not fit and needs so little less that it may fit if it is compiled. It must be faster
-    than the best that fits."""
-    best_s = plan.proposed.mean_seconds if plan.proposed is not None else None
-    possible = [
+    """The fastest setup that does not fit, but may fit if it is compiled, and is faster than the best that fits. If
+    none fits, the one that lacks least. None if there is none."""
+    possible = [each for each in plan.compared if _may_fit(each) and not each.fits]
+    if plan.proposed is None:
+        return min(possible, key=attrgetter("needs_bytes"), default=None)
+    best_s = plan.proposed.seconds or math.inf
+    faster = [each for each in possible if each.seconds is not None and each.seconds < best_s]
+    return min(faster, key=attrgetter("seconds"), default=None)
+
+
+def _without_fused_loss(plan: Plan, base: Judgement) -> list[Judgement]:
+    """The fastest setup without the fused loss of `base`, which torch cannot compile; empty if it has none."""
+    if all(choice.slot != "loss" for choice in base.candidate.choices):
+        return []
+    plain = [
         each
         for each in plan.compared
-        if not each.fits
-        and each.prediction is not None
-        and not (each.lacks_host or each.candidate.code or each.candidate.group == "another method")
-        and (1 - _MOST_SAVED) * each.needs_bytes <= each.limit_bytes
-        and (each.seconds or math.inf) < (best_s or math.inf)
+        if _may_fit(each) and all(choice.slot != "loss" for choice in each.candidate.choices)
     ]
-    return min(possible, key=lambda each: (each.seconds or math.inf, each.needs_bytes), default=None)
+    return sorted(plain, key=lambda each: each.seconds or math.inf)[:1]
 
 
-def _without_fused_loss(plan: Plan, base: Judgement) -> Judgement | None:
-    """The fastest setup that fits without the fused loss of `base`, which torch may be unable to compile."""
-    if without(base.candidate.choices, "loss") == base.candidate.choices:
-        return None
-    plain = (each for each in plan.ranked if not each.candidate.code)
-    return next((each for each in plain if without(each.candidate.choices, "loss") == each.candidate.choices), None)
+def _may_fit(judgement: Judgement) -> bool:
+    """Whether a setup may fit if it is compiled."""
+    candidate = judgement.candidate
+    if judgement.prediction is None or judgement.lacks_host or candidate.code or candidate.group == "another method":
+        return False
+    return (1 - _MOST_SAVED) * judgement.needs_bytes <= judgement.limit_bytes
 
 
 def _why_not(base: Judgement, search: Search) -> str:
@@ -160,14 +170,17 @@ def _why_not(base: Judgement, search: Search) -> str:
         return f"the whole run takes {base.run_seconds[1]:.3g} s, and compiling about {compiling_s(training):.0f} s"
     needs_s, left_s = _trace_s(base), search.time_limit.left_s
     if search.stopped or not search.time_limit.has_time(needs_s):
-        more = "SECONDS" if search.stopped else f"{math.ceil(search.time_limit.default_or_limit_s - left_s + needs_s)}"
-        return (
-            f"its trace takes about {needs_s:.0f} s, and the search has {left_s:.0f} s left; --limit {more} tries it"
-        )
+        enough = "SECONDS"
+        if not search.stopped:
+            enough = str(math.ceil(search.time_limit.default_or_limit_s - left_s + needs_s))
+        return f"tracing it takes about {needs_s:.0f} s, and {left_s:.0f} s are left; --limit {enough} allows it"
     return ""
 
 
 def _trace_s(base: Judgement) -> float:
     """Seconds to trace a setup when it is compiled."""
-    weights = base.facts.weights
-    return _TRACE_S + _TRACE_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
+    training = base.training
+    assert training is not None
+    weights = training.facts.weights
+    of_one_length = _TRACE_S + _TRACE_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
+    return of_one_length * len({step.kind for step in training.steps})

@@ -85,8 +85,8 @@ class Judgement:
 
     @property
     def mean_seconds(self) -> float | None:
-        """`seconds` with the share of compiling, by which setups are ranked: a short run does not earn it back. Without
-        that share if the length of the run is unknown."""
+        """`seconds` with a step's share of compiling, if the length of the run is known. Setups are ranked by it: in a
+        short run compiling takes longer than it saves."""
         if self.seconds is None or not self.compiling_s or self.run_seconds is None:
             return self.seconds
         return self.seconds + self.compiling_s / (self.facts.length.steps or 1)
