@@ -53,11 +53,9 @@ def compile_choice(
     arguments = own.arguments
     if arguments.torch_compile:
         settings: dict[str, Any] = dict.fromkeys(compiled.settings, False)
-        # Trainer sets the backend "inductor" itself. Another value turns torch.compile on again, and so does a mode.
-        if arguments.torch_compile_backend not in (None, "inductor"):
-            settings["arguments.torch_compile_backend"] = None
-        if arguments.torch_compile_mode is not None:
-            settings["arguments.torch_compile_mode"] = None
+        for name in ("torch_compile_backend", "torch_compile_mode"):  # each turns torch.compile on
+            if getattr(arguments, name) is not None:
+                settings[f"arguments.{name}"] = None
         result = "each operation rounds its result"
         return replace(compiled, name=f"no {compiled.name}", settings=settings, result=result)
 
