@@ -181,4 +181,5 @@ def _trace_s(base: Judgement) -> float:
     assert training is not None
     weights = training.facts.weights
     of_one_length = _TRACE_S + _TRACE_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
-    return of_one_length * len({step.kind for step in training.steps})
+    lengths = {step.kind for step in training.steps}
+    return of_one_length * max(1, len(lengths))
