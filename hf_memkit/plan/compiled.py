@@ -97,7 +97,7 @@ def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, floa
     compiles = any(change.settings.values())
     bases = [plan.proposed, _faster_without_room(plan)] if compiles else [plan.proposed or plan.smallest()]
     waiting = [base for base in bases if base is not None]
-    judged: list[Judgement] = []
+    added: list[Judgement] = []
     why = ""
     try:
         for _ in range(_MOST_SETUPS):
@@ -116,15 +116,15 @@ def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, floa
             if not judgement.fits:
                 judgement = search.with_segments(judgement)
             if judgement.prediction is not None and not judgement.is_other:
-                judged.append(judgement)
+                added.append(judgement)
             else:
                 why = judgement.why
                 waiting = _without_fused_loss(plan, base)
     except KeyboardInterrupt:
         plan = replace(plan, stopped=True, stopped_by_hand=True)
 
-    left_out = {**plan.left_out, change.name: why} if why and not judged else plan.left_out
-    return replace(plan, traced=(*plan.traced, *judged), left_out=left_out)
+    left_out = {**plan.left_out, change.name: why} if why and not added else plan.left_out
+    return replace(plan, traced=(*plan.traced, *added), left_out=left_out)
 
 
 def _faster_without_room(plan: Plan) -> Judgement | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.units import GIB
 from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.choices import choices_for
@@ -68,30 +69,28 @@ def test_a_script_that_compiles_is_tried_without() -> None:
 COMPILED = Choice("compile", "torch.compile", {"arguments.torch_compile": True}, "nearly the same", "rounds otherwise")
 
 
-def effect_of(judged: Judgement, *, memory: float = 0.75, time: float = 0.8, compiling_s: float = 8.0) -> Judgement:
-    """`judged` with these shares of its memory and step time, compiled."""
-    assert judged.seconds is not None and judged.run_seconds is not None
-    gib = judged.needs_bytes / 2**30
-    made = setup(
-        judged.candidate.micro_batch_size, judged.candidate.accumulation, memory * gib, time * judged.seconds,
-        *judged.candidate.choices, COMPILED,
-        training=judged.training, compiling_s=compiling_s,
+def effect_of(base: Judgement, *, memory: float = 0.75, time: float = 0.8, compiling_s: float = 8.0) -> Judgement:
+    """`base` compiled, with these shares of its memory and step time."""
+    assert base.seconds is not None
+    candidate, gib = base.candidate, base.needs_bytes / GIB
+    return setup(
+        candidate.micro_batch_size, candidate.accumulation, memory * gib, time * base.seconds, *candidate.choices,
+        COMPILED, training=base.training, compiling_s=compiling_s,
     )  # fmt: skip
-    return made
 
 
 def finished(made: Plan, *, judge: Callable[[Judgement], Judgement] = effect_of, limit_s: float | None = None) -> Plan:
     """The plan with compiled setups; `judge` makes one from the same setup without torch.compile."""
     by_candidate = {each.candidate: each for each in made.traced}
 
-    def judged(candidate: Candidate) -> Judgement:
+    def judge_candidate(candidate: Candidate) -> Judgement:
         assert candidate.choices[-1] == COMPILED
         return judge(by_candidate[replace(candidate, choices=candidate.choices[:-1])])
 
     limit = TimeLimit(limit_s)
     limit.begin()
     choices = {"compile": [None, COMPILED]}
-    search = Search(judged, made.own.candidate, choices, ("same result", ""), time_limit=limit)
+    search = Search(judge_candidate, made.own.candidate, choices, ("same result", ""), time_limit=limit)
     return with_compiled(made, search, lambda candidate, seconds: None)
 
 
