@@ -222,7 +222,7 @@ def _traced(names: Sequence[str]) -> tuple[dict[str, tuple[Work, int]], tuple[Wo
         def traced(setup: Setup, length: int) -> tuple[Work, int]:
             unsaved = setup.put("arguments.save_strategy", "no", "steps alone are timed")
             request = ScriptRequest(SETUP_SCRIPT, str(ROOT), dict(os.environ), device="cpu", for_plan=True)
-            trace = trace_setup(worker, SetupJob(unsaved, length), request)
+            trace = trace_setup(worker, SetupJob(unsaved, length), request).of_steps()["worst"]
             assert trace.work is not None
             return without_queue(trace.work), trace.peak().size_bytes
 

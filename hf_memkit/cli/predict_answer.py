@@ -30,6 +30,7 @@ from hf_memkit.common.answer.terminal import show, show_blocks
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.measuring.report.answer import GLOSSARY
 from hf_memkit.prediction.prediction import size_text
+from hf_memkit.prediction.time.compile_time import compile_seconds
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_next import NextSetup, NextVariant
@@ -199,7 +200,7 @@ def accumulated(setup: Setup) -> str:
 
 
 def sizes(prediction: Prediction) -> dict[str, str]:
-    """Rows: reserved memory, the smallest cap, the limit of the GPU, RAM and disk."""
+    """Rows: reserved memory, the smallest cap, the limit of the GPU, RAM and disk, and the time to compile."""
     level = prediction.confidence.level
     low, high = prediction.peak_reserved_bytes
     outside = prediction.outside_allocator_bytes
@@ -213,6 +214,10 @@ def sizes(prediction: Prediction) -> dict[str, str]:
         rows["limit"] = f"fits up to {size_text(prediction.limit_bytes)}: {share}"
     ram = f"RAM {size_text(prediction.host_rss_bytes)}, page-locked RAM {size_text(prediction.pinned_bytes)}"
     rows["host"] = f"{ram}, disk {size_text(prediction.disk_bytes)}"
+    if prediction.compilation is not None:
+        low, middle, high = map(round, compile_seconds(prediction.compilation))
+        graphs = prediction.compilation.graphs
+        rows["compiling"] = f"about {middle} s in the first steps ({low} to {high}, predicted): {graphs} graphs"
     return rows
 
 

@@ -10,19 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import nn
-from torch._dynamo.utils import counters
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-_LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_frame.py, gb_type
-
-
-_SETTLED_AFTER = 50
-"""Steps after which no new graph is expected. Assumed."""
-
-_MOST_LATE = 8
-"""Graphs that may be compiled later without a warning. Assumed."""
+from hf_memkit.components.recompilation_guard_counts import MOST_LATE, SETTLED_AFTER, CompileCounts, compile_counts
 
 
 def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
@@ -43,15 +36,13 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self) -> None:
         self.graphs = 0
-        self._before = 0
-        self._given_up_before = 0
+        self._before = CompileCounts()
         self._at_settling: int | None = None
         self._steps = 0
         self._warned = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._before = counters["stats"]["unique_graphs"]
-        self._given_up_before = _given_up()
+        self._before = compile_counts()
         self._steps = 0
         self._at_settling = None
 
@@ -59,14 +50,15 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
         if not args.torch_compile:
             return
         self._steps += 1
-        self.graphs = counters["stats"]["unique_graphs"] - self._before
-        if self._steps == 1 and self._before + self.graphs == 0:
+        counts = compile_counts()
+        self.graphs = counts.graphs - self._before.graphs
+        if self._steps == 1 and counts.graphs == 0:
             raise RuntimeError(
                 "torch_compile=True, but the first step compiled nothing. Unset TORCHDYNAMO_DISABLE and "
                 "TORCH_COMPILE_DISABLE, set torch_compile_backend to another value than 'no', and remove any wrapper "
                 "that calls the uncompiled model"
             )
-        if _given_up() > self._given_up_before:
+        if counts.given_up > self._before.given_up:
             limit = torch._dynamo.config.recompile_limit
             raise RuntimeError(
                 f"torch.compile gave up: it compiled one function {limit} times "
@@ -74,21 +66,13 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
                 f"{self._steps} steps. Pad to a larger multiple for fewer shapes (technique pad-to-multiple, "
                 "pad_multiple=128). TORCH_LOGS=recompiles prints the reasons"
             )
-        if self._at_settling is None and self._steps >= _SETTLED_AFTER:
+        if self._at_settling is None and self._steps >= SETTLED_AFTER:
             self._at_settling = self.graphs
         late = self.graphs - self._at_settling if self._at_settling is not None else 0
-        if late > _MOST_LATE and not self._warned:
+        if late > MOST_LATE and not self._warned:
             self._warned = True
             logging.get_logger("transformers.memkit").warning(
-                f"torch.compile compiled {late} more graphs after step {_SETTLED_AFTER}. Each takes as long as a "
+                f"torch.compile compiled {late} more graphs after step {SETTLED_AFTER}. Each takes as long as a "
                 "first step, and memory. Pad to a larger multiple for fewer shapes (pad_multiple=128). "
                 "TORCH_LOGS=recompiles prints the reasons"
             )
-
-
-def _given_up() -> int:
-    """How often torch has given up compiling a function in this process."""
-    return sum(
-        count for table in ("unimplemented", "graph_break") for reason, count in counters[table].items()
-        if reason.startswith(_LIMIT)
-    )  # fmt: skip

@@ -106,6 +106,35 @@ class InputSizes(TypedDict, total=False):
     """Tokens of the longest sequence. Absent: for input other than text."""
 
 
+class Compilation(TypedDict, total=False):
+    """What torch.compile did since the training began. Source: the counters of `torch._dynamo`."""
+
+    graphs: int
+    """Compiled graphs."""
+    graph_breaks: int
+    """Places at which torch ended a graph; again for each compilation."""
+    graph_break_reasons: list[str]
+    """The first few, with file and line. Absent: none."""
+    recompilations: int
+    """Compilations of a function after its first, because its inputs changed."""
+    recompile_reasons: list[str]
+    """The first few, with the function's file and line. Absent: none."""
+    given_up: int
+    """Functions that reached torch's limit of recompilations, and run uncompiled since."""
+    compile_time_ms: float
+    """Time spent compiling."""
+
+
+class Compiled(TypedDict, total=False):
+    """What a record has if torch compiled. Absent: in `step`, `evaluate` and `save`, if torch neither compiled a graph
+    nor gave up since the last record; in `oom` and `end`, if it did not at all."""
+
+    compilation: Compilation
+    """Figures since the training began."""
+    compiled_graphs: int
+    """Graphs compiled since the last record. Absent: in `oom` and `end`."""
+
+
 class _Record(TypedDict, total=False):
     """What every record has."""
 
@@ -256,11 +285,11 @@ class ModulesRecord(_Record, total=False):
     """One row a module, in the model's order."""
 
 
-class StepRecord(_Record, InputSizes, Measured, total=False):
+class StepRecord(_Record, InputSizes, Measured, Compiled, total=False):
     """One optimizer step, or several: the first 5 000 have a record each, later records cover 2, 4, 8 … steps, so that
-    the file grows with the logarithm of the run's length. In those, peaks and `longest_sequence` are maxima; times,
-    sizes and `recomputed_layers` are means; counters are the last. Counters are read at the end of the step, after
-    gradients are freed."""
+    the file grows with the logarithm of the run's length; a step in which torch compiled has its own. In those, peaks
+    and `longest_sequence` are maxima; times, sizes and `recomputed_layers` are means; counters are the last. Counters
+    are read at the end of the step, after gradients are freed."""
 
     step: int
     """The last step covered."""
@@ -280,7 +309,7 @@ class StepRecord(_Record, InputSizes, Measured, total=False):
     """Held after the optimizer step, gradients included, by place; needs no allocator. Absent: as `categories`."""
 
 
-class EvaluateRecord(_Record, Measured, total=False):
+class EvaluateRecord(_Record, Measured, Compiled, total=False):
     """A finished evaluation."""
 
     step: int
@@ -289,7 +318,7 @@ class EvaluateRecord(_Record, Measured, total=False):
     """Trainer's metrics."""
 
 
-class SaveRecord(_Record, Measured, total=False):
+class SaveRecord(_Record, Measured, Compiled, total=False):
     """A finished save."""
 
     step: int
@@ -317,7 +346,7 @@ class ProposedChange(TypedDict, total=False):
     """Current value. Absent: null, where unknown."""
 
 
-class OomRecord(_Record, InputSizes, Measured, total=False):
+class OomRecord(_Record, InputSizes, Measured, Compiled, total=False):
     """An out-of-memory error. Sizes of inputs are those of the current forward pass."""
 
     step: int
@@ -364,7 +393,7 @@ class LostRecord(_Record, total=False):
 Status = Literal["finished", "interrupted", "failed"]
 
 
-class EndRecord(_Record, total=False):
+class EndRecord(_Record, Compiled, total=False):
     """The end of a training. Without one it is running or was killed; `host` of its `run` record tells which."""
 
     status: Status

@@ -26,6 +26,7 @@ from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodell
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
+from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
@@ -47,9 +48,9 @@ _SERVER_GPUS: Final = ("A100", "H100", "H200", "B200", "GH200", "P100", "V100")
 _SAVE_S: Final = 1.0
 """Seconds of a save, on top of the time to write its bytes; assumed."""
 
-_COMPILING_S_PER_WEIGHT: Final = 0.2
-"""Seconds that torch.compile takes for a parameter of the model: a minute for one of 8B. Assumed: its Python code
-alone takes 0.13 s on one core of an AMD EPYC, and Triton compiles the kernels in parallel processes."""
+_COMPILING_S_PER_WEIGHT: Final = 0.4
+"""Seconds that torch.compile takes for a parameter of the model, if no trace has counted what it compiles:
+Qwen3-8B with 399 of them takes 150 s (prediction/time/compile_time.py)."""
 
 _NOTHING_GIVEN: Final = GivenHost()
 _CPU_HINT: Final = "; another machine's: --host cores=32,ram-bandwidth=200GB/s"
@@ -162,7 +163,9 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
 
 
 def compiling_s(training: TracedTraining) -> float:
-    """Seconds that torch.compile takes in the first steps of a run, whether or not this training is compiled."""
+    """Seconds that torch.compile takes in the first steps of a run; an estimate if this training is not compiled."""
+    if training.compilation is not None:
+        return compile_seconds(training.compilation).middle
     weights = training.facts.weights
     return _COMPILING_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
 

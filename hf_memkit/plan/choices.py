@@ -242,6 +242,8 @@ def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     gpu, model_type = script.machine.gpu, script.own.facts.model.model_type
     if script.own.arguments.use_liger_kernel:
         return ""
+    if script.own.arguments.torch_compile:
+        return "memkit does not plan Liger's kernels together with torch.compile"
     if model_type not in LIGER_OPTIONS:
         return f"Liger has no kernels for model type {model_type}"
     if why := too_old_for_triton(gpu):

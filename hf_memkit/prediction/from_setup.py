@@ -90,14 +90,16 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
     failures: list[TraceFailed] = []
     for device in devices:
         try:
-            trace = trace_setup(worker, setup_job, replace(request, device=device))
+            training = trace_setup(worker, setup_job, replace(request, device=device))
         except TraceFailed as failure:
             _refuse_failed(setup, failure)
             failures.append(failure)
             notes.append(f"not traced on {_ON[device]}: {failure}")
             continue
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
-        return from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
+        trace = training.of_steps()["worst"]
+        prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
+        return replace(prediction, compilation=training.compilation)
     if len(failures) > 1 and _is_users_error(failures[-1]):  # the real Trainer fails on both devices
         raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
     raise InputError("; ".join(notes))

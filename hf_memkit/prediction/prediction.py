@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from html import escape
 from typing import Any, Final, Self
@@ -17,6 +17,8 @@ from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.confidence import Confidence
+from hf_memkit.prediction.time.compile_time import compile_seconds
+from hf_memkit.prediction.traced_training import Compilation
 
 PhasePeak = tuple[int, int | None]  # peak allocated and peak reserved bytes of a phase; None: not modelled
 
@@ -75,6 +77,7 @@ class Prediction:
     notes: tuple[str, ...] = field(default=())  # bounds and assumptions, a sentence each
     warnings: tuple[str, ...] = field(default=())
     memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
+    compilation: Compilation | None = None  # None: nothing is compiled by inductor
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -235,6 +238,10 @@ class Prediction:
         )
 
     def to_json(self) -> dict[str, Any]:
+        compiles: dict[str, Any] = {}
+        if self.compilation is not None:
+            seconds = list(compile_seconds(self.compilation))
+            compiles["compilation"] = {**asdict(self.compilation), "seconds": seconds}
         return {
             "peak_allocated_gib": self.peak_allocated_bytes / GIB,
             "peak_reserved_gib": [size / GIB for size in self.peak_reserved_bytes],
@@ -259,6 +266,7 @@ class Prediction:
             "confidence": self.confidence.to_json(),
             "notes": list(self.notes),
             "source": self.source,
+            **compiles,
         }
 
     @classmethod
@@ -268,6 +276,7 @@ class Prediction:
         names = ("peak_allocated", "outside_allocator", "capacity", "smallest_cap", "host_rss", "pinned", "disk")
         sizes: dict[str, Any] = {f"{name}_bytes": _bytes(content[f"{name}_gib"]) for name in names}
         same = ("peak_phase", "peak_operation", "peak_module", "source", "verdict", "why")
+        compiles = content.get("compilation")
         return cls(
             **sizes,
             **{name: content[name] for name in same},
@@ -281,6 +290,7 @@ class Prediction:
             notes=tuple(content["notes"]),
             warnings=tuple(content.get("warnings", ())),
             memory_fraction=content.get("memory_fraction", 1.0),
+            compilation=Compilation(compiles["graphs"], compiles["calls"]) if compiles else None,
         )
 
 

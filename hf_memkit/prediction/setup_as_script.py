@@ -14,7 +14,7 @@ from hf_memkit.common.errors import TraceFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.trace.request import SETUP, ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import Outcome
+from hf_memkit.prediction.traced_training import Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
 
@@ -61,17 +61,22 @@ def as_script(job: SetupJob) -> Iterator[UserScript]:
         yield replace(SETUP_SCRIPT, arguments=(str(path),))
 
 
-def trace_setup(worker: Worker, job: SetupJob, request: ScriptRequest) -> Trace:
+def trace_setup(worker: Worker, job: SetupJob, request: ScriptRequest) -> TracedTraining:
     """Traces the job in a process of `worker`. `request`: for `SETUP_SCRIPT`, with the GPU. Raises TraceFailed if the
     training raised, or its process died."""
     with as_script(job) as script:
-        return trace_of(worker.run(replace(request, script=script)))
+        return _training_of(worker.run(replace(request, script=script)))
 
 
 def trace_of(outcome: Outcome) -> Trace:
     """The trace of the typical steps, the worst step, and what follows them. Raises TraceFailed if there is none."""
+    return _training_of(outcome).of_steps()["worst"]
+
+
+def _training_of(outcome: Outcome) -> TracedTraining:
+    """The traced training. Raises TraceFailed if there is none."""
     if outcome.training is not None:
-        return outcome.training.of_steps()["worst"]
+        return outcome.training
     if (error := outcome.failed) is not None:
         message = f"{error.type}: {error.message}".removesuffix(": ") if error.by_script else error.message
         raise TraceFailed(message, kind=error.type, refused=not error.by_script, details=error.text)

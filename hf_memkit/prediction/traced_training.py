@@ -105,6 +105,14 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Compilation:
+    """What torch.compile's backend inductor compiled."""
+
+    graphs: int = 0  # forward and backward count separately, and so does each recompilation
+    calls: int = 0  # of kernels and operations in the generated code of all graphs
+
+
+@dataclass(frozen=True, slots=True)
 class Vllm:
     """A vLLM that generates for the training."""
 
@@ -260,6 +268,7 @@ class TracedTraining:
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
     vllm: Vllm | None = None
+    compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake
     fp16_overflow: str = ""  # what overflows in this training if it computes in fp16; empty: nothing is known
     notes: tuple[str, ...] = ()  # assumptions and omissions

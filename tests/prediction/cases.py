@@ -10,6 +10,7 @@ from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.prediction.setup_as_script import SETUP_SCRIPT, SetupJob, trace_setup
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.prediction.traced_training import TracedTraining
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.setup import Setup
 
@@ -44,7 +45,13 @@ def training(config: dict[str, Any] | None = None, **arguments: Any) -> SetupJob
 
 def traced(worker: Worker, asked: SetupJob, **fields: Any) -> Trace:
     """Its trace; `fields` are those of a `ScriptRequest`, such as the device."""
-    return trace_setup(worker, asked, ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields))
+    return traced_training(worker, asked, **fields).of_steps()["worst"]
+
+
+def traced_training(worker: Worker, asked: SetupJob, **fields: Any) -> TracedTraining:
+    """The same with what else the child tells of it."""
+    request = ScriptRequest(SETUP_SCRIPT, str(Path.cwd()), dict(os.environ), **fields)
+    return trace_setup(worker, asked, request)
 
 
 def without_saving(setup: Setup) -> Setup:

@@ -205,8 +205,8 @@ def test_autograd_calls_are_told_from_pythons() -> None:
         made = torch.utils.checkpoint.checkpoint(lambda each: each @ weight, ones(2, 4, grad=True), use_reentrant=True)
         made.sum().backward()
 
-    found = [each.from_autograd for each in rows(checkpointed) if each.kind == "matmul"]
-    assert found == [False, False, True, True]  # forward, recomputed, two gradients
+    found = [each.called_by for each in rows(checkpointed) if each.kind == "matmul"]
+    assert found == ["python", "python", "autograd", "autograd"]  # forward, recomputed, two gradients
 
 
 def test_held_bytes_leave_out_what_is_only_expanded() -> None:

@@ -43,7 +43,7 @@ def work_of(*micro_batches: list[Operation], clip: bool = False) -> Work:
     for number, forward in enumerate(micro_batches):
         add([], "data")
         add(forward, "forward")
-        backward = [replace(each, from_autograd=True) for each in forward]
+        backward = [replace(each, called_by="autograd") for each in forward]
         add([*backward, *([CLIP] if clip and number == len(micro_batches) - 1 else [])], "backward")
     add([STEP], "optimizer")
     add([], "data")
@@ -99,6 +99,23 @@ def test_many_small_operations_are_bound_by_the_host_and_widen_the_range() -> No
     assert small.seconds[2] / small.seconds[0] > 1.5 * large.seconds[2] / large.seconds[0]
     assert small.seconds[1] > 2000 * 10e-6  # 10 µs of Python for each, at the least
     assert any("waits for Python" in each for each in small.rests_on)
+
+
+def test_compiled_code_queues_its_kernels_faster_than_python() -> None:
+    """Defect: a wrapper that calls kernels directly, priced as modules and autograd."""
+    eager = priced(work_of([SMALL] * 2000))
+    generated = priced(work_of([replace(SMALL, called_by="compiled")] * 2000))
+    assert generated.seconds[1] < eager.seconds[1]
+    assert any("torch.compile" in each for each in generated.rests_on)
+    assert not any("torch.compile" in each for each in eager.rests_on)
+
+
+def test_compiled_products_are_padded() -> None:
+    """Defect: logits of 50257 words that take as long as in eager code: inductor pads their rows."""
+    seconds = OperationSeconds(RATES["H200"], 9.0)
+    odd = replace(PRODUCT, alignment=1)
+    assert seconds.of(odd) > 3 * seconds.of(PRODUCT)
+    assert seconds.of(replace(odd, called_by="compiled")) == pytest.approx(seconds.of(PRODUCT))
 
 
 def test_the_host_runs_ahead_unless_a_value_is_read() -> None:

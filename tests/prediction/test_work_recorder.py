@@ -179,11 +179,14 @@ RECORDED: Final = {
     "library_rules.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "vllm.py: module.LLM",
+    "compiler.py: setattr(_private(parent), name)",
     "vllm.py: module.VLLMClient", "library_rules.py: functional.lib",
 }  # fmt: skip
 """Replaced, and recorded by `launched` or `repetitions`."""
 
 SEES_DISPATCHER: Final = {
+    "compiler.py: guards._empty_strided_cpu", "compiler.py: guards._empty_strided_cuda",
+    "compiler.py: guards._reinterpret_tensor", "compiler.py: kind.__call__",
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
     "fake_gpu.py: FakeTensorMode.__torch_dispatch__", "fake_gpu.py: nn.Module._apply",
     "fake_gpu.py: torch.Tensor._make_subclass",
@@ -210,6 +213,7 @@ NO_KERNEL: Final = {
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
 QUERIES: Final = {
+    "compiler.py: mode.__torch_dispatch__", "fake_gpu.py: trace_rules.load_object",
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
@@ -218,8 +222,8 @@ QUERIES: Final = {
     "flash_attn_package.py: replace_everywhere(original, answer)",
     "library_rules.py: training_args.is_torch_tf32_available",
     "other_ranks.py: accelerate.data_loader.synchronize_rng_states",
-    "fake_gpu.py: module.get_torch_obj_rule_map", "library_rules.py: refs._reshape_view_helper",
-    "library_rules.py: tokenizer_utils.fix_untrained_tokens", "fake_gpu.py: trace_rules.get_torch_obj_rule_map",
+    "library_rules.py: refs._reshape_view_helper",
+    "library_rules.py: tokenizer_utils.fix_untrained_tokens",
     "other_ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: kernels._use_triton",
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_base.py: Trainer.__init__",
@@ -278,7 +282,7 @@ def test_what_is_replaced_has_a_row_or_a_reason() -> None:
     assert not known - found  # no stale entries
 
 
-@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py"])
+@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py", "compiler.py"])
 def test_what_tells_does_tell(name: str) -> None:
     """Defect: a row that the list above promises, but that is never recorded."""
     assert "launched(" in next(CHILD.rglob(name)).read_text(encoding="utf-8")

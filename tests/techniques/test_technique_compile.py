@@ -136,8 +136,8 @@ def test_dynamic_lengths_are_compiled_twice_and_no_more(train: Train) -> None:
 
 def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_USE_DYNAMIC", "false")
-    monkeypatch.setattr(recompilation_guard, "_SETTLED_AFTER", 2)
-    monkeypatch.setattr(recompilation_guard, "_MOST_LATE", 1)
+    monkeypatch.setattr(recompilation_guard, "SETTLED_AFTER", 2)
+    monkeypatch.setattr(recompilation_guard, "MOST_LATE", 1)
     output: list[str] = []
 
     class Keep(logging.Handler):

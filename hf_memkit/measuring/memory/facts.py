@@ -29,8 +29,8 @@ _ARGUMENTS = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
     "max_steps", "num_train_epochs", "optim", "optim_args", "max_grad_norm", "learning_rate", "bf16", "fp16",
     "bf16_full_eval", "fp16_full_eval", "eval_accumulation_steps", "prediction_loss_only", "torch_empty_cache_steps",
-    "torch_compile", "use_liger_kernel", "train_sampling_strategy", "dataloader_num_workers", "dataloader_pin_memory",
-    "dataloader_prefetch_factor", "fsdp", "seed",
+    "torch_compile", "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "train_sampling_strategy",
+    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "fsdp", "seed",
     # TRL's, which decide how long a sequence gets.
     "max_length", "packing", "padding_free", "activation_offloading",
 )  # fmt: skip

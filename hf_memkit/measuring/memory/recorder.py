@@ -13,6 +13,7 @@ from torch import nn
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.measuring.memory import facts
+from hf_memkit.measuring.memory.compilation import CompileWatch
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier, describe
 from hf_memkit.measuring.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.measuring.memory.inputs import InputCounter
@@ -26,7 +27,7 @@ from hf_memkit.measuring.memory.readers.host import SwapReader
 from hf_memkit.measuring.memory.recompute import RecomputeCounter
 from hf_memkit.measuring.memory.records import RecordWriter
 from hf_memkit.measuring.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, update_maxima
-from hf_memkit.measuring.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
+from hf_memkit.measuring.record_types import Compiled, EndRecord, Measured, OomRecord, Status, StepRecord
 
 _HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "peak_reserved_gib",
             "host_rss_gib": "peak_host_rss_gib"}  # fmt: skip
@@ -57,6 +58,7 @@ class RunRecorder:
         self._window = PeakWindow(self.readers, reset=phases)
         self._sampler: PeakSampler | None = None
         self._inputs = InputCounter()
+        self._compile = barrier.call("compilation", CompileWatch)
         self._records = StepWindow()
         self._capacity: dict[str, float] = {}
         self._highest: dict[str, float] = {}
@@ -122,6 +124,7 @@ class RunRecorder:
         }
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.take()
+        fields = {**fields, **self._compiled(since_last=True)}
         if self._sampler is not None:
             peak_gib = fields.get("peak_allocated_gib")
             fields.update(self._barrier.call("categories", self._sampler.fields, peak_gib) or {})
@@ -165,7 +168,7 @@ class RunRecorder:
         if phase in ("forward", "backward", "optimizer"):
             fields.update(self._inputs.last())
         counters: Measured = self._barrier.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
-        fields = {**fields, **counters}
+        fields = {**fields, **counters, **self._compiled()}
         optimizer = self._optimizer() if self._optimizer is not None else None
         if self._sampler is not None:
             fields.update(self._barrier.call("oom categories", self._sampler.at, optimizer, mark) or {})
@@ -191,7 +194,7 @@ class RunRecorder:
             fields["optimizer_classes"] = classes
         if (states := self._barrier.call("optimizer states", state_summary, optimizer)) is not None:
             fields["optimizer_states"] = states
-        fields = {**fields, **cast(EndRecord, self._highest)}
+        fields = {**fields, **cast(EndRecord, self._highest), **self._compiled()}
         fields["reader_errors"] = self.readers.errors
         fields["callback_errors"] = self._barrier.count
         fields["callback_error_messages"] = list(self._barrier.messages)
@@ -246,10 +249,17 @@ class RunRecorder:
         update_maxima(self._highest, {highest: numbers[name] for name, highest in _HIGHEST.items() if name in numbers})
         return cast(Measured, numbers)
 
+    def _compiled(self, *, since_last: bool = False) -> Compiled:
+        """What torch.compile did; `since_last`: empty if it did nothing since the last record."""
+        if self._compile is None:
+            return {}
+        read = self._compile.news if since_last else self._compile.totals
+        return self._barrier.call("compilation", read) or {}
+
     def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:
         """Record an evaluation or a save that has ended."""
         self._flush()
-        self._write(kind, {**fields, **self._memory((kind,))})
+        self._write(kind, {**fields, **self._memory((kind,)), **self._compiled(since_last=True)})
         self._window.clear()
         self._restart_clock()
 

@@ -88,7 +88,8 @@ def window_size(index: int) -> int:
 
 
 class StepWindow:
-    """Steps of one record; a watched step has its own, because its categories add up to its peak."""
+    """Steps of one record. A watched step has its own, because its categories add up to its peak; so has a step that
+    compiled, because its time is no typical one."""
 
     def __init__(self) -> None:
         self._pending: StepRecord | None = None
@@ -99,7 +100,7 @@ class StepWindow:
         fields["steps"] = 1
         if size == 1:
             return [fields]
-        if "held" in fields or "categories" in fields:
+        if {"held", "categories", "compilation"} & fields.keys():
             return [*self.flush(), fields]
         self._pending = fields if self._pending is None else merge_steps(self._pending, fields)
         return self.flush() if self._pending["steps"] >= size else []

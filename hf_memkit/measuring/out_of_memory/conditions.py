@@ -281,6 +281,15 @@ def _estimate_checkpointing(failed: FailedJob, change: Change) -> Change | None:
     return by_share(failed, change, CATALOGUE["activation-checkpointing"].frees)
 
 
+def _estimate_zeros(failed: FailedJob, change: Change) -> Change | None:
+    """A loss without logits, in a compiled model: the zeros for their gradient."""
+    zeros = failed.zeros_for_logits
+    if zeros is None:
+        return None
+    basis = "the zeros that compiled code makes for the gradient of the logits: tokens × vocabulary"
+    return _up_to(replace(change, saves_gib=round(zeros / GIB, 2), basis=basis), zeros / GIB)
+
+
 def _estimate_autocast(failed: FailedJob, change: Change) -> Change | None:
     """Autocast halves activations and adds a 16-bit copy of the weights."""
     job = failed.job
@@ -424,6 +433,12 @@ ESTIMATES: Final[Mapping[str, Adapt]] = {
     "global-batch": _estimate_batch,
     "shorter-sequences": _estimate_length,
     "activation-checkpointing": _estimate_checkpointing,
+    "liger": lambda failed, change: (
+        by_share(failed, change, CATALOGUE["liger"].frees) or _estimate_zeros(failed, change)
+    ),
+    "chunked-loss": lambda failed, change: (
+        _estimate_zeros(failed, _chunked_loss(failed, change)) if not _may_have_liger(failed) else None
+    ),
     "sdpa-attention": lambda failed, change: (
         by_share(failed, change, CATALOGUE["sdpa-attention"].frees)
         if failed.job.run.get("attention") == "eager"

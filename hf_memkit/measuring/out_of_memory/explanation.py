@@ -16,6 +16,7 @@ from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
+from hf_memkit.measuring.out_of_memory.compiled import compiling_needs
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
 from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB, Cause
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
@@ -211,7 +212,10 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         command = Command(script)
     if arguments is None and command is not None:
         arguments = command.values() or None
-    failed = FailedJob(chosen.message, chosen.trace, job_of(arguments or {}), seen.platform)
+    job = job_of(arguments or {})
+    if seen.compiling_given_up:
+        job = replace(job, moment={"compilation": {"given_up": 1}})
+    failed = FailedJob(chosen.message, chosen.trace, job, seen.platform)
     tensor = failed.requested_tensor
     if tensor is not None and failed.trace.place is None:
         failed = replace(failed, trace=replace(failed.trace, place=tensor.place))
@@ -232,6 +236,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         verdict = replace(verdict, why=f"{requested_sentence(message, tensor)} {verdict.why}")
     elif failed.large_without_frame:
         verdict = replace(verdict, why=f"{verdict.why} {_LARGE_REQUEST}")
+    verdict = _add_compiling(verdict, failed)
     return Explanation(
         replace(chosen, trace=trace),
         verdict,
@@ -240,6 +245,12 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         fitted=arguments is not None,
         next_steps=_next(command, failed, verdict.cause),
     )
+
+
+def _add_compiling(verdict: Verdict, failed: FailedJob) -> Verdict:
+    """The verdict with what torch.compile needs in addition."""
+    needs = compiling_needs(failed)
+    return replace(verdict, why=f"{sentence(verdict.why)} {needs}") if needs else verdict
 
 
 _LARGE_REQUEST: Final = (
@@ -281,7 +292,7 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
         own=run.get("host", {}).get("pid"),
         torch=job.version("torch"),
     )
-    verdict = for_job(verdict, job)
+    verdict = _add_compiling(for_job(verdict, job), FailedJob(message, TracebackFacts(phase=phase), job, ranked=True))
     changes = changes_for_run(run, oom, message, verdict.cause, modules, phase)
     return Explanation(LoggedError(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 

@@ -28,6 +28,9 @@ _LARGE: Final = 2 * GIB
 """Nearly all larger requests are logits or attention scores: a linear layer of 8,192 tokens and 28,672 16-bit numbers
 needs 0.44 GiB; logits of 8,192 tokens over a vocabulary of 128,256 need 3.91 GiB in fp32."""
 
+_COMPILING: Final = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+"""Arguments each of which turns torch.compile on."""
+
 _ZERO_3: Final = re.compile(r"z(?:ero)?[-_]?3|stage[-_]?3|infinity")
 """ZeRO-3 in the file name of a DeepSpeed config."""
 
@@ -121,6 +124,7 @@ class FailedJob:
             ("ZeRO-3", 3 in (zero.get("stage"), job.stage) or _ZERO_3.search(file)),
             ("offload", "offload" in file or bool({"cpu", "nvme"} & {*offloads}) or job.states_in_ram),
             ("adapters", job.trains_adapters or any(map(job.argument, adapters))),
+            ("torch.compile", job.moment.get("compilation") or any(map(job.argument, _COMPILING))),
             ("vLLM", job.argument("use_vllm") and job.argument("vllm_mode") != "server"),
             ("16-bit weights", str(job.argument("dtype")).removeprefix("torch.") in ("bfloat16", "float16", "bf16",
                                                                                      "fp16")),
@@ -172,6 +176,23 @@ class FailedJob:
             if heads is not None and _is_size(requested, samples * heads * length**2 * size):
                 return RequestedTensor("attention", f"{samples} × {heads} heads × {length:,}² tokens × {size} bytes")
         return None
+
+    @property
+    def zeros_for_logits(self) -> int | None:
+        """Bytes of the zeros that compiled code makes in backward if the model returns logits that nothing uses; None
+        if it makes none, or their size is unknown.
+
+        AOTAutograd makes zeros for the absent gradient of each output (pytorch#131794); the backend `eager` does not.
+        """
+        no_zeros = self.uses("liger", "chunked loss", "label smoothing")
+        if not self.uses("torch.compile") or no_zeros or self.argument("torch_compile_backend") == "eager":
+            return None
+        if self.trace.phase != "backward":
+            return None
+        tensor = self.requested_tensor
+        if tensor is not None and tensor.place == "logits":
+            return self.message.requested_bytes
+        return self.job.logits_bytes
 
     def _config(self, *names: str) -> int | None:
         """A number of the model's config: from the arguments, or of a known model that they name."""

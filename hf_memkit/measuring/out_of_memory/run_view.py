@@ -20,6 +20,9 @@ _WITHOUT_BF16: Final = re.compile(
 )
 """GPUs of compute capability below 8.0."""
 
+_LANGUAGE_MODEL: Final = re.compile(r"(?:ForCausalLM|LMHeadModel|ForMaskedLM)$")
+"""Classes of models with logits for every input token."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -164,6 +167,18 @@ class RunView:
     @property
     def cause(self) -> str | None:
         return self.moment.get("cause")
+
+    @property
+    def logits_bytes(self) -> int | None:
+        """Size of the logits that a language model returns for a micro-batch; None if unknown."""
+        tokens = self.moment.get("tokens")
+        vocabulary = self.run.get("vocabulary")
+        if not tokens or not vocabulary or _LANGUAGE_MODEL.search(self.run.get("model_class", "")) is None:
+            return None
+        # accelerate converts the outputs of mixed precision to fp32 (accelerate 1.15: convert_outputs_to_fp32).
+        in_fp32 = self.weights_in_fp32 or self.argument("bf16") or self.argument("fp16")
+        micro_batches = self.moment.get("micro_batches", 1)  # a step record counts the tokens of all
+        return int(tokens * vocabulary * (4 if in_fp32 else 2) / micro_batches)
 
     def version(self, package: str) -> tuple[int, ...]:
         """A package's version, such as `(5, 23)`; empty if unknown."""

@@ -132,6 +132,7 @@ class Surroundings:
         platform: the system, if it is not plain Linux.
         allocator: value of the allocator's variable, if set.
         watermark: value of the variable for MPS's limit, if set.
+        compiling_given_up: whether torch.compile reached its limit of recompilations.
     """
 
     command: Command | None = None
@@ -140,6 +141,7 @@ class Surroundings:
     platform: Platform | None = None
     allocator: str | None = None
     watermark: str | None = None
+    compiling_given_up: bool = False
 
     _begun: str = ""
 
@@ -154,6 +156,8 @@ class Surroundings:
             self.allocator = set_to[1]
         if "WATERMARK" in line and (set_to := _WATERMARK.search(line[:_LONGEST])) is not None:
             self.watermark = set_to[1]
+        if "torch._dynamo hit config." in line:  # torch: _dynamo/convert_frame.py
+            self.compiling_given_up = True
         if "Assertion" in line and (failed := _ASSERT.search(line[:_LONGEST])) is not None:
             self.assertion = self.assertion or failed[1]
         if self._begun or line.endswith(("\\\n", "\\\r\n")):

@@ -27,7 +27,7 @@ Place = Literal[
 Feature = Literal[
     "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
     "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
-    "quantized weights", "SDPA", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
+    "quantized weights", "SDPA", "torch.compile", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
     "16-bit weights",
 ]  # fmt: skip
 """Techniques and libraries in use, by frames or arguments."""
@@ -147,6 +147,8 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("unsloth", r"/unsloth(?:_zoo|_compiled_cache)?/"),
     ("preprocess_logits_for_metrics", r"\bpreprocess_logits_for_metrics\("),
     ("SDPA", r"(?i:sdpa)|scaled_dot_product_attention\("),
+    # Not torch/_dynamo alone: torch's checkpointing and optimizers pass through it uncompiled.
+    ("torch.compile", r"torch/_inductor/|/_aot_autograd/|/torchinductor_|torch/_dynamo/\S+, compile_wrapper\b"),
     ("trl", r"/trl/trainer/"),
     # transformers 5.23: models/*/modeling_*.py; allocations there do not depend on the text
     ("vision tower", r"\b(?:visual|vision_tower|vision_model|vision_encoder|visual_encoder|image_encoder)\("

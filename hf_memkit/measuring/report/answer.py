@@ -117,8 +117,14 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     target = target_of(run)
     drawn = charts(run, summary)
 
-    lines = (wording.title(run, summary), wording.ending_and_time(run, summary), wording.reserved(summary))
-    yield Lines([line for line in (*lines, wording.unknowable(run, summary)) if line])
+    lines = (
+        wording.title(run, summary),
+        wording.ending_and_time(run, summary),
+        wording.compiling(summary),
+        wording.reserved(summary),
+        wording.unknowable(run, summary),
+    )
+    yield Lines([line for line in lines if line])
     yield Lines([f"Note: {printable(note, 300)}" for note in run.notes], "note")
     yield Facts(list(_tiles(summary, target)), "tiles", views=View.PAGE)
     yield _what_to_do(run, summary)
@@ -138,7 +144,7 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     where = f"Page: {printable(page)}" if page.is_file() else f"As a page: memkit report {folder} --html {folder}"
     yield Lines([where], "command", views=View.TERMINAL)
     yield _modules(run, views=View.FULL if modules else View.PAGE)
-    yield from _facts(run)
+    yield from _facts(run, summary)
     yield Facts(GLOSSARY, "glossary", heading="Words", name="words", views=View.PAGE)
 
 
@@ -339,8 +345,8 @@ def _count_cells(parameters: int, trained: int, size_bytes: int) -> list[str]:
     return [f"{parameters:,}", "all" if trained == parameters else f"{trained:,}", format_size(size_bytes)]
 
 
-def _facts(run: Run) -> Iterator[AnswerBlock]:
-    """Model, arguments, machine, versions and the recipe's settings."""
+def _facts(run: Run, summary: Summary) -> Iterator[AnswerBlock]:
+    """Model, arguments, machine, versions, figures of torch.compile, and the recipe's settings."""
     record = run.first.run
     facts = dict(record.get("facts", {}))
     facts.pop("target_prediction", None)
@@ -356,6 +362,7 @@ def _facts(run: Run) -> Iterator[AnswerBlock]:
         "Arguments": record.get("arguments", {}),
         "Machine": {**record.get("hardware", {}), "world_size": record.get("world_size")},
         "Versions": record.get("versions", {}),
+        "torch.compile": summary.compilation or {},
         "Recipe" if "recipe" in facts else "Given by the user": facts,
     }
     beside = []

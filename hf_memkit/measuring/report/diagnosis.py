@@ -13,7 +13,9 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
-Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
+from hf_memkit.components.recompilation_guard_counts import MOST_LATE, SETTLED_AFTER
+
+Kind = Literal["leak", "longer batches", "fragmentation", "another process", "recompilations"]
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -59,6 +61,7 @@ def diagnose(steps: Records, run: Mapping[str, Any] | None = None, *, ooms: Reco
         _longer_batches(steps, ooms, usable),
         _fragmentation(steps, usable, str(hardware.get("allocator_settings"))),
         _another_process(steps, usable),
+        _recompilations(steps, run.get("start_step", 0)),
     ]
     return sorted((finding for finding in findings if finding), key=lambda finding: finding.first_step)
 
@@ -286,3 +289,33 @@ def _another_process(steps: Records, usable: float | None) -> Finding | None:
         "move it to another GPU with CUDA_VISIBLE_DEVICES"
     )
     return Finding("another process", first_step, f"{whose} {grew}{not_this_process}", fix, figures)
+
+
+def _recompilations(steps: Records, start: int) -> Finding | None:
+    """torch.compile gave up, or compiled many graphs late. `start`: steps before this start of the job."""
+    compiled = _with(steps, "compilation")
+    given_up = [step for step in compiled if step["compilation"].get("given_up")]
+    late = [step for step in compiled if step["step"] > start + SETTLED_AFTER]
+    late_graphs = sum(step.get("compiled_graphs", 0) for step in late)
+    if not given_up and late_graphs <= MOST_LATE:
+        return None
+
+    last = compiled[-1]["compilation"]
+    if given_up:
+        first_step = given_up[0]["step"]
+        why = "torch.compile gave up: it compiled a function too often, and runs it uncompiled since"
+    else:
+        first_step = late[0]["step"]
+        why = (
+            f"torch.compile compiled {late_graphs} more graphs after the first {SETTLED_AFTER} steps; each took as "
+            "long as in a first step"
+        )
+    if reasons := last.get("recompile_reasons"):
+        why += f". The first reason to recompile: {reasons[0]}"
+    fix = (
+        "if the reason is a size, pad each batch to a larger multiple, so that there are fewer shapes (technique "
+        "pad-to-multiple); TORCH_LOGS=recompiles prints all reasons"
+    )
+    figures = {name: last.get(name, 0) for name in ("graphs", "recompilations", "given_up")}
+    figures["late_graphs"] = late_graphs
+    return Finding("recompilations", first_step, why, fix, figures)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.catalog.fit import was_tight
 from hf_memkit.common.terms import CATEGORIES, PHASES
-from hf_memkit.measuring.record_types import OomRecord, StepRecord
+from hf_memkit.measuring.record_types import Compilation, OomRecord, StepRecord
 from hf_memkit.measuring.report.load import RankRun, Run
 
 ACCEPTED_SHARE: Final = 0.02
@@ -73,8 +73,10 @@ class Summary:
             reserved.
         held: GiB by place and category held between steps, at the last step recorded in detail.
         host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
-        step_time_ms: median.
+        step_time_ms: median of the steps in which torch compiled nothing.
         predicted_step_time_ms: low, middle and high, or one figure.
+        compilation: the last figures of torch.compile; None if nothing was compiled.
+        compiled_steps: the steps in which torch compiled a graph.
     """
 
     rank: int
@@ -96,6 +98,8 @@ class Summary:
     predicted_step_time_ms: tuple[float, ...]
     retries: int
     predicted: tuple[Compared, ...]
+    compilation: Compilation | None
+    compiled_steps: tuple[int, ...]
 
     @property
     def tight(self) -> bool:
@@ -173,7 +177,9 @@ def _of_rank(rank: RankRun) -> Summary:
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)
 
     at_peak = _highest_with_categories(rank)
-    times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
+    compiled_steps = tuple(step["step"] for step in rank.steps if step.get("compiled_graphs"))
+    typical = [step for step in rank.steps if step["step"] not in compiled_steps]
+    times = [step["step_time_ms"] for step in typical if "step_time_ms" in step]
     retries = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
     predicted_ms = rank.run.get("prediction", {}).get("step_time_ms") or []
 
@@ -198,8 +204,19 @@ def _of_rank(rank: RankRun) -> Summary:
         # The counter starts with the process, which may have trained before.
         retries=max(0, retries[-1] - rank.run.get("alloc_retries", 0)) if retries else 0,
         predicted=(),
+        compilation=_last_compilation(rank),
+        compiled_steps=compiled_steps,
     )
     return replace(summary, predicted=tuple(_compared(summary, rank.run.get("prediction") or {})))
+
+
+def _last_compilation(rank: RankRun) -> Compilation | None:
+    """The last figures of torch.compile since the last start. They grow from record to record."""
+    end: list[Mapping[str, Any]] = [rank.end] if rank.end is not None else []
+    records: list[Mapping[str, Any]] = [*rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, *end]
+    start = rank.run.get("start_step", 0)
+    known = [record["compilation"] for record in records if "compilation" in record and record.get("step", 0) >= start]
+    return max(known, key=lambda each: (each.get("graphs", 0), each.get("given_up", 0)), default=None)
 
 
 def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:

@@ -10,6 +10,7 @@ from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import at
 from hf_memkit.measuring.report.diagnosis import MIN_STEPS
 from hf_memkit.measuring.report.load import Run
+from hf_memkit.measuring.report.sanitize import few
 from hf_memkit.measuring.report.summary import Summary
 from hf_memkit.measuring.report.target import next_command, sentence, target_of
 
@@ -102,6 +103,34 @@ def reserved(summary: Summary) -> str | None:
     if summary.retries:
         parts.append(f"cache freed and allocation retried {summary.retries} times")
     return "; ".join(parts) + "."
+
+
+def compiling(summary: Summary) -> str | None:
+    """What torch.compile did; None if nothing was compiled."""
+    figures = summary.compilation
+    if figures is None:
+        return None
+    parts = [_count(figures.get("graphs", 0), "graph")]
+    if "compile_time_ms" in figures:
+        parts[0] += f" in {figures['compile_time_ms'] / 1000:,.1f} s"
+    if steps := summary.compiled_steps:
+        parts.append(f"compiled in step{'s' if len(steps) > 1 else ''} {few(steps)}")
+    if breaks := figures.get("graph_breaks"):
+        parts.append(_count(breaks, "graph break") + _first_of(figures.get("graph_break_reasons")))
+    if again := figures.get("recompilations"):
+        parts.append(_count(again, "recompilation") + _first_of(figures.get("recompile_reasons")))
+    if given_up := figures.get("given_up"):
+        parts.append(f"gave up on {_count(given_up, 'function')}")
+    return f"torch.compile: {'; '.join(parts)}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def _first_of(reasons: list[str] | None) -> str:
+    """The first reason in brackets; empty without one."""
+    return f" ({printable(reasons[0], 160)})" if reasons else ""
 
 
 def host(summary: Summary) -> str | None:

@@ -4,6 +4,9 @@
 seconds = max(FLOPs / rate of the dtype, bytes / bandwidth) + kernels × 2 µs
 ```
 
+A kernel that torch.compile generates moves its bytes at the same bandwidth as an eager one: assumed, and in line with
+a compiled Llama of 1 B on an H200 (154 ms a step predicted, 147 measured; eager 194 and 188; benchmarks/gpu.py).
+
 Products are cut into tiles, one per multiprocessor; an incomplete tile or an incomplete last round of tiles wastes
 time. No constant is fitted to the trainings of benchmarks/plan_speed.py, unless its docstring says that it is.
 """
@@ -71,7 +74,9 @@ _UNALIGNED: Final[Mapping[bool, Mapping[int, float]]] = {
 """Share of the rate that a 16-bit product reaches, by the alignment of its rows; True: on Hopper, which reads 16 bytes
 at once, so cuBLAS uses Ampere's kernels there, and Turing's for odd rows. Measured on an H200: logits of 50257 words
 (GPT-2) at 95 to 147 TFLOP/s, of 30522 (BERT) at 252 to 268; four elements: 3.5 times slower (m87-labs/kestrel#143).
-Others: 107 to 115 TFLOP/s, not 156, on an RTX 4090 (pytorch/pytorch#181718), odd rows; 2 and 4 elements assumed."""
+Others: 107 to 115 TFLOP/s, not 156, on an RTX 4090 (pytorch/pytorch#181718), odd rows; 2 and 4 elements assumed. Not
+for compiled code: inductor times such a product with padded rows, and pads them if that is faster (torch 2.13:
+_inductor/fx_passes/pad_mm.py)."""
 
 _PASSES: Final[Mapping[str, float]] = {
     "native_layer_norm_backward": 2.3, "_fused_rms_norm_backward": 2.3, "native_layer_norm": 1.5,
@@ -167,7 +172,7 @@ class OperationSeconds:
 
     def _product(self, operation: Operation) -> float:
         rate = self._rate(operation.dtype)
-        if operation.dtype in _SIXTEEN_BITS:
+        if operation.dtype in _SIXTEEN_BITS and operation.called_by != "compiled":
             rate *= _UNALIGNED[self._hopper][operation.alignment]
         if len(operation.shape) != 4 or not all(operation.shape):
             return operation.flops / rate

@@ -5,9 +5,9 @@ host   op op op op ──────── op op op │waits        ── op o
 GPU       ███ █████ ██ ████████ ██████████████████ │     ███ …
 ```
 
-In eager mode Python queues operations, and the GPU executes them in order. Two clocks are simulated: the host's
-advances by the cost of queueing; the GPU's starts an operation when it is queued and the previous one is finished.
-Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
+Python, or code that torch.compile generated, queues operations, and the GPU executes them in order. Two clocks are
+simulated: the host's advances by the cost of queueing; the GPU's starts an operation when it is queued and the
+previous one is finished. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
 
 At most two micro-batches are traced: the first, before which there are no gradients, and one like all others. Not
 included: tokenizing and decoding data, evaluations, saves, logging to a server, and communication between GPUs
@@ -25,16 +25,26 @@ from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.range import ZERO, Range
 from hf_memkit.common.terms import PHASES, Phase
 from hf_memkit.prediction.time.operation_time import OperationSeconds, computes_as, product_tflops
-from hf_memkit.prediction.trace.work import KINDS, Operation, Work
+from hf_memkit.prediction.trace.work import KINDS, Caller, Operation, Work
 
-_PYTHON_S: Final = Range(10e-6, 28e-6, 46e-6)
-"""To queue one operation from Python, including the modules and views around it. Measured on one core of an AMD EPYC
-under other load: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, which that time
-includes computing on the CPU). High: T5-large and Whisper in a virtual machine with an H200, where the host is the
-bottleneck (benchmarks/gpu.py). Low: assumed, for a fast desktop."""
+_CALL_S: Final[Mapping[Caller, Range]] = {
+    "python": Range(10e-6, 28e-6, 46e-6),
+    "autograd": Range(5e-6, 17e-6, 26e-6),
+    "compiled": Range(6e-6, 10e-6, 16e-6),
+}
+"""To queue one operation.
 
-_ENGINE_S: Final = Range(5e-6, 17e-6, 26e-6)
-"""To queue one operation from autograd's engine, in C++: 18 to 23 µs on that EPYC; low and high as above."""
+python: including the modules and views around it. Measured on one core of an AMD EPYC under other load: 27 to 29 µs
+(transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, which that time includes computing on the CPU).
+High: T5-large and Whisper in a virtual machine with an H200, where the host is the bottleneck (benchmarks/gpu.py).
+Low: assumed, for a fast desktop.
+
+autograd: 18 to 23 µs on that EPYC; low and high likewise.
+
+compiled: inductor's launcher takes 6.8 µs for a kernel without arguments and 9.1 µs for one with 19, on a GB200
+(meta-pytorch/tritonbench#1017); middle and high also allocate the result, assumed. To enter a graph takes 33 to 44 µs
+there, twice a micro-batch, which `_MICRO_BATCH_S` covers.
+"""
 
 _LAUNCH_S: Final = 4e-6  # each additional kernel of an operation, `cudaLaunchKernel` alone; assumed
 
@@ -176,7 +186,7 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
         phase, last_calls = parts[-2].stretches[-1]
         for index, call in enumerate(last_calls):
             operation = work.operations[call]
-            if not operation.from_autograd and operation.name.startswith(_CLIPPING):
+            if operation.called_by == "python" and operation.name.startswith(_CLIPPING):
                 parts[-2].stretches[-1] = (phase, last_calls[:index])
                 parts[-1].stretches.insert(0, (phase, last_calls[index:]))
                 break
@@ -218,8 +228,7 @@ class _Clocks:
             for operation, duration in zip(work.operations, durations, strict=True)
         ]
         self._queueing = [
-            host_factor
-            * ((_ENGINE_S if operation.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (operation.launches - 1))
+            host_factor * (_CALL_S[operation.called_by][variant] + _LAUNCH_S * (operation.launches - 1))
             for operation in work.operations
         ]
 
@@ -268,6 +277,8 @@ def _rests_on(
             yield f"{dtype}: this GPU has no units for it and computes as in {used}, at {tflops:g} TFLOPS"
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
+    if any(operation.called_by == "compiled" for operation in operations):
+        yield "kernels that torch.compile generates: the bytes that they move, at that speed"
     if likely.seconds and likely.idle > _REPORTED_IDLE_SHARE * likely.seconds:
         yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: it depends on the CPU"
     if unknown:

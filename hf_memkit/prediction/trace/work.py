@@ -17,6 +17,10 @@ memory; copies between host and GPU; and operations outside torch's dispatcher w
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
+Caller = Literal["python", "autograd", "compiled"]
+"""What starts an operation: Python code; autograd's engine, in C++; or the code that torch.compile generates, which
+calls kernels and products directly."""
+
 
 def spans(marks: Iterable[tuple[int, Phase]]) -> Iterator[tuple[int, int, Phase]]:
     """`(first, one past the last, phase)` of the span before each mark, in order."""
@@ -38,7 +42,7 @@ class Operation:
     shape: tuple[int, ...] = ()  # of products `(batch, m, n, k)`; else empty
     launches: int = 1  # kernels that it starts on the GPU
     waits: bool = False  # whether the host waits until the GPU has finished this operation
-    from_autograd: bool = False  # whether autograd's engine, in C++, calls it; else Python does
+    called_by: Caller = "python"
     alignment: int = 8  # for products, in elements: the largest of 8, 4, 2 and 1 that divides the length of every row
 
 

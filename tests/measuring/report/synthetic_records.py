@@ -210,6 +210,28 @@ def out_of_memory(steps: int = 60) -> list[Record]:
     return [*records, oom, end]
 
 
+def compiled(steps: int = 30) -> list[Record]:
+    """A model that torch compiles in two parts, and again for a second length; one function reaches the limit."""
+    records = healthy(steps)
+    figures: Record = {
+        "graphs": 2, "graph_breaks": 1, "recompilations": 0, "given_up": 0, "compile_time_ms": 41_200.0,
+        "graph_break_reasons": ["modeling_own.py:120: Call to `Tensor.item()`"],
+    }  # fmt: skip
+    by_step = {record["step"]: record for record in records if record["kind"] == "step"}
+    for step, graphs, given_up in ((1, 2, 0), (2, 4, 0), (7, 5, 0), (9, 5, 1)):
+        new_graphs = graphs - figures["graphs"] if step > 1 else graphs
+        figures |= {"graphs": graphs, "graph_breaks": graphs // 2, "recompilations": graphs - 2, "given_up": given_up}
+        if step > 1:
+            figures["recompile_reasons"] = ["modeling_own.py:88: tensor 'x' size mismatch at index 1"]
+        by_step[step] |= {
+            "compilation": dict(figures),
+            "compiled_graphs": new_graphs,
+            "step_time_ms": 20_000.0 * graphs,
+        }
+    records[-1]["compilation"] = figures
+    return records
+
+
 def on_a_cpu(steps: int = 30) -> list[Record]:
     """A training without an accelerator: no allocator, so no peaks."""
     hardware = {"device_name": "x86_64", "device_type": "cpu", "cpu_count": 2, "ram_gib": 15.6, "ram_limit_gib": 8.0}

@@ -143,3 +143,18 @@ def test_another_process() -> None:
         lambda s: 8.4 if s <= 40 else 8.9,  # this process's own context, late
     ):
         assert diagnose(training(device_used_gib=used)) == []
+
+
+def test_recompilations() -> None:
+    def compiling(late: int, **last: int) -> Records:
+        """Steps with four graphs at the beginning, and one in each of some steps from step 60 on."""
+        steps = training(100)
+        for place in (0, 1, *range(59, 59 + late)):
+            steps[place] |= {"compilation": {"graphs": 4, **last}, "compiled_graphs": 2 if place < 2 else 1}
+        return steps
+
+    assert diagnose(compiling(8)) == []
+    finding = only(compiling(9))
+    assert (finding.kind, finding.first_step, finding.figures["late_graphs"]) == ("recompilations", 60, 9)
+    assert diagnose(compiling(9), {"start_step": 30}) == []  # a resume compiles anew
+    assert only(compiling(1, given_up=1)).first_step == 1

@@ -32,7 +32,9 @@ def reports() -> dict[str, str]:
         result |= {f"{name}.txt": text_report(run, modules=True), f"{name}-page.txt": f"{shown}\n"}
     lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
     on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
-    return {**result, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
+    compiled = load_run(made.write(Path("compiled"), made.compiled()))
+    texts = {"on-a-cpu": on_a_cpu, "lost-rank": lost, "compiled": compiled}
+    return {**result, **{f"{name}.txt": text_report(run) for name, run in texts.items()}}
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.tracer.work_recorder import launched
+from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched
+from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.setup.techniques.compiling import GRAPH_MODES
 
 TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
@@ -49,6 +51,8 @@ def install_compiler() -> None:
     if torch.cuda.is_available():
         _patch_device_interface()
     _patch_kernels()
+    _watch_graphs()
+    _count_bytes()
     _patch_wrapper_functions()
     _repeat_random_operations()
     _name_modules()
@@ -127,6 +131,9 @@ def _patch_device_interface() -> None:
     _replace("torch.utils._triton.triton_hash_with_backend", lambda: "no GPU")
     vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
     _replace("torch.cuda._DeviceGuard", lambda *args, **kwargs: contextlib.nullcontext())
+    # Dynamo's own fake mode creates `torch.tensor(…, device="cuda")` on the CPU and moves it, as without a GPU.
+    _replace("torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init", property(lambda self: True))
+    _replace("torch._C._ensureCUDADeviceGuardSet", lambda: None)
 
 
 compiled_modules: Final[list[torch.nn.Module]] = []
@@ -140,9 +147,19 @@ for it; the name is empty for code outside of all submodules."""
 def compile_module(compile_: Callable[..., Any], model: torch.nn.Module, **options: Any) -> Any:
     """Compiles a module with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot be traced."""
     _refuse(options)
+    if any(_is_of_liger(module) for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit torch_compile "
+            "or use_liger_kernel"
+        )
     install_compiler()
     compiled_modules.append(model)
     return compile_(model, **options)
+
+
+def _is_of_liger(module: torch.nn.Module) -> bool:
+    """Whether Liger has replaced the class of the module or its forward pass."""
+    return any(str(part.__module__).startswith("liger_kernel.") for part in (type(module), module.forward))
 
 
 def _refuse(options: dict[str, Any]) -> None:
@@ -182,11 +199,17 @@ class Kernel:
     launchers: Final[list[Any]] = []
     n_spills: Final = 0
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source_code: str = "") -> None:
         self._name = name
+        self._multiplies = "tl.dot" in source_code
 
-    def run(self, *arguments: Any, **options: Any) -> None:
-        launched(self._name, arguments)
+    def run(self, *arguments: Any, moved_bytes: int | None = None, **options: Any) -> None:
+        if moved_bytes is not None:
+            launched(self._name, arguments, moved_bytes=moved_bytes)
+        elif self._multiplies:  # a template such as flex attention, or a kernel of the user or of a library
+            launched(self._name, arguments, kind="unknown")
+        else:
+            launched(self._name, arguments)
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -196,13 +219,112 @@ class Kernel:
 def _patch_kernels() -> None:
     """Replaces inductor's kernels, of Triton and of C++, with ones that do nothing."""
     kernels: dict[str, Callable[..., Any]] = {
-        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name),
+        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name, source_code),
         "multi_kernel": lambda self, *args, **kwargs: Kernel("multi_kernel"),
         "cpp_pybinding": lambda self, argtypes, source_code: Kernel("cpp_fused").run,
         "wait": lambda self, scope: None,
     }
     for name, make in kernels.items():
         _replace(f"torch._inductor.async_compile.AsyncCompile.{name}", make)
+
+
+def _watch_graphs() -> None:
+    """Records what compiled code calls as called by it, and the size of each compiled graph at its first call."""
+
+    def call(self: Any, inputs: Any) -> Any:
+        if id(self) not in graphs:
+            graphs[id(self)] = self
+            _graph_calls.append(len(_CALL_OF_WRAPPER.findall(self.source_code)))
+        with compiled_code():
+            return original(self, inputs)
+
+    graphs: dict[int, Any] = {}  # holds them, so that no other object gets the same `id`
+    original = _replace("torch._inductor.output_code.CompiledFxGraph.__call__", call)
+
+
+def compilation() -> Compilation | None:
+    """What inductor has compiled in this process and then run; None: nothing."""
+    return Compilation(len(_graph_calls), sum(_graph_calls)) if _graph_calls else None
+
+
+_graph_calls: Final[list[int]] = []
+"""The number of calls in the wrapper of each compiled graph."""
+
+_CALL_OF_WRAPPER: Final = re.compile(
+    r"^ +(?:\w+ = )?(?:\w+\.run\(|cpp_fused|extern_kernels\.|torch\.ops\.|aten\.|graphsafe_run_with|.*\(dim=0\))",
+    re.MULTILINE,
+)
+"""A line of inductor's wrapper that starts a generated kernel or an operation of torch."""
+
+
+def _count_bytes() -> None:
+    """Makes the wrapper pass to each generated kernel the bytes that it moves."""
+
+    def add_sizes(self: Any, name: str, call_arguments: list[Any], types: list[Any]) -> None:
+        original(self, name, call_arguments, types)
+        call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.features.scheduler_nodes())}")
+        types.append(int)
+
+    def call_cpp_kernel(self: Any, wrapper: Any, kernel_name: str, **options: Any) -> None:
+        _, call_arguments, types = self.args.cpp_argdefs()
+        call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.scheduled_nodes)}")
+        wrapper.generate_kernel_call(kernel_name, call_arguments, triton=False, arg_types=[*types, int], **options)
+
+    original = _replace("torch._inductor.codegen.triton.TritonKernel.add_numel_to_call_args", add_sizes)
+    _replace("torch._inductor.codegen.cpp.KernelGroup.call_kernel", call_cpp_kernel)
+
+
+def moved_bytes(arguments: Any, nodes: Iterable[Any]) -> str:
+    """The bytes that a generated kernel reads and writes, as a Python expression of the sizes in the wrapper.
+
+    Each pointer is read or written once, and one that is changed in place is read and written. Of a tensor, only the
+    elements count that the kernel's loops reach: of an embedding table, as many as its result has.
+
+    Args:
+        arguments: the kernel's pointers (inductor's `KernelArgs`).
+        nodes: the scheduler's nodes that were fused into the kernel.
+    """
+    graph = _private("torch._inductor.virtualized.V").graph
+    minimum = _private("torch.utils._sympy.functions.Min")
+    reads = [dep for node in nodes for dep in node.read_writes.reads]
+    writes = [dep for node in nodes for dep in node.read_writes.writes]
+    made_inside = {dep.name for dep in writes}
+
+    pointers: dict[str, list[str]] = {}  # name in the kernel → names of its buffer, the last one after the kernel
+    for name, pointer in (*arguments.input_buffers.items(), *arguments.output_buffers.items()):
+        pointers[str(pointer)] = [name]
+    for buffer in arguments.inplace_buffers.values():
+        pointers[getattr(buffer, "inner_name", _REMOVED)] = getattr(buffer, "other_names", [])
+    pointers.pop(_REMOVED, None)
+
+    total: Any = 0
+    for names in pointers.values():
+        last = names[-1]
+        real_names = graph.scheduler.mutation_real_name
+        read = {dep for dep in reads if real_names.get(dep.name, dep.name) in names and dep.name not in made_inside}
+        written = {dep for dep in writes if real_names.get(dep.name, dep.name) == last}
+        for reached in (read, written):
+            elements = minimum(graph.get_numel(last), sum(map(_reached_elements, reached)))
+            total += elements * graph.get_dtype(last).itemsize
+    total = graph.sizevars.remove_precomputed_replacements(graph.sizevars.simplify(total))
+    return str(_private("torch._inductor.codegen.wrapper.pexpr")(total))
+
+
+_REMOVED: Final = "REMOVED"
+"""The pointer of a buffer that lives inside one kernel (torch 2.13: _inductor/codegen/common.py, `RemovedArg`)."""
+
+
+def _reached_elements(dep: Any) -> Any:
+    """The number of elements that a kernel's loops read or write, a sympy expression.
+
+    Args:
+        dep: a buffer, the index into it and the ranges of the loops (inductor's `MemoryDep`); others only order nodes.
+    """
+    if not hasattr(dep, "var_names"):
+        return 0
+    if dep.is_indirect():  # the index is read from a tensor, as in a lookup
+        return math.prod(dep.size)
+    return dep.get_numel()
 
 
 def _patch_wrapper_functions() -> None:
@@ -254,19 +376,40 @@ def _repeat_random_operations() -> None:
 
 
 def _name_modules() -> None:
-    """Makes the wrapper pass the name of the module that an allocation is for."""
+    """Makes the wrapper pass the name of the module that an allocation is for.
+
+    Inductor knows it relative to the `self` of the function that dynamo compiles: the compiled module, or a module in
+    it if a graph break ended the graph there. Modules alike share a graph, which then has the name of the first one.
+    """
     virtualized = _private("torch._inductor.virtualized.V")
+    compile_context = _private("torch._guards.CompileContext")
+    prefixes: dict[Any, str] = {}  # by the id of a compilation, which its forward and backward pass share
+
+    def compile_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
+        prefixes[compile_context.current_compile_id()] = _name_within_compiled(self.root_tx.f_locals.get("self"))
+        return compile_here(self, *args, **kwargs)
 
     def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
         line: str = original(self, name, *args, **kwargs)
         buffer = virtualized.graph.try_get_buffer(name)
         if buffer is None:
             return line
-        module = module_of(buffer.get_origins())
+        prefix = prefixes.get(compile_context.current_compile_id(), "")
+        module = ".".join(filter(None, (prefix, module_of(buffer.get_origins()))))
         # The view that may follow is of another size: "empty_strided_cuda(…).as_strided(…)".
         return re.sub(r"(empty_strided_(?:cuda|cpu)\(.*?)\)(?=$|\.as_strided)", rf"\1, {module!r})", line)
 
+    compile_here = _replace("torch._dynamo.output_graph.OutputGraph.compile_and_call_fx_graph", compile_graph)
     original = _replace("torch._inductor.codegen.wrapper.PythonWrapperCodegen.make_allocation", make_allocation)
+
+
+def _name_within_compiled(module: Any) -> str:
+    """The dotted name of the module in the compiled module that contains it; empty if none does."""
+    for compiled in compiled_modules:
+        for name, part in compiled.named_modules():
+            if part is module:
+                return str(name)
+    return ""
 
 
 def module_of(origins: Iterable[Any]) -> str:
@@ -294,7 +437,7 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fold_constants_on_host() -> None:
-    """Computes constants on the CPU: inductor computes them with real tensors."""
+    """Computes constants on the CPU: AOTAutograd and inductor compute them with real tensors."""
 
     def on_host(method: Any) -> Any:
         @functools.wraps(method)
@@ -309,6 +452,15 @@ def _fold_constants_on_host() -> None:
         "torch._inductor.constant_folding.ConstantFolder.run",
     ):
         _replace(path, on_host(_private(path)))
+
+    unset_fake = _private("torch.fx.experimental.proxy_tensor.unset_fake_temporarily")
+
+    @contextlib.contextmanager
+    def unset_fake_on_host() -> Iterator[Any]:
+        with unset_fake() as outer, _OnHost():  # type: ignore[no-untyped-call]
+            yield outer
+
+    _replace("torch.fx.experimental.proxy_tensor.unset_fake_temporarily", unset_fake_on_host)
 
 
 def _hide_from_dynamo() -> None:

@@ -14,13 +14,15 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, extract_tensor_metadata
+
+from hf_memkit.prediction.trace.work import Caller
 
 Arguments = Sequence[Any]
 Make = Callable[[Arguments], Any]
@@ -45,8 +47,7 @@ class CacheEntry:
     """A cached operation on arguments of one kind."""
 
     make: Make | None  # creates its result; None: torch does each time
-    work: tuple[int, ...] | None = None  # its rows in a `Work`, called by Python; None: not known yet
-    engine_work: tuple[int, ...] | None = None  # the same, called by autograd's engine
+    work: dict[Caller, tuple[int, ...]] = field(default_factory=dict)  # its rows in a `Work`, by caller
 
 
 class FastFakes:

@@ -6,7 +6,8 @@ The tracer records each operation; kernels outside the dispatcher are recorded b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,7 +16,8 @@ import torch
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.child.tracer.fast_fakes import CacheEntry
 from hf_memkit.prediction.child.tracer.operation_work import kernel_operation, operations_of
-from hf_memkit.prediction.trace.work import Operation, Work
+from hf_memkit.prediction.child.tracer.plain_tensors import device_type, plain_tensors_in
+from hf_memkit.prediction.trace.work import Caller, Operation, Work
 
 NOT_COUNTED: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
@@ -34,29 +36,24 @@ class WorkRecorder:
     def __init__(self, device_type: str) -> None:
         self.work = Work()
         self.device_type = device_type
+        self.in_compiled_code = False
         self._numbers: dict[Operation, int] = {}
 
     def call(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, entry: CacheEntry | None
     ) -> None:
         """Records a call of an operation. `entry`: its cache entry for such arguments, if any."""
-        engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-        if entry is None:
-            self.work.calls += self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
-            return
-        rows = entry.engine_work if engine else entry.work
+        caller = self._caller()
+        rows = entry.work.get(caller) if entry is not None else None
         if rows is None:
-            rows = self._rows(operations_of(func, args, kwargs, result, self.device_type), engine)
-            if engine:
-                entry.engine_work = rows
-            else:
-                entry.work = rows
+            rows = self._rows(operations_of(func, args, kwargs, result, self.device_type), caller)
+            if entry is not None:
+                entry.work[caller] = rows
         self.work.calls += rows
 
     def add(self, *operations: Operation) -> None:
         """Records operations that the caller has created."""
-        engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
-        self.work.calls += self._rows(operations, engine)
+        self.work.calls += self._rows(operations, self._caller())
 
     def repeat(self, begin: int, times: float, name: str) -> None:
         """Records `times` untraced repetitions of the calls from `begin` on, as one operation."""
@@ -70,12 +67,18 @@ class WorkRecorder:
         """Assigns all calls since the last boundary to `phase`."""
         self.work.marks.append((len(self.work.calls), phase))
 
-    def _rows(self, operations: Iterable[Operation], engine: bool) -> tuple[int, ...]:
-        return tuple(self._number(operation, engine) for operation in operations)
+    def _caller(self) -> Caller:
+        if self.in_compiled_code:
+            return "compiled"
+        in_engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        return "autograd" if in_engine else "python"
 
-    def _number(self, operation: Operation, engine: bool) -> int:
-        if engine:
-            operation = replace(operation, from_autograd=True)
+    def _rows(self, operations: Iterable[Operation], caller: Caller) -> tuple[int, ...]:
+        return tuple(self._number(operation, caller) for operation in operations)
+
+    def _number(self, operation: Operation, caller: Caller) -> int:
+        if caller != "python":
+            operation = replace(operation, called_by=caller)
         number = self._numbers.get(operation)
         if number is None:
             number = self._numbers[operation] = len(self.work.operations)
@@ -99,7 +102,26 @@ def repetitions(name: str) -> Callable[[float], None]:
     return lambda times: recorder.repeat(begin, times, name) if times > 0 else None
 
 
+@contextlib.contextmanager
+def compiled_code() -> Iterator[None]:
+    """Records the operations within it as called by compiled code, if work is recorded."""
+    recorder = _active[0] if _active else None
+    if recorder is None or recorder.in_compiled_code:
+        yield
+        return
+    recorder.in_compiled_code = True
+    try:
+        yield
+    finally:
+        recorder.in_compiled_code = False
+
+
 def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
-    """Records a kernel that would be launched outside the dispatcher, if work is recorded."""
-    if _active:
-        _active[0].add(kernel_operation(name, arguments, _active[0].device_type, **fields))
+    """Records a kernel that would be launched outside the dispatcher, if work is recorded; not one whose tensors are
+    all on another device."""
+    if not _active:
+        return
+    device = _active[0].device_type
+    tensors = list(plain_tensors_in(arguments))
+    if not tensors or any(device_type(tensor) == device for tensor in tensors):
+        _active[0].add(kernel_operation(name, tensors, device, **fields))

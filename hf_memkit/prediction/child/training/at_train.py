@@ -27,6 +27,7 @@ from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, na
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
@@ -148,6 +149,7 @@ def traced_training(
                 evaluations.trace(call, dtype)
             tracer.end_phase(watch.phase)
             evaluation_notes = list(evaluations.notes)
+            compiled = compilation()
             optional = None
             if not requested and tracer.recorder is None and has_length(trainer.eval_dataset):
                 optional = _trace_optional_evaluation(trainer, evaluations, dtype, tracer, watch)
@@ -179,6 +181,7 @@ def traced_training(
         steps=steps.traced(),
         steps_end=steps_end,
         optional=optional,
+        compilation=compiled,
         rows=rows,
         sequence_length=length,
         batches=chosen.shapes,
