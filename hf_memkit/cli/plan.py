@@ -18,6 +18,7 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
     from hf_memkit.common.user_script import UserScript
+    from hf_memkit.plan.candidate import Candidate
     from hf_memkit.plan.judgement import Judgement
     from hf_memkit.plan.make_plan import PlanRequest
     from hf_memkit.plan.plan import Plan
@@ -142,7 +143,8 @@ def _planned(
     tell("searching for setups; Ctrl-C prints the best so far")
     try:
         with ended_by_signals("Ctrl-C: stopping; the best so far, if any, is printed") as ended:
-            request = replace(request, on_judged=_Progress(machines))
+            progress = _Progress(machines)
+            request = replace(request, on_judged=progress, on_slow=progress.before_slow)
             plans = plan_gpus(script, machines, request) if script is not None else ()
             for setup in setups:
                 plans = (*plans, plan_setup(setup, request, trust_remote_code=trust_remote_code))
@@ -169,6 +171,9 @@ class _Progress:
         several = len(machines) > 1
         self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
         self._count, self._began = 0, time.monotonic()
+
+    def before_slow(self, candidate: Candidate, seconds: float) -> None:
+        tell(f"{time.monotonic() - self._began:.0f} s: compiling {candidate.name}, about {seconds:.0f} s")
 
     def __call__(self, judgement: Judgement) -> None:
         from hf_memkit.common.units import format_gib

@@ -27,6 +27,7 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
     """Counts graphs (`torch._dynamo.utils.counters["stats"]["unique_graphs"]`, of the whole process).
 
     Raises RuntimeError after a step in which torch gave up compiling, or after a first step that compiled nothing.
+    Does nothing if `torch_compile` is off, as a plan may set it.
     Warns, once, of many graphs that were compiled late.
 
     Attributes:
@@ -46,6 +47,8 @@ class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
         self._at_settling = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not args.torch_compile:
+            return
         self._steps += 1
         counts = compile_counts()
         self.graphs = counts.graphs - self._before.graphs

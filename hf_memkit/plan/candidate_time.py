@@ -26,6 +26,7 @@ from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodell
 from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
+from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
@@ -46,6 +47,10 @@ _SERVER_GPUS: Final = ("A100", "H100", "H200", "B200", "GH200", "P100", "V100")
 
 _SAVE_S: Final = 1.0
 """Seconds of a save, on top of the time to write its bytes; assumed."""
+
+_COMPILING_S_PER_WEIGHT: Final = 0.4
+"""Seconds that torch.compile takes for a parameter of the model, if no trace has counted what it compiles:
+Qwen3-8B with 399 of them takes 150 s (prediction/time/compile_time.py)."""
 
 _NOTHING_GIVEN: Final = GivenHost()
 _CPU_HINT: Final = "; another machine's: --host cores=32,ram-bandwidth=200GB/s"
@@ -153,7 +158,16 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
         step_time=replace(step, rests_on=(*given, *step.rests_on)),
         tokens=round(tokens * accumulation * gpus) if tokens else None,
         run_seconds=_run_seconds(step, forward_s, judgement, training, speeds.host),
+        compiling_s=compiling_s(training) if training.arguments.torch_compile else 0.0,
     )
+
+
+def compiling_s(training: TracedTraining) -> float:
+    """Seconds that torch.compile takes in the first steps of a run; an estimate if this training is not compiled."""
+    if training.compilation is not None:
+        return compile_seconds(training.compilation).middle
+    weights = training.facts.weights
+    return _COMPILING_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
 
 
 def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:
@@ -250,8 +264,8 @@ def _engine_hooks(training: TracedTraining, gpus: int) -> EngineHooks:
 def _run_seconds(
     step: StepTime, forward_s: float, judgement: Judgement, training: TracedTraining, host: HostRates
 ) -> Range | None:
-    """Seconds of the whole training: its steps, evaluations at the speed of a forward pass, and saves at the speed of
-    the disk. None if the number of steps is unknown or an evaluation generates text."""
+    """Seconds of the whole training: compiling, its steps, evaluations at the speed of a forward pass, and saves at
+    the speed of the disk. None if the number of steps is unknown or an evaluation generates text."""
     arguments, length = training.arguments, training.facts.length
     if length.steps is None:
         return None
@@ -264,6 +278,8 @@ def _run_seconds(
     save_s = _SAVE_S + (training.facts.saved_bytes + states) / (host.nvme_write_gb_per_s.value * GB)
     saves = _count(arguments.save_strategy, arguments.save_steps, length)
     rest = evaluations * evaluation_s + saves * save_s
+    if arguments.torch_compile:
+        rest += compiling_s(training)
     low, middle, high = (length.steps * s + rest for s in step.seconds)
     return Range(low, middle, high)
 

@@ -21,6 +21,7 @@ from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Choice
+from hf_memkit.plan.compiled import compile_choice, too_old_for_triton
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
 from hf_memkit.setup.techniques.allocator import user_settings
@@ -31,7 +32,7 @@ ROWS_COMPARED: Final = "the loss compares the rows of a micro-batch with one ano
 
 _SLOTS: Final = (
     "loss", "loss with code", "attention", "optimizer", "checkpointing", "allocator", "precision", "small optimizer",
-    "padding", "engine", "method",
+    "padding", "engine", "method", "compile",
 )  # fmt: skip
 """In this order."""
 
@@ -40,9 +41,6 @@ LeftOut = dict[str, str]
 
 _LEAST_PADDING: Final = 0.05
 """Share of a batch: with less padding, padding-free batches are not worth another attention implementation."""
-
-_TRITON: Final = 7.0
-"""Minimum compute capability of Triton (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
 _NO_CHECKPOINTING: Final = Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False})
 
@@ -244,10 +242,12 @@ def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     gpu, model_type = script.machine.gpu, script.own.facts.model.model_type
     if script.own.arguments.use_liger_kernel:
         return ""
+    if script.own.arguments.torch_compile:
+        return "memkit does not plan Liger's kernels together with torch.compile"
     if model_type not in LIGER_OPTIONS:
         return f"Liger has no kernels for model type {model_type}"
-    if gpu is not None and (gpu.capability or _TRITON) < _TRITON:
-        return f"Triton needs compute capability {_TRITON}; {gpu.name} has {gpu.capability}"
+    if why := too_old_for_triton(gpu):
+        return why
     return _not_installed(*row.packages) or choice
 
 
@@ -337,6 +337,7 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
         choice if isinstance(_eight_bit(script, row, choice), Choice) else ""
     ),
     "padding-free": _without_padding,
+    "compile": lambda script, row, choice: compile_choice(script.own, script.machine.gpu, script.environment, choice),
 }
 """Conditions of rows for which the default one is not enough."""
 

@@ -50,6 +50,7 @@ class TraceJudge:
     pool: ProcessPoolExecutor
     job: ScriptJob
     speeds: Speeds
+    made_up_rows: bool = False  # then the length of a run is unknown
     _disk_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def judge(self, candidate: Candidate, overrides: Overrides) -> Judgement:
@@ -63,7 +64,8 @@ class TraceJudge:
         future = self.pool.submit(
             judge_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.speeds
         )  # fmt: skip
-        return future.result()
+        judgement = future.result()
+        return replace(judgement, run_seconds=None) if self.made_up_rows else judgement
 
     def judge_unchanged(self) -> Judgement:
         """The judgement of the unchanged script."""

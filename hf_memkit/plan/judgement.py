@@ -28,7 +28,8 @@ class Judgement:
         row_products: products whose two sides are the rows of a micro-batch (`judge_trace.py`).
         is_other: whether it is another training than the script's, such as one with other last batches.
         steps_on_cpu: whether DeepSpeed's optimizer steps on the CPU.
-        run_seconds: (low, middle, high) of the whole training, its evaluations and saves; None if unknown.
+        run_seconds: (low, middle, high) of the whole training with compiling, evaluations and saves; None if unknown.
+        compiling_s: seconds that torch.compile takes in the first steps of a run; 0 if nothing is compiled.
     """
 
     candidate: Candidate
@@ -42,6 +43,7 @@ class Judgement:
     is_other: bool = False
     steps_on_cpu: bool = False
     run_seconds: tuple[float, float, float] | None = None
+    compiling_s: float = 0.0
 
     @property
     def facts(self) -> PlanFacts:
@@ -80,6 +82,14 @@ class Judgement:
     def seconds(self) -> float | None:
         """Likely time of a step; None if unknown."""
         return self.step_time.seconds[1] if self.step_time is not None else None
+
+    @property
+    def mean_seconds(self) -> float | None:
+        """`seconds` with a step's share of compiling, if the length of the run is known. Setups are ranked by it: in a
+        short run compiling takes longer than it saves."""
+        if self.seconds is None or not self.compiling_s or self.run_seconds is None:
+            return self.seconds
+        return self.seconds + self.compiling_s / (self.facts.length.steps or 1)
 
     @property
     def is_priced(self) -> bool:

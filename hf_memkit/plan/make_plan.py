@@ -29,6 +29,7 @@ from hf_memkit.plan.choices import (
     smaller_evaluations,
     undivided,
 )
+from hf_memkit.plan.compiled import with_compiled
 from hf_memkit.plan.judge_trace import CandidateJudge, TraceJudge, judging_pool, lengths_of
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
@@ -58,6 +59,8 @@ class PlanRequest:
         host: speeds of CPU and disk that the user gave; None if none.
         sequences: requested sequences per optimizer step, on all GPUs; None: as many as the script's.
         keeps: whether to read traces that earlier plans kept, and to keep new ones.
+        on_slow: called with a candidate whose trace takes long, before it begins, and with the seconds.
+        made_up_rows: whether memkit made up the training data, so that the length of a run is unknown.
     """
 
     gpus: int = 1
@@ -69,6 +72,8 @@ class PlanRequest:
     host: GivenHost | None = None
     sequences: int | None = None
     keeps: bool = False
+    on_slow: Callable[[Candidate, float], None] = lambda *_: None
+    made_up_rows: bool = False
 
     def job(self, script: UserScript, machine: Machine) -> ScriptJob:
         variables = dict(os.environ if self.environment is None else self.environment)
@@ -84,11 +89,10 @@ def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = 
     with _as_script(setup, request, trust_remote_code=trust_remote_code) as (script, request):
         (plan,) = plan_gpus(script, [setup.sized_job.machine], request)
     name = str(setup.get("model.name", setup.preset))
-    own, *traced = (replace(judgement, run_seconds=None) for judgement in (plan.own, *plan.traced))
     left_out = dict(plan.left_out)
     if "from_pretrained" in left_out.get(ADAPTERS["qlora"], ""):
         left_out[ADAPTERS["qlora"]] = "without a script it is a preset: --preset qlora"
-    return replace(plan, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
+    return replace(plan, name=name, left_out=left_out, script=None)
 
 
 @contextlib.contextmanager
@@ -104,7 +108,10 @@ def _as_script(
     training = SetupJob(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
     variables = {**os.environ, **{name: str(value) for name, value in setup.section("environment").items()}}
     with as_script(training) as script:
-        yield script, replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False)
+        yield (
+            script,
+            replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False, made_up_rows=True),
+        )
 
 
 _DEFAULTS: Final = PlanRequest()
@@ -129,7 +136,7 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
                 for index in indices:
                     speeds = Speeds.of(machines[index], request.host)
                     job = request.job(script, _with_free_disk(machines[index], speeds.given))
-                    plan = _make_plan(TraceJudge(traces, pool, job, speeds), request)
+                    plan = _make_plan(TraceJudge(traces, pool, job, speeds, request.made_up_rows), request)
                     plans[index] = replace(plan, machine=machines[index])
                     if plan.stopped_by_hand:
                         return tuple(plan for _, plan in sorted(plans.items()))
@@ -218,7 +225,7 @@ def _make_plan(tracer: TraceJudge, request: PlanRequest) -> Plan:
     also = tuple(ADAPTERS.get(method, method) for method in request.also)
     _add_reasons(left_out, search, judge, also)
     folder = judge.tracer.speeds.given.nvme_path
-    return Plan(
+    plan = Plan(
         name=name_of(tracer.job.script),
         machine=tracer.job.machine,
         gpus=request.gpus,
@@ -239,6 +246,7 @@ def _make_plan(tracer: TraceJudge, request: PlanRequest) -> Plan:
         ),
         script=tracer.job.script,
     )
+    return with_compiled(plan, search, request.on_slow)
 
 
 def _run(search: Search, judge: CandidateJudge) -> None:

@@ -160,7 +160,7 @@ class Plan:
     def ranked(self) -> tuple[Judgement, ...]:
         """The setups that fit, the fastest first; then those without a known time, the ones that swap to disk last."""
         fitting = [each for each in self.compared if each.fits]
-        timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
+        timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.mean_seconds or 0.0)
         others = sorted(
             (each for each in fitting if not each.is_priced), key=lambda each: (each.swaps, each.needs_bytes)
         )
@@ -179,7 +179,7 @@ class Plan:
         if same is not None and same.swaps and not same.is_priced:  # the speed of its disk is unknown
             return near or self.best("another method") or same
         if same is not None and near is not None and same.is_priced and near.is_priced:
-            return near if _MUCH_SLOWER * (near.seconds or 0.0) < (same.seconds or 0.0) else same
+            return near if _MUCH_SLOWER * (near.mean_seconds or 0.0) < (same.mean_seconds or 0.0) else same
         return same or near or self.best("another method")
 
     @property
@@ -202,9 +202,11 @@ class Plan:
     def faster(self) -> Judgement | None:
         """The best setup with nearly the same result, if it is clearly faster than the proposed one."""
         proposed, other = self.proposed, self.best("nearly the same")
-        if proposed is None or other is None or other is proposed or not proposed.seconds or not other.seconds:
+        if proposed is None or other is None or other is proposed:
             return None
-        return other if other.seconds < _CLEARLY_FASTER * proposed.seconds else None
+        if not proposed.mean_seconds or not other.mean_seconds:
+            return None
+        return other if other.mean_seconds < _CLEARLY_FASTER * proposed.mean_seconds else None
 
     @property
     def with_code(self) -> tuple[Judgement, ...]:
@@ -222,10 +224,10 @@ class Plan:
         groups = GROUPS[: GROUPS.index(group) + 1]
         rivals = [self.best(name) for name in groups]
         rivals += [each for each in others if each is not None and each.candidate.group in groups[:-1]]
-        times = [each.seconds for each in rivals if each is not None]
+        own_s = judgement.mean_seconds
+        times = [each.mean_seconds for each in rivals if each is not None]
         return all(
-            seconds and judgement.seconds and judgement.is_priced and judgement.seconds < _CLEARLY_FASTER * seconds
-            for seconds in times
+            seconds and own_s and judgement.is_priced and own_s < _CLEARLY_FASTER * seconds for seconds in times
         )
 
     def smallest(self) -> Judgement | None:
@@ -276,8 +278,8 @@ def _is_plainer(one: Judgement, other: Judgement) -> bool:
 
 def _simplest(ranked: Sequence[Judgement]) -> Judgement | None:
     """The setup with the fewest changes among those that are not clearly slower than the first, the fastest."""
-    if not ranked or ranked[0].seconds is None or not ranked[0].is_priced:
+    if not ranked or ranked[0].mean_seconds is None or not ranked[0].is_priced:
         return ranked[0] if ranked else None
-    fastest = ranked[0].seconds
-    equal = [each for each in ranked if each.is_priced and (each.seconds or 0.0) * _CLEARLY_FASTER <= fastest]
-    return min(equal, key=lambda each: (len(each.candidate.choices), each.seconds))
+    fastest = ranked[0].mean_seconds
+    equal = [each for each in ranked if each.is_priced and (each.mean_seconds or 0.0) * _CLEARLY_FASTER <= fastest]
+    return min(equal, key=lambda each: (len(each.candidate.choices), each.mean_seconds))

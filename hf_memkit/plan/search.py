@@ -410,7 +410,7 @@ class Search:
         leave the training as it is; if it still does not fit, excludes larger ones. None if the time is over."""
         judgement = self._judge_once(self.candidate(size, combination))
         if judgement is not None and not judgement.fits:
-            judgement = self._with_segments(self._with_smaller_evaluation(judgement))
+            judgement = self.with_segments(self._with_smaller_evaluation(judgement))
         if judgement is not None and not judgement.fits and judgement.prediction and not judgement.is_other:
             for larger in self._sizes():
                 if larger > size:
@@ -427,7 +427,7 @@ class Search:
             smallest = other if other is not None and other.prediction is not None else smallest
         return smallest
 
-    def _with_segments(self, judgement: Judgement) -> Judgement:
+    def with_segments(self, judgement: Judgement) -> Judgement:
         """The candidate with expandable segments, if they make it fit: they save what is reserved beyond its peak."""
         prediction = judgement.prediction
         allocator = next(iter(self._changes_of("allocator")), None)

@@ -51,10 +51,22 @@ class TimeLimit:
         """Starts the clock."""
         self._began = self.clock()
 
-    def has_time(self) -> bool:
-        """Whether another candidate may be judged."""
-        took = self.clock() - self._began + self._judging_s / max(1, self._judgements)
-        if took <= (LIMIT_S if self.limit_s is None else self.limit_s):
+    @property
+    def default_or_limit_s(self) -> float:
+        """The limit without the longer time of a search that still improves."""
+        return LIMIT_S if self.limit_s is None else self.limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until `default_or_limit_s`."""
+        return max(0.0, self._began + self.default_or_limit_s - self.clock())
+
+    def has_time(self, needs_s: float | None = None) -> bool:
+        """Whether another candidate may be judged. `needs_s`: seconds that takes; None: the average of the others."""
+        if needs_s is None:
+            needs_s = self._judging_s / max(1, self._judgements)
+        took = self.clock() - self._began + needs_s
+        if took <= self.default_or_limit_s:
             return True
         if self.limit_s is not None or took > MOST_TIMES * LIMIT_S:
             return False

@@ -48,6 +48,9 @@ class TracedArguments:
     dataloader_num_workers: int | None = None
     save_only_model: bool | None = None
     load_best_model_at_end: bool | None = None
+    torch_compile: bool | None = None
+    torch_compile_backend: str | None = None
+    torch_compile_mode: str | None = None
 
     def known(self) -> dict[str, Any]:
         """The fields that are not None, by name."""

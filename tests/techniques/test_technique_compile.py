@@ -112,6 +112,8 @@ def test_a_run_in_which_nothing_is_compiled_is_stopped(train: Train) -> None:
     with pytest.raises(RuntimeError, match="torch_compile=True"):
         train(Mean(), numbers(2), guarded=True, torch_compile=True, torch_compile_backend="no")
     assert train(Mean(), numbers(2), guarded=True, torch_compile_backend="eager").state.global_step == 2
+    torch._dynamo.utils.counters.clear()
+    assert train(Mean(), numbers(2), guarded=True).state.global_step == 2, "a plan has turned torch.compile off"
 
 
 def test_a_run_in_which_torch_gives_up_compiling_is_stopped(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:

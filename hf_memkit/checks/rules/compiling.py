@@ -8,6 +8,7 @@ from typing import Final
 from hf_memkit.checks.rule import Match, Rules, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.setup.techniques.registry import setting_of
 
 _compiling: Final = Rules(techniques=("compile",))
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
@@ -15,7 +16,7 @@ _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 
 @_compiling.warning(
     why="a backend or a mode turns torch.compile on, even with torch_compile: false",
-    fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
+    fix=f"delete torch_compile_backend and torch_compile_mode, or write {setting_of('compile')}",
     source="transformers 5.23.0: training_args.py 1621-1622",
 )
 def compile_turned_on_unseen(subject: Subject) -> Iterator[Match]:

@@ -47,7 +47,7 @@ RETIRED: Final[dict[str, str]] = {
 }
 """Backends of older guides. Some pass accelerate and fail in the first forward pass (rule compile-backend)."""
 
-_LEAST_CAPABILITY = 7.0
+LEAST_CAPABILITY: Final = 7.0
 """Minimum compute capability of Triton's kernels (torch 2.13.0: torch/_inductor/exc.py, GPUTooOldForTriton)."""
 
 
@@ -57,13 +57,10 @@ _LEAST_CAPABILITY = 7.0
     saves="torch recomputes cheap activations in backward, and fused operations write no intermediate results",
     costs="the first steps take minutes, and so does each new kind of shape",
     not_when="the run has only a few hundred steps, or CUDA graphs are on and each batch has a new shape",
+    group="nearly the same",
+    settings={"arguments.torch_compile": True},
     values={"compile_backend": str, "compile_mode": str},
-    planned=InPlans(
-        "",
-        "torch_compile",
-        turn=1,
-        never="a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
-    ),
+    planned=InPlans("compile", "torch.compile", "fused operations round their last result only"),
 )
 def compiled(setup: Setup) -> Setup:
     """`torch_compile` with a guard that stops the run if nothing is compiled.
@@ -78,7 +75,7 @@ def compiled(setup: Setup) -> Setup:
     mode = str(job.values.get("compile_mode", "default"))
     _refuse(backend, mode)
     gpu = job.machine.gpu
-    if backend == "inductor" and gpu is not None and gpu.capability is not None and gpu.capability < _LEAST_CAPABILITY:
+    if backend == "inductor" and gpu is not None and gpu.capability is not None and gpu.capability < LEAST_CAPABILITY:
         setup = setup.with_problems(
             [f"torch.compile makes kernels for compute capability 7.0 and later; {gpu.name} has {gpu.capability}"]
         )

@@ -50,6 +50,7 @@ from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, 
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, ChosenSteps, chosen_steps
 from hf_memkit.prediction.child.user_code import calling_line
 from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
+from hf_memkit.setup.live_arguments import creation_record
 from hf_memkit.setup.script_overrides import overrides_optimizer
 
 MICRO_BATCHES: Final = 2
@@ -316,6 +317,9 @@ def traced_arguments(arguments: Any) -> TracedArguments:
         value = getattr(arguments, name_in_version(field.name, installed), None)
         with contextlib.suppress(TypeError):
             values[field.name] = json.loads(json.dumps(getattr(value, "value", value)))
+    record = creation_record(arguments)
+    if record is not None and record.given.get("torch_compile_backend") is None:
+        values["torch_compile_backend"] = None  # Trainer has set it because of torch_compile
     return TracedArguments(**values)
 
 

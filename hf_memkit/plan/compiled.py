@@ -1,0 +1,185 @@
+"""torch.compile in a plan: when a setup can have it, and the setups that are traced with it.
+
+Compiling makes a trace take ten times as long or more. So a finished plan gets at most two compiled setups, if the
+search has time left for them. If the script itself compiles, it gets the best setup without torch.compile instead.
+
+In: a finished plan and its search. Out: the plan with these setups, or with the reason why it has none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.catalog.hardware import Gpu
+from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate_time import compiling_s
+from hf_memkit.plan.judgement import Judgement
+from hf_memkit.prediction.traced_training import TracedTraining
+from hf_memkit.setup.techniques.compiling import LEAST_CAPABILITY
+
+if TYPE_CHECKING:
+    from hf_memkit.plan.plan import Plan
+    from hf_memkit.plan.search import Search
+
+COMPILE: Final = "compile"
+"""The slot of the choice."""
+
+_MOST_SETUPS: Final = 2
+
+_MOST_SAVED: Final = 0.35
+"""Share of its memory that compiling may save; a setup that lacks more is not compiled. Assumed: 30 % were seen."""
+
+_TRACE_S: Final = 3.0
+_TRACE_S_PER_WEIGHT: Final = 0.2
+"""Seconds to trace a compiled training: for each length of batches, and for each of those and each parameter. Measured
+with Llama on one core of an AMD EPYC: 8 to 9 s with 4 layers of 9 parameters, 20 to 24 s if two lengths are traced,
+17 to 31 s with 12 layers; with checkpointing more than without."""
+
+
+def compile_choice(
+    own: TracedTraining, gpu: Gpu | None, environment: Mapping[str, str], compiled: Choice
+) -> Choice | str:
+    """How a setup can differ from the script: compiled; uncompiled, if the script compiles; or why not compiled, which
+    is empty if there is no reason to print.
+
+    Args:
+        compiled: the choice of the catalogue.
+    """
+    arguments = own.arguments
+    if arguments.torch_compile:
+        settings: dict[str, Any] = dict.fromkeys(compiled.settings, False)
+        for name in ("torch_compile_backend", "torch_compile_mode"):  # each turns torch.compile on
+            if getattr(arguments, name) is not None:
+                settings[f"arguments.{name}"] = None
+        result = "each operation rounds its result"
+        return replace(compiled, name=f"no {compiled.name}", settings=settings, result=result)
+
+    by_launcher = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
+    if by_launcher or own.device != "cuda":
+        return ""
+    if why := too_old_for_triton(gpu):
+        return why
+    if own.engine is not None and own.engine.stage == 3:
+        return _GATHERS
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed here: pip install triton"
+    if own.facts.batch.dropout:
+        return replace(compiled, result=f"{compiled.result}; dropout draws other numbers")
+    return compiled
+
+
+def too_old_for_triton(gpu: Gpu | None) -> str:
+    """Why Triton has no kernels for this GPU; empty if it has, or if the GPU is unknown."""
+    if gpu is None or gpu.capability is None or gpu.capability >= LEAST_CAPABILITY:
+        return ""
+    return f"Triton needs compute capability {LEAST_CAPABILITY}; {gpu.name} has {gpu.capability}"
+
+
+_GATHERS: Final = "ZeRO-3 gathers weights in a hook of every module, and each hook ends the compiled graph"
+
+
+def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, float], None]) -> Plan:
+    """The plan with at most two more setups: its best one and a faster one that lacks little memory, both compiled.
+
+    Args:
+        search: of the plan; its time limit is the plan's.
+        on_slow: called with each setup before its trace, and the seconds that this takes.
+    """
+    change = next(filter(None, search.choices.get(COMPILE, ())), None)
+    if change is None or plan.stopped_by_hand:
+        return plan
+
+    compiles = any(change.settings.values())
+    bases = [plan.proposed, _faster_without_room(plan)] if compiles else [plan.proposed or plan.smallest()]
+    waiting = [base for base in bases if base is not None]
+    added: list[Judgement] = []
+    why = ""
+    try:
+        for _ in range(_MOST_SETUPS):
+            if not waiting:
+                break
+            base = waiting.pop(0)
+            candidate = replace(base.candidate, choices=(*base.candidate.choices, change))
+            if compiles:
+                why = _why_not(base, search)
+                if why:
+                    break
+                on_slow(candidate, _trace_s(base))
+
+            judgement = search.judge(candidate)
+            search.on_judged(judgement)
+            if not judgement.fits:
+                judgement = search.with_segments(judgement)
+            if judgement.prediction is not None and not judgement.is_other:
+                added.append(judgement)
+            else:
+                why = judgement.why
+                waiting = _without_fused_loss(plan, base)
+    except KeyboardInterrupt:
+        plan = replace(plan, stopped=True, stopped_by_hand=True)
+
+    left_out = {**plan.left_out, change.name: why} if why and not added else plan.left_out
+    return replace(plan, traced=(*plan.traced, *added), left_out=left_out)
+
+
+def _faster_without_room(plan: Plan) -> Judgement | None:
+    """The fastest setup that does not fit, but may fit if it is compiled, and is faster than the best that fits. If
+    none fits, the one that lacks least. None if there is none."""
+    possible = [each for each in plan.compared if _may_fit(each) and not each.fits]
+    if plan.proposed is None:
+        return min(possible, key=attrgetter("needs_bytes"), default=None)
+    best_s = plan.proposed.seconds or math.inf
+    faster = [each for each in possible if each.seconds is not None and each.seconds < best_s]
+    return min(faster, key=attrgetter("seconds"), default=None)
+
+
+def _without_fused_loss(plan: Plan, base: Judgement) -> list[Judgement]:
+    """The fastest setup without the fused loss of `base`, which torch cannot compile; empty if it has none."""
+    if all(choice.slot != "loss" for choice in base.candidate.choices):
+        return []
+    plain = [
+        each
+        for each in plan.compared
+        if _may_fit(each) and all(choice.slot != "loss" for choice in each.candidate.choices)
+    ]
+    return sorted(plain, key=lambda each: each.seconds or math.inf)[:1]
+
+
+def _may_fit(judgement: Judgement) -> bool:
+    """Whether a setup may fit if it is compiled."""
+    candidate = judgement.candidate
+    if judgement.prediction is None or judgement.lacks_host or candidate.code or candidate.group == "another method":
+        return False
+    return (1 - _MOST_SAVED) * judgement.needs_bytes <= judgement.limit_bytes
+
+
+def _why_not(base: Judgement, search: Search) -> str:
+    """Why a setup is not compiled; empty if it is."""
+    training = base.training
+    assert training is not None
+    if training.engine is not None and training.engine.stage == 3:
+        return _GATHERS
+    if base.fits and base.run_seconds is not None and base.run_seconds[1] <= compiling_s(training):
+        return f"the whole run takes {base.run_seconds[1]:.3g} s, and compiling about {compiling_s(training):.0f} s"
+    needs_s, left_s = _trace_s(base), search.time_limit.left_s
+    if search.stopped or not search.time_limit.has_time(needs_s):
+        enough = "SECONDS"
+        if not search.stopped:
+            enough = str(math.ceil(search.time_limit.default_or_limit_s - left_s + needs_s))
+        return f"tracing it takes about {needs_s:.0f} s, and {left_s:.0f} s are left; --limit {enough} allows it"
+    return ""
+
+
+def _trace_s(base: Judgement) -> float:
+    """Seconds to trace a setup when it is compiled."""
+    training = base.training
+    assert training is not None
+    weights = training.facts.weights
+    of_one_length = _TRACE_S + _TRACE_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
+    lengths = {step.kind for step in training.steps}
+    return of_one_length * max(1, len(lengths))
