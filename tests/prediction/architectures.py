@@ -200,6 +200,10 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "compiled": _COMPILED,
     "compiled, checkpointing": {**_COMPILED, "arguments.gradient_checkpointing": True},
     "compiled, lora": {**_COMPILED, **SETTINGS["lora"]},
+    "compiled, two lengths": {**_COMPILED, "typical_length": 96},
+    "two lengths": {"typical_length": 96},
+    "compiled, bf16": {**_COMPILED, "arguments.bf16": True},
+    "compiled, bf16, checkpointing": {**_COMPILED, "arguments.bf16": True, "arguments.gradient_checkpointing": True},
     "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager"},
 }
 """What else a training does, for some of the architectures: settings, and fields of `SetupJob` by their names."""
@@ -223,4 +227,6 @@ def of_architecture(architecture: Architecture, setting: str) -> SetupJob:
         **wanted,
     }.items():
         setup = setup.put(key, value, "compared")
+    if "typical_length" in fields:
+        fields["typical"] = setup.put("data.sequence_length", fields.pop("typical_length"), "compared")
     return SetupJob(setup, architecture.length, **fields)

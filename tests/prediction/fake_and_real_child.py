@@ -33,7 +33,7 @@ class Child:
             [sys.executable, "-m", "tests.prediction.fake_and_real"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL if not os.environ.get("SHOW") else None,
             text=True,
             cwd=_ROOT,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},

@@ -52,6 +52,7 @@ def install_compiler() -> None:
         _patch_device_interface()
     _patch_kernels()
     _patch_wrapper_functions()
+    _repeat_random_operations()
     _name_modules()
     _fold_constants_on_host()
     _hide_from_dynamo()
@@ -235,14 +236,37 @@ def _patch_wrapper_functions() -> None:
     guards._empty_strided_cuda = functools.partial(empty_strided, "cuda:0")
     guards._empty_strided_cpu = functools.partial(empty_strided, "cpu")
     guards._reinterpret_tensor = reinterpret_tensor
-    # Recomputed operations that draw random numbers keep the generator's state, which is host memory.
-    _replace(
-        "torch._functorch.partitioners.functionalize_rng_ops",
-        lambda joint, forward, backward, symbols: (forward, backward),
-    )
     path = "torch._inductor.fx_passes.fuse_attention._get_sfdp_patterns"
     attention_patterns = _private(path)
     _replace(path, lambda input_device=None: attention_patterns(torch.device("cpu")))
+
+
+def _repeat_random_operations() -> None:
+    """Runs what checkpointing repeats with the same random numbers, such as attention, without a generator's state.
+
+    Inductor plans such an operation like any other that it does not generate itself, and the wrapper calls
+    `graphsafe_run_with_rng_state(operation, …)` on a GPU (torch 2.13: _functorch/partitioners.py,
+    `functionalize_rng_ops`; _prims/rng_prims.py).
+    """
+    run: dict[str, Callable[..., Any]] = {
+        "run_and_save_rng_state": lambda operation, *args, **kwargs: (
+            torch.get_rng_state(),
+            operation(*args, **kwargs),
+        ),
+        "run_with_rng_state": lambda state, operation, *args, **kwargs: operation(*args, **kwargs),
+        "graphsafe_run_with_rng_state": lambda operation, *args, rng_state, **kwargs: operation(*args, **kwargs),
+    }
+    mode_stack = _private("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+    for name, run_here in run.items():
+        kind = type(_private(f"torch._prims.rng_prims.{name}"))
+
+        def call(
+            self: Any, *args: Any, run_here: Any = run_here, compile_here: Any = kind.__call__, **kwargs: Any
+        ) -> Any:
+            runs = any(isinstance(mode, StorageTracer) for mode in mode_stack())
+            return run_here(*args, **kwargs) if runs else compile_here(self, *args, **kwargs)
+
+        kind.__call__ = call
 
 
 def _name_modules() -> None:

@@ -79,6 +79,7 @@ def patch_memory_queries(tracer: StorageTracer, capacity_bytes: int) -> None:
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.Generator = _Generator  # type: ignore[misc]
     torch.cuda.default_generators = (_Generator("cuda:0"),)
+    torch.cuda._get_generator = lambda device: torch.cuda.default_generators[0]
 
 
 _WEIGHT_LIBRARIES: Final = ("safetensors", "transformers", "accelerate", "peft")
@@ -140,3 +141,6 @@ class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self.memkit_device
+
+    def clone_state(self) -> _Generator:
+        return _Generator(self.memkit_device)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -123,8 +124,13 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
             head.register_forward_pre_hook(lambda _, args: self._loss_begins(args))
 
     on_step_begin, on_step_end = _boundary_event("step_begin"), _boundary_event("step_end")
-    on_substep_end, on_pre_optimizer_step = _boundary_event("substep_end"), _boundary_event("pre_optimizer_step")
+    on_substep_end = _boundary_event("substep_end")
     on_evaluate, on_save = _boundary_event("evaluate_end"), _boundary_event("save_end")
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        if compiled_modules:
+            gc.collect()  # dynamo keeps the first output in a cycle until Python collects it, whenever that is
+        self._phases.pre_optimizer_step()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
         self.optimizer_steps += 1
