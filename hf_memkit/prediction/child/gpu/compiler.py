@@ -105,6 +105,10 @@ def _save_time() -> None:
     """Turns off what takes time and does not change the compiled code: a fifth of it."""
     _replace("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
     _replace("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
+    no_system = staticmethod(lambda: {"hash": ""})
+    _replace("torch._inductor.codecache.CacheBase.get_system", no_system)  # reads all files of Triton
+    path = "torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__"
+    _replace(path, functools.cache(_private(path)))  # fills the one object that there is, each time it is asked for
 
     def collect_new(_: Any) -> None:
         gc.enable()
