@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import math
@@ -48,6 +49,7 @@ def install_compiler() -> None:
         Unmodelled: a private name that this needs is missing in the installed torch.
     """
     _configure()
+    _save_time()
     if torch.cuda.is_available():
         _patch_device_interface()
     _patch_kernels()
@@ -101,6 +103,24 @@ def _configure() -> None:
     for name, value in values.items():
         _replace(f"torch._inductor.config.{name}", value)
     _replace("torch._functorch.config.enable_autograd_cache", False)
+
+
+def _save_time() -> None:
+    """Turns off what takes time and does not change what compiled code allocates."""
+    _replace("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
+    _replace("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
+    no_system = staticmethod(lambda: {"hash": ""})
+    _replace("torch._inductor.codecache.CacheBase.get_system", no_system)  # reads all files of Triton
+    path = "torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__"
+    _replace(path, functools.cache(_private(path)))  # fills the one object that there is, each time it is asked for
+
+    def collect_new(_: Any) -> None:
+        gc.enable()
+        gc.collect(1)
+
+    # Instead of tens of collections while code is compiled, one at its end. It frees tensors in cycles, too.
+    _private("torch._dynamo.on_compile_start")(lambda _: gc.disable())
+    _private("torch._dynamo.on_compile_end")(collect_new)
 
 
 def _patch_device_interface() -> None:
