@@ -106,7 +106,7 @@ class InputSizes(TypedDict, total=False):
     """Tokens of the longest sequence. Absent: for input other than text."""
 
 
-class Compilation(TypedDict, total=False):
+class CompilationCounts(TypedDict, total=False):
     """What torch.compile did since the training began. Source: the counters of `torch._dynamo`."""
 
     graphs: int
@@ -129,7 +129,7 @@ class Compiled(TypedDict, total=False):
     """What a record has if torch compiled. Absent: in `step`, `evaluate` and `save`, if torch neither compiled a graph
     nor gave up since the last record; in `oom` and `end`, if it did not at all."""
 
-    compilation: Compilation
+    compilation: CompilationCounts
     """Figures since the training began."""
     compiled_graphs: int
     """Graphs compiled since the last record. Absent: in `oom` and `end`."""

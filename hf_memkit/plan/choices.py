@@ -21,7 +21,7 @@ from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Choice
-from hf_memkit.plan.compiled import compile_choice, too_old_for_triton
+from hf_memkit.plan.compile_choice import compile_choice, too_old_for_triton
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
 from hf_memkit.setup.techniques.allocator import user_settings

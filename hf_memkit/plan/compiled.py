@@ -1,4 +1,4 @@
-"""torch.compile in a plan: when a setup can have it, and the setups that are traced with it.
+"""The setups of a plan that are traced with torch.compile.
 
 Compiling makes a trace take ten times as long or more. So a finished plan gets at most two compiled setups, if the
 search has time left for them. If the script itself compiles, it gets the best setup without torch.compile instead.
@@ -8,26 +8,20 @@ In: a finished plan and its search. Out: the plan with these setups, or with the
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from hf_memkit.catalog.hardware import Gpu
-from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import compiling_s
+from hf_memkit.plan.compile_choice import COMPILE
 from hf_memkit.plan.judgement import Judgement
-from hf_memkit.prediction.traced_training import TracedTraining
-from hf_memkit.setup.techniques.compiling import LEAST_CAPABILITY
 
 if TYPE_CHECKING:
     from hf_memkit.plan.plan import Plan
     from hf_memkit.plan.search import Search
-
-COMPILE: Final = "compile"
-"""The slot of the choice."""
 
 _MOST_SETUPS: Final = 2
 
@@ -39,48 +33,6 @@ _TRACE_S_PER_WEIGHT: Final = 0.2
 """Seconds to trace a compiled training: for each length of batches, and for each of those and each parameter. Measured
 with Llama on one core of an AMD EPYC: 8 to 9 s with 4 layers of 9 parameters, 20 to 24 s if two lengths are traced,
 17 to 31 s with 12 layers; with checkpointing more than without."""
-
-
-def compile_choice(
-    own: TracedTraining, gpu: Gpu | None, environment: Mapping[str, str], compiled: Choice
-) -> Choice | str:
-    """How a setup can differ from the script: compiled; uncompiled, if the script compiles; or why not compiled, which
-    is empty if there is no reason to print.
-
-    Args:
-        compiled: the choice of the catalogue.
-    """
-    arguments = own.arguments
-    if arguments.torch_compile:
-        settings: dict[str, Any] = dict.fromkeys(compiled.settings, False)
-        for name in ("torch_compile_backend", "torch_compile_mode"):  # each turns torch.compile on
-            if getattr(arguments, name) is not None:
-                settings[f"arguments.{name}"] = None
-        result = "each operation rounds its result"
-        return replace(compiled, name=f"no {compiled.name}", settings=settings, result=result)
-
-    by_launcher = environment.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
-    if by_launcher or own.device != "cuda":
-        return ""
-    if why := too_old_for_triton(gpu):
-        return why
-    if own.engine is not None and own.engine.stage == 3:
-        return _GATHERS
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed here: pip install triton"
-    if own.facts.batch.dropout:
-        return replace(compiled, result=f"{compiled.result}; dropout draws other numbers")
-    return compiled
-
-
-def too_old_for_triton(gpu: Gpu | None) -> str:
-    """Why Triton has no kernels for this GPU; empty if it has, or if the GPU is unknown."""
-    if gpu is None or gpu.capability is None or gpu.capability >= LEAST_CAPABILITY:
-        return ""
-    return f"Triton needs compute capability {LEAST_CAPABILITY}; {gpu.name} has {gpu.capability}"
-
-
-_GATHERS: Final = "ZeRO-3 gathers weights in a hook of every module, and each hook ends the compiled graph"
 
 
 def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, float], None]) -> Plan:

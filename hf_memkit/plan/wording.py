@@ -14,7 +14,7 @@ from hf_memkit.common.answer.answer import NONE
 from hf_memkit.common.units import GIB, format_gib
 from hf_memkit.plan.candidate import without
 from hf_memkit.plan.choices import IN_NO_PLAN
-from hf_memkit.plan.compiled import COMPILE
+from hf_memkit.plan.compile_choice import COMPILE
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
 

@@ -204,7 +204,12 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "two lengths": {"typical_length": 96},
     "compiled, bf16": {**_COMPILED, "arguments.bf16": True},
     "compiled, bf16, checkpointing": {**_COMPILED, "arguments.bf16": True, "arguments.gradient_checkpointing": True},
-    "compiled, aot_eager": {**_COMPILED, "arguments.torch_compile_backend": "aot_eager", "layers": 1},
+    "compiled, aot_eager": {
+        **_COMPILED,
+        "arguments.torch_compile_backend": "aot_eager",
+        "arguments.eval_strategy": "no",
+        "layers": 1,
+    },
 }
 """What else a training does, for some of the architectures: settings, and fields of `SetupJob` by their names."""
 

@@ -256,7 +256,8 @@ def _train(asked: SetupJob) -> int:
         marks.trainer = trainer
         trainer.train()
         size = arguments.eval_batch_size
-        trainer.evaluate(rows(size, size * asked.evaluation_batches))
+        if asked.setup["arguments.eval_strategy"] != "no":
+            trainer.evaluate(rows(size, size * asked.evaluation_batches))
         marks.mark(marks.phases.phase)
         batch = trainer.data_collator(
             [train_rows[len(train_rows) - 1 - row] for row in range(arguments.train_batch_size)]

@@ -40,6 +40,7 @@ def child() -> Iterator[Child]:
         yield started
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
 def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
     _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")))

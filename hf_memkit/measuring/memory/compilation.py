@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hf_memkit.components.recompilation_guard_counts import CompileCounts, compile_counts
-from hf_memkit.measuring.record_types import Compilation, Compiled
+from hf_memkit.measuring.record_types import CompilationCounts, Compiled
 
 _REASONS: Final = 3
 _LONGEST: Final = 160
@@ -49,7 +49,7 @@ class CompileWatch:
         given_up = max(0, now.counts.given_up - start.counts.given_up)
         breaks = now.breaks - start.breaks
         failed_guards = now.failed_guards - start.failed_guards
-        figures: Compilation = {
+        figures: CompilationCounts = {
             "graphs": graphs,
             "graph_breaks": breaks.total(),
             "recompilations": max(0, now.compiled_again - start.compiled_again - given_up),

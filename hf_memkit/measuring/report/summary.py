@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.catalog.fit import was_tight
 from hf_memkit.common.terms import CATEGORIES, PHASES
-from hf_memkit.measuring.record_types import Compilation, OomRecord, StepRecord
+from hf_memkit.measuring.record_types import CompilationCounts, OomRecord, StepRecord
 from hf_memkit.measuring.report.load import RankRun, Run
 
 ACCEPTED_SHARE: Final = 0.02
@@ -98,7 +98,7 @@ class Summary:
     predicted_step_time_ms: tuple[float, ...]
     retries: int
     predicted: tuple[Compared, ...]
-    compilation: Compilation | None
+    compilation: CompilationCounts | None
     compiled_steps: tuple[int, ...]
 
     @property
@@ -210,7 +210,7 @@ def _of_rank(rank: RankRun) -> Summary:
     return replace(summary, predicted=tuple(_compared(summary, rank.run.get("prediction") or {})))
 
 
-def _last_compilation(rank: RankRun) -> Compilation | None:
+def _last_compilation(rank: RankRun) -> CompilationCounts | None:
     """The last figures of torch.compile since the last start. They grow from record to record."""
     end: list[Mapping[str, Any]] = [rank.end] if rank.end is not None else []
     records: list[Mapping[str, Any]] = [*rank.steps, *rank.evaluations, *rank.saves, *rank.ooms, *end]

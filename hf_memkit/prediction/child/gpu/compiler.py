@@ -36,7 +36,7 @@ TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
 LEAST_CAPABILITY: Final = (7, 0)
 """The first GPUs that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
 
-TESTED_WITH: Final = ("2.9.1", "2.13.0")
+TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch that compiled trainings are compared on (tests/prediction/test_compiled.py)."""
 
 

@@ -27,7 +27,7 @@ from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, na
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
-from hf_memkit.prediction.child.gpu.compiler import compilation
+from hf_memkit.prediction.child.gpu.compiler import compilation, compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
@@ -166,6 +166,8 @@ def traced_training(
         f"{line} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
         for line in made_up_at
     ]
+    if compiled_modules:
+        notes.append(f"compiled by torch {torch.__version__}: another version may need more or less memory")
     notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
     if watch.optimizer_steps < chosen.required:
         raise Unmodelled(
