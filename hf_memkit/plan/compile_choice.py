@@ -15,7 +15,7 @@ from hf_memkit.setup.techniques.compiling import LEAST_CAPABILITY
 COMPILE: Final = "compile"
 """The slot of the choice."""
 
-_GATHERS: Final = "ZeRO-3 gathers weights in a hook of every module, and each hook ends the compiled graph"
+GATHERS: Final = "ZeRO-3 gathers weights in a hook of every module, and each hook ends the compiled graph"
 
 
 def compile_choice(
@@ -42,7 +42,7 @@ def compile_choice(
     if why := too_old_for_triton(gpu):
         return why
     if own.engine is not None and own.engine.stage == 3:
-        return _GATHERS
+        return GATHERS
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed here: pip install triton"
     if own.facts.batch.dropout:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import compiling_s
-from hf_memkit.plan.compile_choice import COMPILE
+from hf_memkit.plan.compile_choice import COMPILE, GATHERS
 from hf_memkit.plan.judgement import Judgement
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _why_not(base: Judgement, search: Search) -> str:
     training = base.training
     assert training is not None
     if training.engine is not None and training.engine.stage == 3:
-        return _GATHERS
+        return GATHERS
     if base.fits and base.run_seconds is not None and base.run_seconds[1] <= compiling_s(training):
         return f"the whole run takes {base.run_seconds[1]:.3g} s, and compiling about {compiling_s(training):.0f} s"
     needs_s, left_s = _trace_s(base), search.time_limit.left_s
