@@ -18,6 +18,7 @@ from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import compiling_s
 from hf_memkit.plan.compile_choice import COMPILE, GATHERS
 from hf_memkit.plan.judgement import Judgement
+from hf_memkit.prediction.time.compile_time import trace_seconds
 
 if TYPE_CHECKING:
     from hf_memkit.plan.plan import Plan
@@ -27,12 +28,6 @@ _MOST_SETUPS: Final = 2
 
 _MOST_SAVED: Final = 0.35
 """Share of its memory that compiling may save; a setup that lacks more is not compiled. Assumed: 30 % were seen."""
-
-_TRACE_S: Final = 3.0
-_TRACE_S_PER_WEIGHT: Final = 0.2
-"""Seconds to trace a compiled training: for each length of batches, and for each of those and each parameter. Measured
-with Llama on one core of an AMD EPYC: 8 to 9 s with 4 layers of 9 parameters, 20 to 24 s if two lengths are traced,
-17 to 31 s with 12 layers; with checkpointing more than without."""
 
 
 def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, float], None]) -> Plan:
@@ -132,6 +127,5 @@ def _trace_s(base: Judgement) -> float:
     training = base.training
     assert training is not None
     weights = training.facts.weights
-    of_one_length = _TRACE_S + _TRACE_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
     lengths = {step.kind for step in training.steps}
-    return of_one_length * max(1, len(lengths))
+    return trace_seconds(len(weights.trained) + len(weights.frozen)) * max(1, len(lengths))

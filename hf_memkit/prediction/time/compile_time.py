@@ -1,4 +1,4 @@
-"""Time that torch.compile takes in the first steps of a run."""
+"""Time that torch.compile takes: in the first steps of a run, and here in a trace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,18 @@ Calls of the last two are estimated from the number of layers. Triton's share is
 parallel: 4 of 88 s for a vision model (pytorch/pytorch#145447).
 """
 
+_TRACE_S: Final = 3.0
+_TRACE_S_PER_PARAMETER: Final = 0.2
+"""Seconds to trace a compiled training, and for each of its parameters in addition. Measured with Llama on one core of
+an AMD EPYC: 8 to 9 s with 4 layers of 9 parameters, 17 to 31 s with 12 layers; more with checkpointing."""
+
 
 def compile_seconds(compilation: Compilation | None) -> Range:
     """Seconds that the first steps of a run take longer than later ones."""
     return ZERO if compilation is None else _S_PER_CALL.times(compilation.calls)
+
+
+def trace_seconds(parameters: int) -> float:
+    """Seconds to trace a training of a model with so many parameter tensors when it is compiled, for one length of its
+    batches."""
+    return _TRACE_S + _TRACE_S_PER_PARAMETER * parameters

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched
+from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.setup.techniques.compiling import GRAPH_MODES
 
@@ -173,6 +175,9 @@ def compile_module(compile_: Callable[..., Any], model: torch.nn.Module, **optio
             "or use_liger_kernel"
         )
     install_compiler()
+    if not compiled_modules:
+        seconds = trace_seconds(sum(1 for _ in model.parameters()))
+        print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
     compiled_modules.append(model)
     return compile_(model, **options)
 

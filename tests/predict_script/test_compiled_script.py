@@ -1,0 +1,84 @@
+"""Scripts with torch_compile: what is traced, and what is refused."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.predict_script.conftest import Predict
+
+_SCRIPT: Final = """
+import sys
+import torch
+import transformers
+from transformers import Trainer, TrainingArguments
+
+LLAMA = dict(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    vocab_size=512, use_cache=False,
+)
+T5 = dict(
+    vocab_size=512, d_model=64, d_kv=32, d_ff=128, num_layers=2, num_heads=2, decoder_start_token_id=0, pad_token_id=0
+)
+if "t5" in sys.argv:
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+else:
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+lengths = [64, 96, 100, 128] if "lengths" in sys.argv else [128]
+rows = [{"input_ids": torch.arange(length), "labels": torch.arange(length)} for length in lengths * 16]
+options = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
+arguments = TrainingArguments(
+    "out", max_steps=3, per_device_train_batch_size=1 if "lengths" in sys.argv else 4, report_to=[], bf16=True,
+    torch_compile="eager" not in sys.argv, use_liger_kernel="liger" in sys.argv, **options
+)
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "capability", "reason"),
+    [
+        (["torch_compile_mode=reduce-overhead"], (8, 9), "torch_compile_mode=reduce-overhead: CUDA graphs"),
+        (["torch_compile_backend=cudagraphs"], (8, 9), "torch_compile_backend=cudagraphs: not traced"),
+        ([], (6, 0), "has compute capability 6.0; Triton needs 7.0 or later"),
+        (["liger"], (8, 9), "torch_compile with Liger"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused(
+    predict: Predict, arguments: list[str], capability: tuple[int, int], reason: str
+) -> None:
+    failed = predict(_SCRIPT, *arguments, capability=capability).failed
+    assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
+    assert reason in failed.message and "\n" not in failed.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        ([], {}),
+        (["t5"], {}),  # creates a constant on the GPU
+        (["lengths"], {}),
+        (["optim=adamw_torch_8bit"], {}),
+        (["eval_strategy=steps"], {}),
+        ([], {"ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "true"}),
+    ],
+)
+def test_a_compiled_script_is_traced(
+    predict: Predict, arguments: list[str], environment: dict[str, str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = set(Path(tempfile.gettempdir()).glob("torchinductor_*/*"))
+    compiled, eager = (
+        predict(_SCRIPT, *arguments, *more, environment=environment, capability=(8, 9)) for more in ([], ["eager"])
+    )
+    assert compiled.training is not None and eager.training is not None, compiled.failed
+    assert eager.training.compilation is None
+    assert compiled.training.compilation is not None and compiled.training.compilation.graphs >= 2
+    assert any(note.startswith("compiled by torch ") for note in compiled.training.notes)
+
+    peaks = [sum(outcome.training.of_steps()["worst"].peak().categories.values()) for outcome in (compiled, eager)]
+    assert peaks[0] < peaks[1], "compiling saves activations here"
+    assert set(Path(tempfile.gettempdir()).glob("torchinductor_*/*")) == kept, "a file was left behind"
