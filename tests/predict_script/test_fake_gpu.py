@@ -200,10 +200,15 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Predict) -> None:
     )
 
 
-def test_a_compiled_model_is_refused(run: Predict) -> None:
+def test_a_model_that_the_script_compiles_is_traced(run: Predict) -> None:
     """Would notice: what it keeps when it runs eager, reported as the memory of the compiled code."""
-    error = run("train(torch.compile(model()))").failed
-    assert "torch.compile(LlamaForCausalLM)" in error.message and error.place.startswith("train.py, line")
+    compiled = run("train(torch.compile(model(), backend='aot_eager'))").training
+    assert any(note.startswith("compiled by torch") for note in compiled.notes)
+
+
+def test_a_compiled_function_is_refused(run: Predict) -> None:
+    error = run("torch.compile(torch.nn.functional.gelu)(torch.ones(2))").failed
+    assert "torch.compile(gelu)" in error.message and error.place.startswith("train.py, line")
 
 
 @pytest.mark.slow

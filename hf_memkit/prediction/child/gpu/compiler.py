@@ -166,19 +166,21 @@ on_allocation: list[Callable[[str], None]] = []
 for it; the name is empty for code outside of all submodules."""
 
 
-def compile_module(compile_: Callable[..., Any], model: torch.nn.Module, **options: Any) -> Any:
-    """Compiles a module with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot be traced."""
+def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
+    """Compiles a module or a function with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot
+    be traced."""
     _refuse(options)
-    if any(_is_of_liger(module) for module in model.modules()):
-        raise Unmodelled(
-            "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit torch_compile "
-            "or use_liger_kernel"
-        )
     install_compiler()
-    if not compiled_modules:
-        seconds = trace_seconds(sum(1 for _ in model.parameters()))
-        print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
-    compiled_modules.append(model)
+    if isinstance(model, torch.nn.Module):
+        if any(_is_of_liger(module) for module in model.modules()):
+            raise Unmodelled(
+                "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit "
+                "torch_compile or use_liger_kernel"
+            )
+        if not compiled_modules:
+            seconds = trace_seconds(sum(1 for _ in model.parameters()))
+            print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
+        compiled_modules.append(model)
     return compile_(model, **options)
 
 

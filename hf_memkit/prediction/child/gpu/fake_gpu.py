@@ -289,8 +289,8 @@ def replace_compiler() -> None:
 
 
 def _compiled(model: Any = None, **options: Any) -> Any:
-    """Replaces `torch.compile`. The only compiled function that memkit supports, torchao's AdamW step of one
-    parameter, becomes an upper bound of its memory; other compiled functions raise `Unmodelled` when they run."""
+    """Replaces `torch.compile`. Modules and flex attention are compiled with kernels that do nothing. torchao's AdamW
+    step of one parameter becomes an upper bound of its memory. Other functions raise `Unmodelled` when they run."""
     if model is None:
         return functools.partial(_compiled, **options)
     from torch._dynamo import eval_frame
@@ -302,7 +302,7 @@ def _compiled(model: Any = None, **options: Any) -> Any:
         return _fused_step
     if not isinstance(model, Callable):  # type: ignore[arg-type]
         return model
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) or name.startswith("torch.nn.attention.flex_attention."):
         from hf_memkit.prediction.child.gpu.compiler import compile_module
 
         return compile_module(torch_compile, model, **options)

@@ -90,7 +90,8 @@ LOADED: Final = (
     ),
     Replacement(
         "torch.compile",
-        "nothing is compiled; torchao's step becomes an upper bound, others raise Unmodelled when they run",
+        "modules and flex attention are compiled with kernels that do nothing; torchao's step becomes an upper bound; "
+        "other functions raise Unmodelled when they run",
         "the compiler is loaded, and operations in compiled code are not traced",
         "fake_gpu.py, replace_compiler",
         order="before transformers and accelerate, which compile functions when they are imported",
@@ -245,8 +246,8 @@ ABOVE_TRAIN: Final = (
         lambda script: library_rules.patch_view_errors(),
     ),
     Replacement(
-        "torch._dynamo.*.get_torch_obj_rule_map",
-        "no function has rules for the compiler",
+        "torch._dynamo.trace_rules.load_object",
+        "functions of memkit have no rules for the compiler",
         "the import of the compiler fails: several functions of torch.cuda are the same one",
         lambda script: when_imported("torch._dynamo.trace_rules", fake_gpu.skip_own_functions),
     ),

@@ -166,7 +166,7 @@ def traced_training(
         f"{line} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
         for line in made_up_at
     ]
-    if compiled_modules:
+    if compiled_modules or compilation() is not None:
         notes.append(f"compiled by torch {torch.__version__}: another version may need more or less memory")
     notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
     if watch.optimizer_steps < chosen.required:
