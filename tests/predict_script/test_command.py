@@ -421,7 +421,10 @@ ENDS = {
         "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'\n" + TINY + "\ntrainer(tiny()).train()\n",
         "ACCELERATE_MIXED_PRECISION=bf16", "",
     ),
-    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True, torch_compile_backend='cudagraphs').train()\n", "not traced", ""),
+    "compiles": (
+        TINY + "\ntrainer(tiny(), torch_compile=True, torch_compile_backend='cudagraphs').train()\n",
+        "not traced", "",
+    ),
 }  # fmt: skip
 
 
