@@ -223,7 +223,7 @@ from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 made(max_steps=2, save_steps=2).train()
 trainer, tracer = made(max_steps=4, save_strategy="no"), StorageTracer("cpu")
-watch = TrainingWatch(tracer)
+watch = TrainingWatch(tracer, lambda: trainer.model_wrapped)
 trainer.add_callback(watch)
 with tracer:
     tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()])

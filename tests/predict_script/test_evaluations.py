@@ -110,7 +110,7 @@ from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 found = {{}}
 for name in {NAMES!r}:
     trainer, tracer = made(name), StorageTracer("cpu")
-    watch = TrainingWatch(tracer)
+    watch = TrainingWatch(tracer, lambda: trainer.model_wrapped)
     trainer.add_callback(watch)
     with tracer:
         tracer.adopt([*trainer.model.parameters(), *trainer.model.buffers()])

@@ -230,6 +230,7 @@ def _train(asked: SetupJob) -> int:
     _mark_stopped_recomputations()
     _arrays_are_copies()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
         arguments = build_arguments(
             asked.setup, {**SHORT_AND_QUIET, **prepared_rows(asked.setup), "output_dir": folder, "use_cpu": True}
         )

@@ -15,7 +15,7 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
 from tests.prediction.fake_and_real_child import Child
 
-HOST_BYTES: Final = 64
+HOST_BYTES: Final = 128
 """Numbers on the host that a real CPU training makes and a trace of a GPU does not have, such as seeds."""
 
 QUICK: Final = (("llama", "compiled, aot_eager"), ("vit", "compiled, aot_eager"))
