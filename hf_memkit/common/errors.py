@@ -54,8 +54,8 @@ class ScriptFailed(InputError):
 
 
 class NoKernel(InputError, NotImplementedError):
-    """An operation that a GPU does not support for the dtype of its tensors. Libraries that fall back on torch's own
-    error here fall back on this one too."""
+    """An operation that a GPU does not support: for the dtype of its tensors, or at all. Libraries that fall back on
+    torch's own error here fall back on this one too."""
 
 
 class Unmodelled(InputError):

@@ -1,6 +1,6 @@
 """The setups of a plan that are traced with torch.compile.
 
-Compiling makes a trace take ten times as long or more. So a finished plan gets at most two compiled setups, if the
+Compiling makes a trace take much longer. So a finished plan gets at most two compiled setups, if the
 search has time left for them. If the script itself compiles, it gets the best setup without torch.compile instead.
 
 In: a finished plan and its search. Out: the plan with these setups, or with the reason why it has none.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -49,7 +54,7 @@ def test_what_cannot_be_traced_is_refused(
     predict: Predict, arguments: list[str], capability: tuple[int, int], reason: str
 ) -> None:
     failed = predict(_SCRIPT, *arguments, capability=capability).failed
-    assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
+    assert failed is not None and failed.type in ("Unmodelled", "NoKernel") and not failed.by_script
     assert reason in failed.message and "\n" not in failed.message
 
 
@@ -76,3 +81,18 @@ def test_a_compiled_script_is_traced(predict: Predict, arguments: list[str], env
 
     peaks = [sum(outcome.training.of_steps()["worst"].peak().categories.values()) for outcome in (compiled, eager)]
     assert peaks[0] < peaks[1], "compiling saves activations here"
+
+
+@pytest.mark.slow
+def test_a_compiled_prediction_leaves_no_file(tmp_path: Path) -> None:
+    """Inductor writes its code to a folder of the machine. Importing dynamo creates it; it stays empty."""
+    script, temporary = tmp_path / "train.py", tmp_path / "temporary"
+    script.write_text(_SCRIPT)
+    temporary.mkdir()
+    command = [sys.executable, "-m", "hf_memkit", "predict", str(script), "--gpu", "RTX 4090", "--json"]
+    environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and "compiling on this machine, about" in run.stderr, run.stderr
+    assert json.loads(run.stdout)["compilation"]["graphs"] >= 2
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []

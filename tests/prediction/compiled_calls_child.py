@@ -2,7 +2,7 @@
 
     python -m tests.prediction.compiled_calls_child
 
-A process of its own, because dynamo and inductor stay patched.
+It runs in a separate process, because dynamo and inductor stay patched.
 """
 
 from __future__ import annotations

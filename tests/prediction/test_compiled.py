@@ -15,22 +15,24 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
 from tests.prediction.fake_and_real_child import Child
 
-HOST_BYTES: Final = 128
-"""Numbers on the host that a real CPU training makes and a trace of a GPU does not have, such as seeds."""
-
 QUICK: Final = (("llama", "compiled, aot_eager"), ("vit", "compiled, aot_eager"))
 """One layer, without inductor, whose C++ takes a compiler half a minute."""
 
 SLOW: Final = (
-    ("llama", "compiled"),
-    ("gpt2", "compiled"),  # with dropout
-    ("bert", "compiled, bf16"),
-    ("vit", "compiled"),
-    ("mixtral", "compiled"),
-    ("llama", "compiled, lora"),
-    ("gpt2", "compiled, checkpointing"),  # which repeats dropout
-    ("llama", "compiled, two lengths"),
+    ("llama", "compiled", 0),
+    ("gpt2", "compiled", 48),  # with dropout
+    ("bert", "compiled, bf16", 0),
+    ("vit", "compiled", 0),
+    ("mixtral", "compiled", 0),
+    ("llama", "compiled, lora", 112),
+    ("gpt2", "compiled, checkpointing", 48),  # which repeats dropout
+    ("llama", "compiled, two lengths", 0),
 )
+"""Architecture, setting, and bytes that the real training has on the host in addition, and a trace does not have:
+AOTAutograd keeps the number of a multiplication in 8 bytes, such as the scaling of each of LoRA's 14 parts."""
+
+LOSS_BYTES: Final = 16
+"""Further numbers on the host in a phase below the peak, such as the loss that is logged."""
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +45,25 @@ def child() -> Iterator[Child]:
 @pytest.mark.tracing
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
 def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
-    _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")))
+    _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")), 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("architecture", "setting"), SLOW)
-def test_training_compiled_by_inductor_is_equal(child: Child, architecture: str, setting: str) -> None:
+@pytest.mark.parametrize(("architecture", "setting", "on_host"), SLOW)
+def test_training_compiled_by_inductor_is_equal(child: Child, architecture: str, setting: str, on_host: int) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
-    _assert_same_bytes(fake, real)
+    _assert_same_bytes(fake, real, on_host)
     eager = child.ask(architecture, setting.removeprefix("compiled").removeprefix(", ") or "plain", "fake")
     assert fake["peak_bytes"] != eager["peak_bytes"], "nothing was compiled"
 
 
-def _assert_same_bytes(fake: dict[str, Any], real: dict[str, Any]) -> None:
-    """The peaks of all phases are equal: after forward, in backward, and after the optimizer's step."""
+def _assert_same_bytes(fake: dict[str, Any], real: dict[str, Any], on_host: int) -> None:
+    """The peaks are equal: of the training, and of its phases (after forward, in backward, after the optimizer)."""
     assert "error" not in fake and "error" not in real, (fake, real)
-    assert abs(fake["peak_bytes"] - real["peak_bytes"]) <= HOST_BYTES
+    assert real["peak_bytes"] - fake["peak_bytes"] == on_host, (fake, real)
     for phase in ("data", "forward", "backward", "optimizer"):
-        assert abs(fake["phases"][phase] - real["phases"][phase]) <= HOST_BYTES, (phase, fake, real)
+        further = real["phases"][phase] - fake["phases"][phase] - on_host
+        assert 0 <= further <= LOSS_BYTES, (phase, fake, real)
 
 
 def test_a_torch_without_a_private_name_is_refused() -> None:

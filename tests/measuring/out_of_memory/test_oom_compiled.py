@@ -42,7 +42,7 @@ def fresh() -> Iterator[None]:
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("backend", "times"), [("aot_eager", 1), ("eager", 0)])
 def test_compiled_code_makes_zeros_as_large_as_the_logits(backend: str, times: int) -> None:
-    """Defect: torch no longer makes them (pytorch#131794), and the explanation still says so."""
+    """Defect: torch no longer makes them (pytorch#131794), but the explanation still names them."""
     model = torch.compile(LanguageModel(), backend=backend)
     tokens = torch.arange(2 * 40).reshape(2, 40)
     model(tokens)["loss"].backward()

@@ -26,17 +26,14 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_memkit.common.errors import Unmodelled
+from hf_memkit.common.errors import NoKernel, Unmodelled
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
-from hf_memkit.setup.techniques.compiling import GRAPH_MODES
+from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, LEAST_CAPABILITY
 
-TRACED_BACKENDS: Final = ("inductor", "aot_eager", "eager")
-
-LEAST_CAPABILITY: Final = (7, 0)
-"""The first GPUs that Triton compiles for (torch 2.13: _inductor/exc.py, `GPUTooOldForTriton`)."""
+TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs")
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch that compiled trainings are compared on (tests/prediction/test_compiled.py)."""
@@ -212,11 +209,13 @@ def _refuse(options: dict[str, Any]) -> None:
         return
     if importlib.util.find_spec("triton") is None:
         raise Unmodelled("torch_compile: the trace needs triton; run: pip install triton")
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < LEAST_CAPABILITY:
-        capability = ".".join(map(str, torch.cuda.get_device_capability()))
-        raise Unmodelled(
-            f"torch_compile: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs 7.0 or "
-            "later. Omit torch_compile, or use torch_compile_backend=aot_eager"
+    if not torch.cuda.is_available():
+        return
+    capability = float("{}.{}".format(*torch.cuda.get_device_capability()))
+    if capability < LEAST_CAPABILITY:
+        raise NoKernel(
+            f"torch_compile: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs "
+            f"{LEAST_CAPABILITY} or later. Omit torch_compile, or use torch_compile_backend=aot_eager"
         )
 
 

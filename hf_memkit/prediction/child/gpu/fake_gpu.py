@@ -281,6 +281,7 @@ def patch_streams() -> None:
 
 
 torch_compile: Final = torch.compile
+"""The original, which compiles."""
 
 
 def replace_compiler() -> None:

@@ -62,9 +62,9 @@ from hf_memkit.setup.setup import Setup
 
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Runs the script and writes its result; does not return if the script calls `train()`."""
+    _set_up_process(request)
     # For the code that torch.compile writes; the folder is removed with the result.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(result.parent / "inductor")
-    _set_up_process(request)
     run = _ScriptRun(request, result)
     run.prepare()
     run.out.write(run.until_end())
