@@ -85,14 +85,14 @@ def test_a_compiled_script_is_traced(predict: Predict, arguments: list[str], env
 
 @pytest.mark.slow
 def test_a_compiled_prediction_leaves_no_file(tmp_path: Path) -> None:
-    """Inductor writes its code to a folder of the machine. Importing dynamo creates it; it stays empty."""
-    script, temporary = tmp_path / "train.py", tmp_path / "temporary"
+    """Inductor writes its code to a folder of temporary files, or to the user's cache."""
+    script, temporary, cache = tmp_path / "train.py", tmp_path / "temporary", tmp_path / "cache"
     script.write_text(_SCRIPT)
     temporary.mkdir()
     command = [sys.executable, "-m", "hf_memkit", "predict", str(script), "--gpu", "RTX 4090", "--json"]
-    environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    folders = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
+    environment = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0 and "compiling on this machine, about" in run.stderr, run.stderr
     assert json.loads(run.stdout)["compilation"]["graphs"] >= 2
-    assert [path for path in temporary.rglob("*") if path.is_file()] == []
+    assert [path for folder in (temporary, cache) for path in folder.rglob("*") if path.is_file()] == []

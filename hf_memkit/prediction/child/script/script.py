@@ -63,7 +63,7 @@ from hf_memkit.setup.setup import Setup
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Runs the script and writes its result; does not return if the script calls `train()`."""
     _set_up_process(request)
-    # For the code that torch.compile writes; the folder is removed with the result.
+    # The code that torch.compile writes is removed with the result: it is of no use in the user's own cache.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(result.parent / "inductor")
     run = _ScriptRun(request, result)
     run.prepare()
