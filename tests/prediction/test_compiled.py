@@ -15,7 +15,10 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
 from tests.prediction.fake_and_real_child import Child
 
-QUICK: Final = (("llama", "compiled, aot_eager"), ("vit", "compiled, aot_eager"))
+QUICK: Final = (
+    pytest.param("llama", "compiled, aot_eager", marks=pytest.mark.tracing),
+    ("vit", "compiled, aot_eager"),
+)
 """One layer, without inductor, whose C++ takes a compiler half a minute."""
 
 SLOW: Final = (
@@ -42,7 +45,14 @@ def child() -> Iterator[Child]:
         yield started
 
 
-@pytest.mark.tracing
+@pytest.mark.parametrize(("architecture", "setting"), QUICK)
+def test_compiled_training_is_traced(child: Child, architecture: str, setting: str) -> None:
+    """Also spares the next test half of its time: the child keeps its answers."""
+    fake = child.ask(architecture, setting, "fake")
+    assert "error" not in fake, fake
+    assert fake["phases"]["data"] < fake["phases"]["forward"], "activations decide"
+
+
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
 def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
     _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")), 0)

@@ -108,6 +108,8 @@ def _save_time() -> None:
     """Turns off what takes time and does not change what compiled code allocates."""
     _replace("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
     _replace("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
+    # Else a C++ compiler runs, to see which instructions of this CPU it supports.
+    _replace("torch._inductor.cpu_vec_isa.VecISA.check_build", lambda self, code: True)
     no_system = staticmethod(lambda: {"hash": ""})
     _replace("torch._inductor.codecache.CacheBase.get_system", no_system)  # reads all files of Triton
     path = "torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__"
