@@ -13,6 +13,7 @@ import pytest
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
+from hf_memkit.prediction.child.gpu.compiler_patches import private
 from tests.prediction.fake_and_real_child import Child
 
 QUICK: Final = (
@@ -78,7 +79,7 @@ def _assert_same_bytes(fake: dict[str, Any], real: dict[str, Any], on_host: int)
 
 def test_a_torch_without_a_private_name_is_refused() -> None:
     with pytest.raises(Unmodelled, match=r"torch \S+ has no torch\._inductor\.no_such_module\.name, which"):
-        compiler._private("torch._inductor.no_such_module.name")
+        private("torch._inductor.no_such_module.name")
 
 
 def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
