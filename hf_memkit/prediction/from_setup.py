@@ -99,7 +99,7 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
         trace = training.of_steps()["worst"]
         prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
-        return replace(prediction, compilation=training.compilation)
+        return prediction.with_compilation(training.compilation)
     same = len({str(failure) for failure in failures}) < len(failures)
     if same or (len(failures) > 1 and _is_users_error(failures[-1])):  # the real Trainer fails on both devices
         raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
@@ -260,6 +260,7 @@ def from_trace(
         notes=tuple(notes),
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
+        step=peak.step,
     ).with_verdict(job.machine)
 
 

@@ -18,6 +18,7 @@ from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.time.compile_time import compile_seconds
+from hf_memkit.prediction.trace.trace import StepMemory
 from hf_memkit.prediction.traced_training import Compilation
 
 PhasePeak = tuple[int, int | None]  # peak allocated and peak reserved bytes of a phase; None: not modelled
@@ -55,6 +56,7 @@ class Prediction:
         warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
         modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
             without a trace.
+        step: the part of the peak that compiling changes; not in the JSON.
     """
 
     peak_allocated_bytes: int  # maximum of tensors on a GPU, in blocks of the allocator
@@ -79,6 +81,7 @@ class Prediction:
     memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
     compilation: Compilation | None = None  # None: nothing is compiled by inductor
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
+    step: StepMemory = field(default=StepMemory(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         low, high = self.peak_reserved_bytes
@@ -176,6 +179,28 @@ class Prediction:
             return why
         slow = "the allocator may free its cache and try again, which is slow"
         return f"{why}; it completes, but above {fit.full_share_text(level)} of that {slow}"
+
+    def with_compilation(self, compilation: Compilation | None) -> Prediction:
+        """The prediction of a training that torch compiles, with notes on what compiled code holds at the peak.
+
+        Args:
+            compilation: None: nothing is compiled, or by another backend than inductor.
+        """
+        notes = []
+        step = self.step
+        if compilation is not None and self.peak_phase in ("forward", "backward"):
+            notes.append(
+                f"compiled code at the peak: forward has saved {size_text(step.forward_bytes)} for backward; backward "
+                f"has made {size_text(step.backward_bytes)}: recomputed activations, and gradients of activations"
+            )
+        if step.zeros_bytes > _SMALLEST_PART * self.peak_allocated_bytes:
+            notes.append(
+                f"{size_text(step.zeros_bytes)} of the peak are zeros that torch_compile adds: the gradient of an "
+                "output that the loss does not use, such as logits (pytorch#131794). "
+                "hf_memkit.components.chunked_loss.install(model) returns no logits (technique chunked-loss); "
+                "uncompiled code needs no zeros"
+            )
+        return replace(self, compilation=compilation).with_notes(*notes)
 
     def with_notes(self, *notes: str) -> Prediction:
         """The prediction with these notes added, without duplicates."""

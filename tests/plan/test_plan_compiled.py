@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import TimeLimit
+from hf_memkit.prediction.trace.trace import StepMemory
 from hf_memkit.prediction.traced_training import Engine
 from tests.plan.made_plans import CHECKPOINTING, plan, setup
 from tests.plan.made_trainings import MADE, changed
@@ -124,6 +126,25 @@ def test_a_compiled_setup_is_shown_with_what_it_saves() -> None:
         "without torch.compile: 3.75 GiB more; compiling takes about 8 s"
     )
     assert wording.effect_of_compiling(made, made.own) == ""
+
+
+def test_a_compiled_setup_that_needs_more_is_shown_with_the_reason() -> None:
+    """Would notice: a cost without a reason; a reason that compiling saves; one where compiling costs nothing."""
+
+    def holding(judgement: Judgement, *parts: float) -> Judgement:
+        assert judgement.prediction is not None
+        step = StepMemory(*(round(gib * GIB) for gib in parts))
+        return replace(judgement, prediction=replace(judgement.prediction, step=step))
+
+    def effect(memory: float, *parts: float) -> str:
+        uncompiled = holding(setup(8, 1, 15.0, 1.0, training=RUN), 5.0, 1.0, 0.0)
+        made = finished(plan(uncompiled), judge=lambda base: holding(effect_of(base, memory=memory), *parts))
+        return wording.effect_of_compiling(made, made.traced[-1])
+
+    assert "0.75 GiB less (compiling adds 1.50 GiB of recomputed activations and their gradients)" in effect(1.05, 4.0, 2.5, 0.0)
+    both = effect(1.05, 5.0, 2.5, 0.75)
+    assert re.findall(r"\d\.\d\d GiB", both) == ["0.75 GiB", "0.75 GiB", "1.50 GiB"]
+    assert "adds" not in effect(0.9, 4.0, 2.5, 0.75)
 
 
 def test_a_setup_is_not_compiled_without_time_for_it() -> None:

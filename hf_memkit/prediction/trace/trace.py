@@ -19,12 +19,30 @@ from hf_memkit.prediction.trace.work import Work, spans
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
 
+ABSENT_GRADIENT: Final = "(zeros for an absent gradient)"
+"""Ends the operation of zeros that compiled code gets as the gradient of an output that the loss does not use."""
+
 _LAYER_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 
 
 def rounded(size_bytes: int) -> int:
     """Bytes that an allocation occupies in the caching allocator with its default rounding; 0 for an empty one."""
     return -(-size_bytes // ROUND_BYTES) * ROUND_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Live bytes of activations and loss, by what allocated them.
+
+    Attributes:
+        forward_bytes: forward, which saves them for backward.
+        backward_bytes: backward: recomputed activations, and gradients of activations.
+        zeros_bytes: autograd: zeros for the gradients of outputs of compiled code that the loss does not use.
+    """
+
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    zeros_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +62,7 @@ class TracePeak:
     module: str
     categories: dict[Category, int]
     modules: Mapping[tuple[str, Category], int]
+    step: StepMemory
 
 
 @dataclass(slots=True)
@@ -142,7 +161,18 @@ class Trace:
             module=self.modules[self.module_of[last - 1]] if last > 0 else "",
             categories=categories,
             modules=modules,
+            step=self._step_memory(event, alive),
         )
+
+    def _step_memory(self, event: int, alive: set[int]) -> StepMemory:
+        """The activations and loss among the storages that are `alive` after `event`."""
+        made: Counter[str] = Counter()
+        for start, end, phase in self.spans():
+            for number in alive.intersection(self.events[start : min(end, event + 1)]):
+                if CATEGORIES[self.category_of[number - 1]] in ("activations", "loss"):
+                    zeros = self.operations[self.operation_of[number - 1]].endswith(ABSENT_GRADIENT)
+                    made["zeros" if zeros else phase] += rounded(self.sizes_bytes[number - 1])
+        return StepMemory(made["forward"], made["backward"], made["zeros"])
 
     def peaks_by_phase(self) -> dict[Phase, int]:
         """Maximum of live bytes in each phase that occurred, in the order of `PHASES`."""
