@@ -30,6 +30,10 @@ if "t5" in sys.argv:
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
 else:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+if "chunked" in sys.argv:
+    from hf_memkit.components.chunked_loss import install
+
+    install(model)
 lengths = [64, 96, 100, 128] if "lengths" in sys.argv else [128]
 rows = [{"input_ids": torch.arange(length), "labels": torch.arange(length)} for length in lengths * 16]
 options = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
@@ -64,6 +68,7 @@ def test_what_cannot_be_traced_is_refused(
     [
         ([], {}),
         (["t5"], {}),  # creates a constant on the GPU
+        (["chunked"], {}),  # with Liger's kernel, between two graphs
         (["lengths"], {}),
         (["optim=adamw_torch_8bit"], {}),
         (["eval_strategy=steps"], {}),
