@@ -23,8 +23,8 @@ def _zeros(failed: FailedJob) -> Iterator[str]:
     if zeros is not None:
         yield (
             "The model returns its logits, so compiled code makes zeros for their absent gradient when backward "
-            f"begins: {show(zeros)}, tokens × vocabulary (pytorch#131794). A loss that returns no logits (techniques "
-            "liger, chunked-loss) needs none; nor does uncompiled code."
+            f"begins: {show(zeros)}, tokens × vocabulary (pytorch#131794). A loss that returns no logits (technique "
+            "chunked-loss) needs none; nor does uncompiled code."
         )
 
 

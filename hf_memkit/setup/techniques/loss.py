@@ -69,7 +69,8 @@ def chunked_loss(setup: Setup) -> Setup:
     frees={"loss": 1.0},
     offered={"logits": 1, "larger than the GPU": 2, "one large tensor": 2},
     devices=("cuda", "rocm", "xpu"),
-    unless=("liger", "chunked loss", "label smoothing", "diffusers"),
+    # torch 2.13 compiles its fused loss in 16 bits to an error, or to a wrong loss (Liger-Kernel#1327, #1338).
+    unless=("liger", "chunked loss", "label smoothing", "diffusers", "torch.compile"),
     planned=InPlans("loss", "Liger kernels (fused loss)"),
 )
 def liger(setup: Setup) -> Setup:

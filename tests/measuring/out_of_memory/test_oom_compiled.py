@@ -75,7 +75,8 @@ def test_zeros_for_the_gradient_of_logits_in_a_run() -> None:
     assert change.saves_gib == pytest.approx(zeros / GIB, abs=0.01)
     of_llama = suggest(run(model_type="llama", model_class="LlamaForCausalLM"), moment, limit=99)
     keys = [change.key for change in of_llama]
-    assert "arguments.use_liger_kernel" in keys and not any("chunked" in key for key in keys)
+    assert "arguments.use_liger_kernel" not in keys, "torch cannot compile Liger's loss"
+    assert "model_parts.chunked_loss" in keys
 
 
 @pytest.mark.parametrize(
