@@ -17,14 +17,12 @@ from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.compile_choice import COMPILE
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
+from hf_memkit.prediction.prediction import list_parts
 
 _TRANSFERS: Final = "transfers and work on the CPU"
 
 _SAME_SHARE: Final = 0.005
 """Times that differ by less than this share of one another are shown as equal."""
-
-_LISTED_SHARE: Final = 0.01
-"""Share of a setup's memory below which what compiling adds is not listed."""
 
 
 def gpu_of(plan: Plan) -> str:
@@ -205,29 +203,21 @@ def effect_of_compiling(plan: Plan, judgement: Judgement) -> str:
     added_bytes = other.needs_bytes - judgement.needs_bytes
     memory = f"{format_gib(abs(added_bytes))} {'more' if added_bytes >= 0 else 'less'}"
     speed = _compare(other, judgement) if other is not plan.proposed else ""  # the answer compares all with that one
-    if judgement.compiling_s and added_bytes < 0:
-        memory += _added_by_compiling(judgement, other)
-    elif not judgement.compiling_s and added_bytes > 0:
-        memory += _added_by_compiling(other, judgement)
+    compiled, uncompiled = (judgement, other) if judgement.compiling_s else (other, judgement)
+    if compiled.needs_bytes > uncompiled.needs_bytes:
+        memory += _added_by_compiling(compiled, uncompiled)
     effects = ", ".join(filter(None, (memory, speed)))
     if judgement.compiling_s:
         return f"without torch.compile: {effects}; compiling takes about {judgement.compiling_s:.0f} s"
     return f"with torch.compile: {effects}"
 
 
-def _added_by_compiling(compiled: Judgement, plain: Judgement) -> str:
+def _added_by_compiling(compiled: Judgement, uncompiled: Judgement) -> str:
     """`" (compiling adds 0.98 GiB of zeros …)"`: what there is more of at the peak; empty if unknown."""
-    if compiled.prediction is None or plain.prediction is None:
+    if compiled.prediction is None or uncompiled.prediction is None:
         return ""
-    with_it, without_it = compiled.prediction.step, plain.prediction.step
-    added = {
-        "of zeros for the gradient of unused outputs": with_it.zeros_bytes,
-        "of activations saved for backward": with_it.forward_bytes - without_it.forward_bytes,
-        "of recomputed activations and their gradients": with_it.backward_bytes - without_it.backward_bytes,
-    }
-    least = _LISTED_SHARE * compiled.needs_bytes
-    parts = [f"{format_gib(size)} {what}" for what, size in added.items() if size > least]
-    return f" (compiling adds {', '.join(parts)})" if parts else ""
+    parts = list_parts(compiled.prediction.step - uncompiled.prediction.step, compiled.needs_bytes)
+    return f" (compiling adds {parts})" if parts else ""
 
 
 def why(plan: Plan, judgement: Judgement) -> str:

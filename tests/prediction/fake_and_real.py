@@ -13,7 +13,6 @@ events of Trainer (`PhaseTracker`), as marks in the profile.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import hashlib
@@ -76,7 +75,7 @@ def traced(asked: SetupJob, folder: Path) -> dict[str, Any]:
     return {
         **_named(peaks(_changes(trace))),
         "operation": peak.operation,
-        "step": dataclasses.asdict(peak.step),
+        "step": peak.step,
         "events": len(trace.events),
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.trace.trace import StepMemory
+from hf_memkit.prediction.trace.trace import ZEROS
 from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
 from tests.conftest import ROOT
@@ -59,15 +60,15 @@ def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
 
 def test_notes_say_what_compiled_code_holds_at_the_peak() -> None:
     graphs = Compilation(graphs=2, calls=100)
-    step = StepMemory(forward_bytes=3 * GIB, backward_bytes=2 * GIB, zeros_bytes=GIB)
-    _, held, zeros = made(step=step).with_compilation(graphs).notes
-    assert re.findall(r"\d\.\d\d GiB", held) == ["3.00 GiB", "2.00 GiB"]
-    assert "1.00 GiB" in zeros and "chunked-loss" in zeros
-    _, only_zeros = made(step=step).with_compilation(None).notes  # another backend than inductor
-    assert only_zeros == zeros
-    _, without_zeros = made(step=StepMemory(3 * GIB, 2 * GIB, 512)).with_compilation(graphs).notes
-    assert without_zeros == held
-    assert made(step=step, peak_phase="load").with_compilation(graphs).notes[1:] == (zeros,)
+    step = Counter({"kept": 3 * GIB, "made": 2 * GIB, ZEROS: GIB})
+    _, parts, remedy = made(step=step).with_compilation(graphs).notes
+    assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept", "2.00 GiB of made", "1.00 GiB of zeros"]
+    assert "chunked_loss.install(model)" in remedy
+    assert made(step=step).with_compilation(None).notes[1:] == (parts, remedy), "another backend than inductor"
+
+    _, parts = made(step=Counter({"kept": 3 * GIB, ZEROS: MIB})).with_compilation(graphs).notes
+    assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept"]
+    assert len(made(step=Counter({"kept": 3 * GIB})).with_compilation(None).notes) == 1, "nothing is compiled"
 
 
 def test_json_has_the_names_of_the_reference() -> None:

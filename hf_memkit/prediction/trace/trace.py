@@ -22,27 +22,19 @@ ROUND_BYTES: Final = 512
 ABSENT_GRADIENT: Final = "(zeros for an absent gradient)"
 """Ends the operation of zeros that compiled code gets as the gradient of an output that the loss does not use."""
 
+ZEROS: Final = "zeros for the gradient of unused outputs"
+_KINDS: Final[Mapping[str, str]] = {
+    "forward": "activations and loss saved for backward",
+    "backward": "recomputed activations and gradients of activations",
+}
+"""Activations and loss that a phase has made, in words."""
+
 _LAYER_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 
 
 def rounded(size_bytes: int) -> int:
     """Bytes that an allocation occupies in the caching allocator with its default rounding; 0 for an empty one."""
     return -(-size_bytes // ROUND_BYTES) * ROUND_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class StepMemory:
-    """Live bytes of activations and loss, by what allocated them.
-
-    Attributes:
-        forward_bytes: forward, which saves them for backward.
-        backward_bytes: backward: recomputed activations, and gradients of activations.
-        zeros_bytes: autograd: zeros for the gradients of outputs of compiled code that the loss does not use.
-    """
-
-    forward_bytes: int = 0
-    backward_bytes: int = 0
-    zeros_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +46,7 @@ class TracePeak:
             forward or backward was running; empty outside.
         categories, modules: live bytes by category, and by (module, category) of their origin; layers of one kind
             count as one module (`model.layers.*.mlp`).
+        step: live bytes of activations and loss by kind, in words, for what forward and backward have made.
     """
 
     size_bytes: int
@@ -62,7 +55,7 @@ class TracePeak:
     module: str
     categories: dict[Category, int]
     modules: Mapping[tuple[str, Category], int]
-    step: StepMemory
+    step: Counter[str]
 
 
 @dataclass(slots=True)
@@ -164,15 +157,15 @@ class Trace:
             step=self._step_memory(event, alive),
         )
 
-    def _step_memory(self, event: int, alive: set[int]) -> StepMemory:
-        """The activations and loss among the storages that are `alive` after `event`."""
-        made: Counter[str] = Counter()
+    def _step_memory(self, event: int, alive: set[int]) -> Counter[str]:
+        """`TracePeak.step` of the storages that are `alive` after `event`."""
+        step: Counter[str] = Counter()
         for start, end, phase in self.spans():
             for number in alive.intersection(self.events[start : min(end, event + 1)]):
-                if CATEGORIES[self.category_of[number - 1]] in ("activations", "loss"):
+                if phase in _KINDS and CATEGORIES[self.category_of[number - 1]] in ("activations", "loss"):
                     zeros = self.operations[self.operation_of[number - 1]].endswith(ABSENT_GRADIENT)
-                    made["zeros" if zeros else phase] += rounded(self.sizes_bytes[number - 1])
-        return StepMemory(made["forward"], made["backward"], made["zeros"])
+                    step[ZEROS if zeros else _KINDS[phase]] += rounded(self.sizes_bytes[number - 1])
+        return step
 
     def peaks_by_phase(self) -> dict[Phase, int]:
         """Maximum of live bytes in each phase that occurred, in the order of `PHASES`."""
