@@ -61,7 +61,8 @@ def chunked_loss(setup: Setup) -> Setup:
     saves="Liger's fused loss computes the logits, tokens × vocabulary numbers, in chunks (Llama, Qwen, Gemma, "
     "Mistral and others, not GPT-2)",
     costs="rounding differences, and no logits in the training output; needs the package liger-kernel",
-    not_when="Liger does not support the model type: it then silently has no effect (GPT-2: use chunked-loss)",
+    not_when="Liger does not support the model type: it then silently has no effect (GPT-2: use chunked-loss); or "
+    "with torch_compile, where it fails or its loss is wrong",
     proof="gpu",
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on GPUs only",
