@@ -100,9 +100,10 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
         trace = training.of_steps()["worst"]
         prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
         return prediction.with_compilation(training.compilation)
-    same = len({str(failure) for failure in failures}) < len(failures)
-    if same or (len(failures) > 1 and _is_users_error(failures[-1])):  # the real Trainer fails on both devices
-        raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
+    if len(failures) > 1:
+        first, last = failures
+        if str(first) == str(last) or _is_users_error(last):  # the real Trainer fails on both devices
+            raise InputError(f"this training cannot be traced: {first}") from first
     raise InputError("; ".join(notes))
 
 

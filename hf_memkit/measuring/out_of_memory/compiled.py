@@ -31,7 +31,8 @@ def _sentences(failed: FailedJob) -> Iterator[str]:
             "torch gave up compiling a function after too many recompilations: it runs uncompiled since, and keeps "
             "the activations of uncompiled code. Fewer shapes need fewer graphs (technique pad-to-multiple)."
         )
-        yield from (f"A reason to recompile: {reason}." for reason in compilation.get("recompile_reasons", ())[:1])
+        if reasons := compilation.get("recompile_reasons"):
+            yield f"The first reason to recompile: {reasons[0]}."
 
     settings = {name: failed.argument(name) for name in ("torch_compile_mode", "torch_compile_backend")}
     graphs = [f"{name}: {value}" for name, value in settings.items() if value in (*GRAPH_MODES, "cudagraphs")]

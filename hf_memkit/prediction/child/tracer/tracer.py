@@ -41,7 +41,6 @@ _ASSUMED_FALSE: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "an
 _LAYERDROP_COMPARISONS: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
 """Comparisons by which LayerDrop uses a number drawn on the host. Others there are checks that a training passes."""
 _CAST: Final = torch.ops.aten._to_copy.default
-
 _ZEROS: Final = torch.ops.aten.zeros.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
