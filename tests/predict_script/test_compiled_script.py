@@ -30,6 +30,14 @@ if "t5" in sys.argv:
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
 else:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+if "twice" in sys.argv:
+    class Twice(transformers.LlamaForCausalLM):
+        def forward(self, input_ids=None, labels=None, **kwargs):
+            first = super().forward(input_ids=input_ids, labels=labels)
+            return {"loss": first.loss + super().forward(input_ids=input_ids.flip(0), labels=labels).loss}
+
+    model = Twice(transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 4}))
+    model.gradient_checkpointing_enable()
 if "chunked" in sys.argv:
     from hf_memkit.components.chunked_loss import install
 
@@ -86,6 +94,21 @@ def test_a_compiled_script_is_traced(predict: Predict, arguments: list[str], env
 
     peaks = [sum(outcome.training.of_steps()["worst"].peak().categories.values()) for outcome in (compiled, eager)]
     assert peaks[0] < peaks[1], "compiling saves activations here"
+
+
+@pytest.mark.slow
+def test_one_graph_recomputes_both_calls_of_checkpointed_layers(predict: Predict) -> None:
+    """Defect: pytorch#193193 is fixed, and compiling layer by layer saves no memory."""
+
+    def backward_bytes(*more: str, **environment: str) -> int:
+        training = predict(_SCRIPT, "twice", *more, environment=environment, capability=(8, 9)).training
+        assert training is not None
+        step = training.of_steps()["worst"].peak().step
+        return next(size for kind, size in step.items() if kind.startswith("recomputed"))
+
+    compiled = backward_bytes()
+    assert compiled > 1.2 * backward_bytes("eager")
+    assert compiled > 1.2 * backward_bytes(ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION="true")
 
 
 @pytest.mark.slow
