@@ -120,7 +120,8 @@ def optimizer_of(row: Row) -> str | tuple[type, dict[str, Any]] | None:
         from transformers.optimization import Adafactor
 
         return Adafactor, {"lr": 1e-3, "relative_step": False, "beta1": 0.9}
-    return str(re.split(r"\W", said)[0]) if said.startswith(("adamw_hf", "adafactor")) else "adamw_torch"
+    exact = ("adamw_hf", "adafactor", "adamw_torch_fused")
+    return str(re.split(r"\W", said)[0]) if said.startswith(exact) else "adamw_torch"
 
 
 def adapter_of(row: Row) -> dict[str, Any] | None:
@@ -145,6 +146,13 @@ def adapter_of(row: Row) -> dict[str, Any] | None:
 
 
 def _model(row: Row) -> Any:
+    model = _with_adapters(row)
+    if row.get("compile") == "each layer":
+        _compile_layers(model)
+    return model
+
+
+def _with_adapters(row: Row) -> Any:
     model = _without_adapters(row)
     in_4_bits, upcast = row["weights_dtype"].startswith("4-bit"), kind_of(row) == "QLoRA, upcast"
     if in_4_bits:
@@ -206,12 +214,26 @@ def _without_adapters(row: Row) -> Any:
     module = "transformers.modeling_utils" if major == 4 else "transformers.initialization"
     dtype = torch.float32 if row["weights_dtype"] == "float32" else torch.bfloat16
     # SDPA chooses the kernel that the flash-attn package has; the package itself has none for fake tensors.
-    attention = "eager" if row["attention"] == "eager" else "sdpa"
+    attention = row["attention"] if row["attention"] in ("eager", "flex_attention") else "sdpa"
+    chunked = row.get("fused_loss", "").startswith("torchtune")
+    if chunked:
+        from benchmarks.published_trainer import ChunkedLogits
     with __import__(module, fromlist=["no_init_weights"]).no_init_weights():
         options = {"attn_implementation": attention, "torch_dtype" if major == 4 else "dtype": dtype}
-        model = made_by.from_config(config, **options)
+        model = (ChunkedLogits._from_config if chunked else made_by.from_config)(config, **options)
     model.tie_weights()
     return model
+
+
+def _compile_layers(model: Any) -> None:
+    """What torchtune does: each layer is compiled by itself, and a chunked loss (pytorch/torchtune @ 1814feb17:
+    training/_compile.py)."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner.model.layers = torch.nn.ModuleList(map(torch.compile, inner.model.layers))
+    if hasattr(inner, "sum_of_losses"):
+        inner.sum_of_losses = torch.compile(inner.sum_of_losses)
 
 
 def _norms_alone_keep_fp32(model: Any) -> None:
