@@ -146,13 +146,6 @@ def adapter_of(row: Row) -> dict[str, Any] | None:
 
 
 def _model(row: Row) -> Any:
-    model = _with_adapters(row)
-    if row.get("compile") == "each layer":
-        _compile_layers(model)
-    return model
-
-
-def _with_adapters(row: Row) -> Any:
     model = _without_adapters(row)
     in_4_bits, upcast = row["weights_dtype"].startswith("4-bit"), kind_of(row) == "QLoRA, upcast"
     if in_4_bits:
@@ -222,18 +215,11 @@ def _without_adapters(row: Row) -> Any:
         options = {"attn_implementation": attention, "torch_dtype" if major == 4 else "dtype": dtype}
         model = (ChunkedLogits._from_config if chunked else made_by.from_config)(config, **options)
     model.tie_weights()
+    if row.get("compile") == "each layer":  # and a chunked loss (pytorch/torchtune @ 1814feb17: training/_compile.py)
+        model.model.layers = torch.nn.ModuleList(map(torch.compile, model.model.layers))
+        if chunked:
+            model.sum_of_losses = torch.compile(model.sum_of_losses)
     return model
-
-
-def _compile_layers(model: Any) -> None:
-    """What torchtune does: each layer is compiled by itself, and a chunked loss (pytorch/torchtune @ 1814feb17:
-    training/_compile.py)."""
-    import torch
-
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    inner.model.layers = torch.nn.ModuleList(map(torch.compile, inner.model.layers))
-    if hasattr(inner, "sum_of_losses"):
-        inner.sum_of_losses = torch.compile(inner.sum_of_losses)
 
 
 def _norms_alone_keep_fp32(model: Any) -> None:
