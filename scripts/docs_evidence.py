@@ -120,6 +120,7 @@ def compiled_by_others() -> str:
     """Compiled trainings that others measured, each beside its prediction, with the tensors that differ."""
     content = read("published")
     trainings = [row for row in content["rows"] if row.get("code") == "own"]
+    steps = {row["id"]: row for row in read("plan_speed")["rows"]}
 
     rows = []
     for row in trainings:
@@ -128,15 +129,24 @@ def compiled_by_others() -> str:
             continue
         predicted = f"{row['today']['peak_allocated_gib']:.2f}"
         batch = f"{row['micro_batch']} × {row['seq_len']}"
-        rows.append([row["technique"], batch, row["gib"], predicted, signed_percent(error), row["why"]])
-    figures = table("torchtune | batch | measured, GiB | predicted, GiB | error | its code", rows)
+        step = steps[row["id"]]
+        low, middle, high = step["predicted_s"]
+        seconds = f"{step['measured_s']:.2f} → {middle:.2f} ({low:.2f} to {high:.2f})"
+        rows.append([row["technique"], batch, row["gib"], predicted, signed_percent(error), seconds, row["why"]])
+    figures = table(
+        "torchtune | batch | measured, GiB | predicted, GiB | error | a step, s: measured → predicted | its code", rows
+    )
 
     versions = {row["versions"]["torch"] for row in trainings if "today" in row}
     then, today = ", ".join(sorted(versions)), content["versions"]["torch"].partition("+")[0]
-    sentence = f"Measured with torch {then}, predicted with {today}."
+    within = [steps[row["id"]]["within_range"] for row in trainings if "today" in row]
+    sentence = (
+        f"Measured with torch {then}, predicted with {today}. {sum(within)} of {len(within)} steps took a time in the "
+        "predicted range."
+    )
     reasons = Counter(row["not_predicted"] for row in trainings if "not_predicted" in row)
     skipped = table("not predicted: reason | trainings", sorted(reasons.items()))
-    return f"{figures}\n\n{sentence}\n\n{skipped}\n\n{source('published')}"
+    return f"{figures}\n\n{sentence}\n\n{skipped}\n\n{source('published')} Steps: {source('plan_speed')}"
 
 
 def signed_percent(share: float) -> str:
