@@ -166,9 +166,12 @@ for it; the name is empty for code outside of all submodules."""
 
 
 def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a module or a function with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot
-    be traced."""
-    _refuse(options)
+    """Compiles a module or flex attention with `compile_`, the original `torch.compile`. Raises Unmodelled for what
+    cannot be traced."""
+    if isinstance(model, torch.nn.Module):
+        _refuse(options)
+    else:
+        _refuse(options, "attn_implementation=flex_attention", "use sdpa")
     install_compiler()
     if isinstance(model, torch.nn.Module):
         if any(_is_of_liger(module) for module in model.modules()):
@@ -188,12 +191,17 @@ def _is_of_liger(module: torch.nn.Module) -> bool:
     return any(str(part.__module__).startswith("liger_kernel.") for part in (type(module), module.forward))
 
 
-def _refuse(options: dict[str, Any]) -> None:
-    """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here."""
+def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: str = "omit torch_compile") -> None:
+    """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here.
+
+    Args:
+        setting: what the user wrote, as the message names it.
+        instead: what the user can do instead.
+    """
     if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
         raise Unmodelled(
-            f"torch_compile: the trace needs torch 2.9 or later; this is {torch.__version__}. Install torch "
-            f"{TESTED_WITH[-1]}, or omit torch_compile"
+            f"{setting}: the trace needs torch 2.9 or later; this is {torch.__version__}. Install torch "
+            f"{TESTED_WITH[-1]}, or {instead}"
         )
     backend = options.get("backend") or "inductor"
     if backend not in TRACED_BACKENDS:
@@ -210,14 +218,16 @@ def _refuse(options: dict[str, Any]) -> None:
     if backend != "inductor":
         return
     if importlib.util.find_spec("triton") is None:
-        raise Unmodelled("torch_compile: the trace needs triton; run: pip install triton")
+        raise Unmodelled(f"{setting}: the trace needs triton; run: pip install triton")
     if not torch.cuda.is_available():
         return
     capability = float("{}.{}".format(*torch.cuda.get_device_capability()))
     if capability < LEAST_CAPABILITY:
+        if setting == "torch_compile":
+            instead += ", or use torch_compile_backend=aot_eager"
         raise NoKernel(
-            f"torch_compile: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs "
-            f"{LEAST_CAPABILITY} or later. Omit torch_compile, or use torch_compile_backend=aot_eager"
+            f"{setting}: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs "
+            f"{LEAST_CAPABILITY} or later. {instead.capitalize()}"
         )
 
 
