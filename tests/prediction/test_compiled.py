@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+import torch
+from torch import nn
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
+from hf_memkit.prediction.child.libraries.deepspeed_engine import _prepare_compiling
 from tests.prediction.fake_and_real_child import Child
 
 QUICK: Final = (
@@ -85,3 +88,34 @@ def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(compiler.TorchDispatchMode, "ignore_compile_internals")
     with pytest.raises(Unmodelled, match=r"the trace needs torch 2\.9 or later; this is"):
         compiler._refuse({})
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.first(x).relu()
+        result: torch.Tensor = self.second(inner).relu()
+        return result
+
+
+def test_stage_3_ends_graphs_at_every_module() -> None:
+    """Would notice: one graph for the whole model, which keeps less for backward than a real run."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for stage, count in ((2, 1), (3, 4)):
+        graphs.clear()
+        torch._dynamo.reset()
+        model = _Model()
+        _prepare_compiling(model, {"zero_optimization": {"stage": stage}})
+        torch.compile(model, backend=backend)(torch.ones(1, 2))
+        assert len(graphs) == count
+    with pytest.raises(Unmodelled, match=r"compile\.deepcompile=true in the DeepSpeed JSON"):
+        _prepare_compiling(model, {"compile": {"deepcompile": True}})
