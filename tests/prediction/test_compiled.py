@@ -11,11 +11,13 @@ from typing import Any, Final
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._dynamo.output_graph import OutputGraph
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
-from hf_memkit.prediction.child.libraries.deepspeed_engine import _prepare_compiling
+from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from tests.prediction.fake_and_real_child import Child
 
 QUICK: Final = (
@@ -91,10 +93,10 @@ def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class _Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Linear(2, 2)
-        self.second = nn.Linear(2, 2)
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor = self.first(x).relu()
@@ -104,18 +106,39 @@ class _Model(nn.Module):
 
 def test_stage_3_ends_graphs_at_every_module() -> None:
     """Would notice: one graph for the whole model, which keeps less for backward than a real run."""
-    graphs: list[Any] = []
+    for stage, count in ((2, 1), (3, 4)):
+        model = _Model(2)
+        with torch._dynamo.config.patch(optimize_ddp=True):  # restores it
+            prepare_compiling(model, {"zero_optimization": {"stage": stage}})
+        assert len(_operations_of_graphs(model, torch.ones(1, 2))) == count
+    with pytest.raises(Unmodelled, match=r"compile\.deepcompile=true in the DeepSpeed JSON"):
+        prepare_compiling(model, {"compile": {"deepcompile": True}})
+
+
+def test_graphs_are_split_as_by_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against torch's own wrapper, in a group of one process."""
+    model, inputs = _Model(600), torch.ones(1, 600)  # 1.4 MiB a layer
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        expected = _operations_of_graphs(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1), inputs)
+    finally:
+        dist.destroy_process_group()
+    assert len(expected) == 2 and expected != _operations_of_graphs(model, inputs)
+
+    monkeypatch.setattr(OutputGraph, "__init__", OutputGraph.__init__)  # to restore it
+    compiler._split_graphs()
+    monkeypatch.setattr(compiler, "bucket_bytes", [2**20])
+    assert _operations_of_graphs(model, inputs) == expected
+
+
+def _operations_of_graphs(model: nn.Module, inputs: torch.Tensor) -> list[list[str]]:
+    """The operations of each graph that torch.compile makes."""
+    graphs: list[list[str]] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
+        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_function"])
         return graph.forward
 
-    for stage, count in ((2, 1), (3, 4)):
-        graphs.clear()
-        torch._dynamo.reset()
-        model = _Model()
-        _prepare_compiling(model, {"zero_optimization": {"stage": stage}})
-        torch.compile(model, backend=backend)(torch.ones(1, 2))
-        assert len(graphs) == count
-    with pytest.raises(Unmodelled, match=r"compile\.deepcompile=true in the DeepSpeed JSON"):
-        _prepare_compiling(model, {"compile": {"deepcompile": True}})
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(inputs)
+    return graphs

@@ -27,6 +27,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import NoKernel, Unmodelled
+from hf_memkit.prediction.child.gpu.other_ranks import bucket_bytes
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched
 from hf_memkit.prediction.time.compile_time import trace_seconds
@@ -59,6 +60,7 @@ def install_compiler() -> None:
     _name_modules()
     _fold_constants_on_host()
     _hide_from_dynamo()
+    _split_graphs()
 
 
 def _private(path: str) -> Any:
@@ -507,3 +509,18 @@ def _hide_from_dynamo() -> None:
     modes: tuple[Any, ...] = (_private("torch._subclasses.fake_tensor.FakeTensorMode"), StorageTracer)
     for mode in modes:
         mode.__torch_dispatch__ = disable(mode.__torch_dispatch__, recursive=True)
+
+
+def _split_graphs() -> None:
+    """Splits graphs at the gradient buckets of `DistributedDataParallel`, by torch's own `DDPOptimizer`: without that
+    wrapper, which other ranks would need, dynamo does not (torch 2.13: _dynamo/convert_frame.py, `CatchErrorsWrapper`).
+    """
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if bucket_bytes and mode() == "ddp_optimizer":
+            self.compiler_fn = optimizer(bucket_bytes[-1], self.compiler_fn).compile_fn
+
+    mode = _private("torch._dynamo.utils.get_optimize_ddp_mode")
+    optimizer = _private("torch._dynamo.backends.distributed.DDPOptimizer")
+    original = _replace("torch._dynamo.output_graph.OutputGraph.__init__", init)

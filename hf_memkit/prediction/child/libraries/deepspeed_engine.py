@@ -109,7 +109,7 @@ def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
     if config is None:
         return None
     if arguments.torch_compile:
-        _prepare_compiling(trainer.model, config)
+        prepare_compiling(trainer.model, config)
     arguments.optim = "sgd"
     trainer.optimizer = trainer.lr_scheduler = None
     for name, dtype in _HALF.items():
@@ -120,18 +120,19 @@ def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
     return None
 
 
-def _prepare_compiling(model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Lets the model be compiled as in the engine with this config."""
+def prepare_compiling(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Lets the model be compiled as in an engine with this config. Raises Unmodelled if that cannot be traced."""
     if config.get("compile", {}).get("deepcompile") is True:
         raise Unmodelled(
             "compile.deepcompile=true in the DeepSpeed JSON: DeepSpeed changes the compiled graph, which is not "
             "traced. Set it to false, or omit torch_compile"
         )
+    torch._dynamo.config.optimize_ddp = False  # the engine has no DistributedDataParallel, which splits graphs
     if config.get("zero_optimization", {}).get("stage") == 3:
-        end_graphs_at_modules(model)
+        _end_graphs_at_modules(model)
 
 
-def end_graphs_at_modules(model: nn.Module) -> None:
+def _end_graphs_at_modules(model: nn.Module) -> None:
     """Adds hooks that end the compiled graph at every module, as those of stage 3 do, which gather and release weights
     (deepspeed 0.19.8: runtime/zero/parameter_offload.py, `_register_deepspeed_module`)."""
     keep_dynamo_out: Any = torch.compiler.disable
