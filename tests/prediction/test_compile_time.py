@@ -8,9 +8,10 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+import torch
 
 from hf_memkit.common.range import ZERO
 from hf_memkit.prediction.prediction import Prediction
@@ -27,19 +28,35 @@ pytestmark = pytest.mark.tracing
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-def test_a_lookup_moves_the_rows_that_it_reads() -> None:
-    """Defect: a generated kernel gets the whole table as a pointer, and counts all its bytes; or its calls are priced
-    as those of eager code."""
+@pytest.fixture(scope="module")
+def small_module() -> Any:
+    """What `compiled_calls_child.py` prints."""
     command = [sys.executable, "-m", "tests.prediction.compiled_calls_child"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
-    answer = json.loads(ran.stdout)
-    kernels = [(moved, caller) for name, moved, caller in answer["calls"] if name == "cpp_fused"]
+    return json.loads(ran.stdout)
+
+
+def test_a_lookup_moves_the_rows_that_it_reads(small_module: Any) -> None:
+    """Defect: a generated kernel gets the whole table as a pointer, and counts all its bytes; or its calls are priced
+    as those of eager code."""
+    kernels = [(moved, caller) for name, moved, caller in small_module["calls"] if name == "cpp_fused"]
 
     ids, states, table = 8 * TOKENS, 4 * TOKENS * WIDTH, 4 * ROWS * WIDTH
     forward = ids + states + 2 * states  # reads the rows, writes them for backward, and the result
     backward = ids + 2 * states + table  # reads the gradient and the rows; fills the table's gradient and adds to it
     assert kernels == [(forward, "compiled"), (backward, "compiled")]
-    assert answer["compilation"] == [2, 2]
+    assert small_module["compilation"] == [2, 2]
+
+
+def test_another_torch_is_refused(small_module: Any) -> None:
+    """Defect: a version of torch whose private names mean something else gets a wrong prediction. The test of the
+    compiler itself is not counted: dynamo saw one frame, that of the module."""
+    fails, allocates, moves = small_module["refusals"]
+    assert "compiled code fails (TypeError)" in fails
+    assert "compiled code allocates [2048, 8192, 8192, 4096, 4096, 4] bytes and keeps " in allocates
+    assert "kernels move [1, " in moves
+    assert all(f"with torch {torch.__version__}, " in refusal for refusal in small_module["refusals"])
+    assert small_module["counters"]["frames"] == {"total": 1, "ok": 1}
 
 
 @pytest.mark.parametrize(("calls", "measured_s"), [(565, 34), (913, 26)])

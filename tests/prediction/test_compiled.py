@@ -16,7 +16,8 @@ from torch import nn
 from torch._dynamo.output_graph import OutputGraph
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu import compiler
+from hf_memkit.prediction.child.gpu import compiler, compiler_patches
+from hf_memkit.prediction.child.gpu.compiler_patches import private, split_graphs
 from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from tests.prediction.fake_and_real_child import Child
 
@@ -83,7 +84,7 @@ def _assert_same_bytes(fake: dict[str, Any], real: dict[str, Any], on_host: int)
 
 def test_a_torch_without_a_private_name_is_refused() -> None:
     with pytest.raises(Unmodelled, match=r"torch \S+ has no torch\._inductor\.no_such_module\.name, which"):
-        compiler._private("torch._inductor.no_such_module.name")
+        private("torch._inductor.no_such_module.name")
 
 
 def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +127,8 @@ def test_graphs_are_split_as_by_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(expected) == 2 and expected != _operations_of_graphs(model, inputs)
 
     monkeypatch.setattr(OutputGraph, "__init__", OutputGraph.__init__)  # to restore it
-    compiler._split_graphs()
-    monkeypatch.setattr(compiler, "bucket_bytes", [2**20])
+    split_graphs()
+    monkeypatch.setattr(compiler_patches, "bucket_bytes", [2**20])
     assert _operations_of_graphs(model, inputs) == expected
 
 

@@ -179,14 +179,14 @@ RECORDED: Final = {
     "library_rules.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
     "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "vllm.py: module.LLM",
-    "compiler.py: setattr(_private(parent), name)",
+    "compiler_patches.py: setattr(private(parent), name)",
     "vllm.py: module.VLLMClient", "library_rules.py: functional.lib",
 }  # fmt: skip
 """Replaced, and recorded by `launched` or `repetitions`."""
 
 SEES_DISPATCHER: Final = {
-    "compiler.py: guards._empty_strided_cpu", "compiler.py: guards._empty_strided_cuda",
-    "compiler.py: guards._reinterpret_tensor", "compiler.py: kind.__call__",
+    "compiler_patches.py: guards._empty_strided_cpu", "compiler_patches.py: guards._empty_strided_cuda",
+    "compiler_patches.py: guards._reinterpret_tensor", "compiler_patches.py: kind.__call__",
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
     "fake_gpu.py: FakeTensorMode.__torch_dispatch__", "fake_gpu.py: nn.Module._apply",
     "fake_gpu.py: torch.Tensor._make_subclass",
@@ -213,7 +213,7 @@ NO_KERNEL: Final = {
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
 QUERIES: Final = {
-    "compiler.py: mode.__torch_dispatch__", "fake_gpu.py: trace_rules.load_object",
+    "compiler_patches.py: mode.__torch_dispatch__", "fake_gpu.py: trace_rules.load_object",
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
@@ -282,7 +282,7 @@ def test_what_is_replaced_has_a_row_or_a_reason() -> None:
     assert not known - found  # no stale entries
 
 
-@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py", "compiler.py"])
+@pytest.mark.parametrize("name", ["library_rules.py", "sft.py", "fake_gpu.py", "vllm.py", "compiler_patches.py"])
 def test_what_tells_does_tell(name: str) -> None:
     """Defect: a row that the list above promises, but that is never recorded."""
     assert "launched(" in next(CHILD.rglob(name)).read_text(encoding="utf-8")

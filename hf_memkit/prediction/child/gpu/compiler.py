@@ -6,165 +6,35 @@ nothing. So what it allocates, reuses and frees is what it does on a GPU.
 
 The dispatch modes of a prediction are inactive while dynamo and inductor compile, and active when compiled code runs:
 `TorchDispatchMode.ignore_compile_internals` (torch 2.13: utils/_python_dispatch.py; _dynamo/convert_frame.py,
-`compile_lock`). All private names of torch that this needs are in this module; one that is missing is refused.
+`compile_lock`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import importlib
 import importlib.util
-import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import NoKernel, Unmodelled
-from hf_memkit.prediction.child.gpu.other_ranks import bucket_bytes
+from hf_memkit.prediction.child.gpu.compiler_patches import (
+    TESTED_WITH,
+    compiled_modules,
+    graph_calls,
+    patch_compiler,
+    undisturbed,
+)
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, LEAST_CAPABILITY
 
 TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs")
-
-TESTED_WITH: Final = ("2.11.0", "2.13.0")
-"""The earliest and the latest torch that compiled trainings are compared on (tests/prediction/test_compiled.py)."""
-
-
-@functools.cache
-def install_compiler() -> None:
-    """Patches dynamo and inductor. Call it after `torch.cuda` reports the GPU; without one, compiled code runs on fake
-    tensors of the CPU, which tests compare with real ones.
-
-    Raises:
-        Unmodelled: a private name that this needs is missing in the installed torch.
-    """
-    _configure()
-    _save_time()
-    if torch.cuda.is_available():
-        _patch_device_interface()
-    _patch_kernels()
-    _watch_graphs()
-    _count_bytes()
-    _patch_wrapper_functions()
-    _repeat_random_operations()
-    _name_modules()
-    _fold_constants_on_host()
-    _hide_from_dynamo()
-    _split_graphs()
-
-
-def _private(path: str) -> Any:
-    """The private object of torch with the dotted name `path`. Raises Unmodelled if the installed torch has none."""
-    value: Any = torch
-    for name in path.split(".")[1:]:
-        if isinstance(value, ModuleType) and not hasattr(value, name):
-            with contextlib.suppress(ImportError):
-                importlib.import_module(f"{value.__name__}.{name}")
-        if not hasattr(value, name):
-            raise Unmodelled(
-                f"torch_compile: torch {torch.__version__} has no {path}, which the trace needs. Install torch "
-                f"{TESTED_WITH[-1]}, omit torch_compile, or measure with memkit run"
-            )
-        value = getattr(value, name)
-    return value
-
-
-def _replace(path: str, value: Any) -> Any:
-    """Replaces the private object of torch with the dotted name `path`, and returns the original one."""
-    original = _private(path)
-    parent, _, name = path.rpartition(".")
-    setattr(_private(parent), name, value)
-    return original
-
-
-def _configure() -> None:
-    """Turns off what times or checks kernels, and caches whose content comes from another GPU."""
-    values = {
-        "compile_threads": 1,
-        "size_asserts": False,
-        "alignment_asserts": False,
-        "nan_asserts": False,
-        "shape_padding": False,  # whether a product is padded is decided by timing it
-        "fx_graph_cache": False,
-        "fx_graph_remote_cache": False,
-        "autotune_local_cache": False,
-        "max_autotune_gemm_backends": "ATEN",  # one kernel for a product, so that none is timed
-        "max_autotune_conv_backends": "ATEN",
-    }
-    for name, value in values.items():
-        _replace(f"torch._inductor.config.{name}", value)
-    _replace("torch._functorch.config.enable_autograd_cache", False)
-
-
-def _save_time() -> None:
-    """Turns off what takes time and does not change what compiled code allocates."""
-    _replace("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
-    _replace("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
-    # Else a C++ compiler runs, to see which instructions of this CPU it supports.
-    _replace("torch._inductor.cpu_vec_isa.VecISA.check_build", lambda self, code: True)
-    no_system = staticmethod(lambda: {"hash": ""})
-    _replace("torch._inductor.codecache.CacheBase.get_system", no_system)  # reads all files of Triton
-    path = "torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__"
-    _replace(path, functools.cache(_private(path)))  # fills the one object that there is, each time it is asked for
-
-    def collect_new(_: Any) -> None:
-        gc.enable()
-        gc.collect(1)
-
-    # Instead of tens of collections while code is compiled, one at its end. It frees tensors in cycles, too.
-    _private("torch._dynamo.on_compile_start")(lambda _: gc.disable())
-    _private("torch._dynamo.on_compile_end")(collect_new)
-
-
-def _patch_device_interface() -> None:
-    """Lets inductor ask the fake GPU. Its class has bound the functions of `torch.cuda` when it was imported."""
-    major, minor = torch.cuda.get_device_capability()
-    bound = (
-        "current_device",
-        "set_device",
-        "device_count",
-        "synchronize",
-        "get_device_properties",
-        "is_bf16_supported",
-        "current_stream",
-        "stream",
-    )
-    answers: dict[str, Callable[..., Any]] = {
-        **{name: getattr(torch.cuda, name) for name in bound},
-        "get_raw_stream": lambda index: 0,
-        "exchange_device": lambda index: 0,
-        "maybe_exchange_device": lambda index: 0,
-        "is_available": lambda: True,
-        "get_compute_capability": lambda device=None: 10 * major + minor,
-    }
-    for name, answer in answers.items():
-        _replace(f"torch._dynamo.device_interface.CudaInterface.{name}", staticmethod(answer))
-    _private("torch._dynamo.device_interface.caching_worker_device_properties").clear()
-    _private("torch.utils._triton.has_triton").cache_clear()
-    _replace("torch.utils._triton.triton_hash_with_backend", lambda: "no GPU")
-    vars(torch._C)["_cuda_getCurrentRawStream"] = lambda index: 0
-    _replace("torch.cuda._DeviceGuard", lambda *args, **kwargs: contextlib.nullcontext())
-    # Dynamo's own fake mode creates `torch.tensor(…, device="cuda")` on the CPU and moves it, as without a GPU.
-    _replace("torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init", property(lambda self: True))
-    _replace("torch._C._ensureCUDADeviceGuardSet", lambda: None)
-
-
-compiled_modules: Final[list[torch.nn.Module]] = []
-"""The modules that were compiled in this process, without torch.compile's wrapper."""
-
-on_allocation: list[Callable[[str], None]] = []
-"""Called with the dotted name of a module, relative to the compiled one, before its compiled code allocates a tensor
-for it; the name is empty for code outside of all submodules."""
 
 
 def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
@@ -174,7 +44,8 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
         _refuse(options)
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
-    install_compiler()
+    patch_compiler()
+    verify(compile_, options.get("backend") or "inductor")
     if isinstance(model, torch.nn.Module):
         if any(_is_of_liger(module) for module in model.modules()):
             raise Unmodelled(
@@ -233,294 +104,67 @@ def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: st
         )
 
 
-class Kernel:
-    """A Triton kernel that does nothing but tell the recorder what it reads and writes."""
-
-    launchers: Final[list[Any]] = []
-    n_spills: Final = 0
-
-    def __init__(self, name: str, source_code: str = "") -> None:
-        self._name = name
-        self._multiplies = "tl.dot" in source_code
-
-    def run(self, *arguments: Any, moved_bytes: int | None = None, **options: Any) -> None:
-        if moved_bytes is not None:
-            launched(self._name, arguments, moved_bytes=moved_bytes)
-        elif self._multiplies:  # a template such as flex attention, or a kernel of the user or of a library
-            launched(self._name, arguments, kind="unknown")
-        else:
-            launched(self._name, arguments)
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-
-def _patch_kernels() -> None:
-    """Replaces inductor's kernels, of Triton and of C++, with ones that do nothing."""
-    kernels: dict[str, Callable[..., Any]] = {
-        "triton": lambda self, kernel_name, source_code, device_str="cuda": Kernel(kernel_name, source_code),
-        "multi_kernel": lambda self, *args, **kwargs: Kernel("multi_kernel"),
-        "cpp_pybinding": lambda self, argtypes, source_code: Kernel("cpp_fused").run,
-        "wait": lambda self, scope: None,
-    }
-    for name, make in kernels.items():
-        _replace(f"torch._inductor.async_compile.AsyncCompile.{name}", make)
-
-
-def _watch_graphs() -> None:
-    """Records what compiled code calls as called by it, and the size of each compiled graph at its first call."""
-
-    def call(self: Any, inputs: Any) -> Any:
-        if id(self) not in graphs:
-            graphs[id(self)] = self
-            _graph_calls.append(len(_CALL_OF_WRAPPER.findall(self.source_code)))
-        with compiled_code():
-            return original(self, inputs)
-
-    graphs: dict[int, Any] = {}  # holds them, so that no other object gets the same `id`
-    original = _replace("torch._inductor.output_code.CompiledFxGraph.__call__", call)
-
-
 def compilation() -> Compilation | None:
     """What inductor has compiled in this process and then run; None: nothing."""
-    return Compilation(len(_graph_calls), sum(_graph_calls)) if _graph_calls else None
+    return Compilation(len(graph_calls), sum(graph_calls)) if graph_calls else None
 
 
-_graph_calls: Final[list[int]] = []
-"""The number of calls in the wrapper of each compiled graph."""
+class SmallModule(torch.nn.Module):
+    """What `verify` compiles."""
 
-_CALL_OF_WRAPPER: Final = re.compile(
-    r"^ +(?:\w+ = )?(?:\w+\.run\(|cpp_fused|extern_kernels\.|torch\.ops\.|aten\.|graphsafe_run_with|.*\(dim=0\))",
-    re.MULTILINE,
-)
-"""A line of inductor's wrapper that starts a generated kernel or an operation of torch."""
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.activation = torch.nn.Tanh()
+        self.product = torch.nn.Linear(32, 16, bias=False, device=device)
 
-
-def _count_bytes() -> None:
-    """Makes the wrapper pass to each generated kernel the bytes that it moves."""
-
-    def add_sizes(self: Any, name: str, call_arguments: list[Any], types: list[Any]) -> None:
-        original(self, name, call_arguments, types)
-        call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.features.scheduler_nodes())}")
-        types.append(int)
-
-    def call_cpp_kernel(self: Any, wrapper: Any, kernel_name: str, **options: Any) -> None:
-        _, call_arguments, types = self.args.cpp_argdefs()
-        call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.scheduled_nodes)}")
-        wrapper.generate_kernel_call(kernel_name, call_arguments, triton=False, arg_types=[*types, int], **options)
-
-    original = _replace("torch._inductor.codegen.triton.TritonKernel.add_numel_to_call_args", add_sizes)
-    _replace("torch._inductor.codegen.cpp.KernelGroup.call_kernel", call_cpp_kernel)
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.product(self.activation(rows))
+        return result
 
 
-def moved_bytes(arguments: Any, nodes: Iterable[Any]) -> str:
-    """The bytes that a generated kernel reads and writes, as a Python expression of the sizes in the wrapper.
+@functools.cache
+def verify(compile_: Callable[..., Any], backend: str) -> None:
+    """Compiles a module, runs it on fake tensors, and compares what the trace records with what it must.
 
-    Each pointer is read or written once, and one that is changed in place is read and written. Of a tensor, only the
-    elements count that the kernel's loops reach: of an embedding table, as many as its result has.
+    torch's private names can stay and mean something else in its next version. The test leaves no mark in the
+    prediction's trace, and takes less than half a second.
 
-    Args:
-        arguments: the kernel's pointers (inductor's `KernelArgs`).
-        nodes: the scheduler's nodes that were fused into the kernel.
+    Raises:
+        Unmodelled: in the installed torch, compiled code fails, allocates something else or is not recorded.
     """
-    graph = _private("torch._inductor.virtualized.V").graph
-    minimum = _private("torch.utils._sympy.functions.Min")
-    reads = [dep for node in nodes for dep in node.read_writes.reads]
-    writes = [dep for node in nodes for dep in node.read_writes.writes]
-    made_inside = {dep.name for dep in writes}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with undisturbed() as names, FakeTensorMode(), torch.enable_grad(), torch.autocast(device, enabled=False):
+        tracer = StorageTracer(device, work=True)
+        model = SmallModule(device)
+        rows = torch.empty(64, 32, device=device)
+        try:
+            with tracer:
+                tracer.adopt(model.parameters())
+                loss = compile_(model, backend=backend)(rows).sum()
+                tracer.end_phase("forward")
+                loss.backward()
+                del loss
+        except Exception as error:
+            raise _of_another_torch(f"compiled code fails ({type(error).__name__})") from error
+        left_bytes, _ = tracer.live_bytes()
+    assert tracer.recorder is not None
+    trace, work = tracer.finish("backward"), tracer.recorder.work
 
-    pointers: dict[str, list[str]] = {}  # name in the kernel → names of its buffer, the last one after the kernel
-    for name, pointer in (*arguments.input_buffers.items(), *arguments.output_buffers.items()):
-        pointers[str(pointer)] = [name]
-    for buffer in arguments.inplace_buffers.values():
-        pointers[getattr(buffer, "inner_name", _REMOVED)] = getattr(buffer, "other_names", [])
-    pointers.pop(_REMOVED, None)
+    end_of_forward, _ = trace.marks[0]
+    allocated = [trace.sizes_bytes[event - 1] for event in trace.events[:end_of_forward] if event > 0]
+    weight, activation, product, total = (4 * elements for elements in (32 * 16, 64 * 32, 64 * 16, 1))
+    if allocated != [weight, activation, product, total] or left_bytes != 2 * weight:
+        raise _of_another_torch(f"compiled code allocates {allocated} bytes and keeps {left_bytes}")
 
-    total: Any = 0
-    for names in pointers.values():
-        last = names[-1]
-        real_names = graph.scheduler.mutation_real_name
-        read = {dep for dep in reads if real_names.get(dep.name, dep.name) in names and dep.name not in made_inside}
-        written = {dep for dep in writes if real_names.get(dep.name, dep.name) == last}
-        for reached in (read, written):
-            elements = minimum(graph.get_numel(last), sum(map(_reached_elements, reached)))
-            total += elements * graph.get_dtype(last).itemsize
-    total = graph.sizevars.remove_precomputed_replacements(graph.sizevars.simplify(total))
-    return str(_private("torch._inductor.codegen.wrapper.pexpr")(total))
-
-
-_REMOVED: Final = "REMOVED"
-"""The pointer of a buffer that lives inside one kernel (torch 2.13: _inductor/codegen/common.py, `RemovedArg`)."""
-
-
-def _reached_elements(dep: Any) -> Any:
-    """The number of elements that a kernel's loops read or write, a sympy expression.
-
-    Args:
-        dep: a buffer, the index into it and the ranges of the loops (inductor's `MemoryDep`); others only order nodes.
-    """
-    if not hasattr(dep, "var_names"):
-        return 0
-    if dep.is_indirect():  # the index is read from a tensor, as in a lookup
-        return math.prod(dep.size)
-    return dep.get_numel()
+    if backend == "inductor":
+        calls = [work.operations[call] for call in work.calls]
+        moved = [call.moved_bytes for call in calls if call.called_by == "compiled"]
+        if names[:2] != ["activation", "product"] or moved[:1] != [2 * activation]:
+            raise _of_another_torch(f"kernels move {moved} bytes, for the modules {names}")
 
 
-def _patch_wrapper_functions() -> None:
-    """Replaces what the wrapper calls in C++ without the dispatcher, and what needs a generator of the GPU."""
-
-    def empty_strided(device: str, size: Any, stride: Any, dtype: Any, module: str = "") -> torch.Tensor:
-        for notify in on_allocation:
-            notify(module)
-        return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-    def reinterpret_tensor(tensor: torch.Tensor, size: Any, stride: Any, offset: int = 0) -> torch.Tensor:
-        return torch.as_strided(tensor, size, stride, offset + int(tensor.storage_offset()))
-
-    guards = _private("torch._C._dynamo.guards")
-    guards._empty_strided_cuda = functools.partial(empty_strided, "cuda:0")
-    guards._empty_strided_cpu = functools.partial(empty_strided, "cpu")
-    guards._reinterpret_tensor = reinterpret_tensor
-    path = "torch._inductor.fx_passes.fuse_attention._get_sfdp_patterns"
-    attention_patterns = _private(path)
-    _replace(path, lambda input_device=None: attention_patterns(torch.device("cpu")))
-
-
-def _repeat_random_operations() -> None:
-    """Runs what checkpointing repeats with the same random numbers, such as attention, without a generator's state.
-
-    Inductor plans such an operation like any other that it does not generate itself, and the wrapper calls
-    `graphsafe_run_with_rng_state(operation, …)` on a GPU (torch 2.13: _functorch/partitioners.py,
-    `functionalize_rng_ops`; _prims/rng_prims.py).
-    """
-    run: dict[str, Callable[..., Any]] = {
-        "run_and_save_rng_state": lambda operation, *args, **kwargs: (
-            torch.get_rng_state(),
-            operation(*args, **kwargs),
-        ),
-        "run_with_rng_state": lambda state, operation, *args, **kwargs: operation(*args, **kwargs),
-        "graphsafe_run_with_rng_state": lambda operation, *args, rng_state, **kwargs: operation(*args, **kwargs),
-    }
-    mode_stack = _private("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
-    for name, run_here in run.items():
-        kind = type(_private(f"torch._prims.rng_prims.{name}"))
-
-        def call(
-            self: Any, *args: Any, run_here: Any = run_here, compile_here: Any = kind.__call__, **kwargs: Any
-        ) -> Any:
-            runs = any(isinstance(mode, StorageTracer) for mode in mode_stack())
-            return run_here(*args, **kwargs) if runs else compile_here(self, *args, **kwargs)
-
-        kind.__call__ = call
-
-
-def _name_modules() -> None:
-    """Makes the wrapper pass the name of the module that an allocation is for.
-
-    Inductor knows it relative to the `self` of the function that dynamo compiles: the compiled module, or a module in
-    it if a graph break ended the graph there. Modules alike share a graph, which then has the name of the first one.
-    """
-    virtualized = _private("torch._inductor.virtualized.V")
-    compile_context = _private("torch._guards.CompileContext")
-    prefixes: dict[Any, str] = {}  # by the id of a compilation, which its forward and backward pass share
-
-    def compile_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
-        prefixes[compile_context.current_compile_id()] = _name_within_compiled(self.root_tx.f_locals.get("self"))
-        return compile_here(self, *args, **kwargs)
-
-    def make_allocation(self: Any, name: str, *args: Any, **kwargs: Any) -> str:
-        line: str = original(self, name, *args, **kwargs)
-        buffer = virtualized.graph.try_get_buffer(name)
-        if buffer is None:
-            return line
-        prefix = prefixes.get(compile_context.current_compile_id(), "")
-        module = ".".join(filter(None, (prefix, module_of(buffer.get_origins()))))
-        # The view that may follow is of another size: "empty_strided_cuda(…).as_strided(…)".
-        return re.sub(r"(empty_strided_(?:cuda|cpu)\(.*?)\)(?=$|\.as_strided)", rf"\1, {module!r})", line)
-
-    compile_here = _replace("torch._dynamo.output_graph.OutputGraph.compile_and_call_fx_graph", compile_graph)
-    original = _replace("torch._inductor.codegen.wrapper.PythonWrapperCodegen.make_allocation", make_allocation)
-
-
-def _name_within_compiled(module: Any) -> str:
-    """The dotted name of the module in the compiled module that contains it; empty if none does."""
-    for compiled in compiled_modules:
-        for name, part in compiled.named_modules():
-            if part is module:
-                return str(name)
-    return ""
-
-
-def module_of(origins: Iterable[Any]) -> str:
-    """The dotted name of the module that a buffer belongs to, relative to the compiled one.
-
-    Args:
-        origins: the nodes of the FX graph that the buffer is computed from; the last one is its own operation.
-    """
-    for node in sorted(origins, reverse=True):
-        stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-        if stack:
-            path, _ = list(stack.values())[-1]  # such as L['self'].model.layers.0
-            return str(path).rpartition("]")[2].removeprefix(".")
-    return ""
-
-
-class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Creates tensors on the CPU that were to be created on the GPU."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def on_host(value: Any) -> Any:
-            return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
-
-        return func(*map(on_host, args), **{name: on_host(value) for name, value in (kwargs or {}).items()})
-
-
-def _fold_constants_on_host() -> None:
-    """Computes constants on the CPU: AOTAutograd and inductor compute them with real tensors."""
-
-    def on_host(method: Any) -> Any:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with _OnHost():  # type: ignore[no-untyped-call]
-                return method(*args, **kwargs)
-
-        return call
-
-    for path in (
-        "torch._inductor.fx_passes.joint_graph.UniformValueConstantFolder.__init__",
-        "torch._inductor.constant_folding.ConstantFolder.run",
-    ):
-        _replace(path, on_host(_private(path)))
-
-    unset_fake = _private("torch.fx.experimental.proxy_tensor.unset_fake_temporarily")
-
-    @contextlib.contextmanager
-    def unset_fake_on_host() -> Iterator[Any]:
-        with unset_fake() as outer, _OnHost():  # type: ignore[no-untyped-call]
-            yield outer
-
-    _replace("torch.fx.experimental.proxy_tensor.unset_fake_temporarily", unset_fake_on_host)
-
-
-def _hide_from_dynamo() -> None:
-    """Keeps dynamo out of the code of dispatch modes, which runs between two graphs."""
-    disable = _private("torch._disable_dynamo")
-    modes: tuple[Any, ...] = (_private("torch._subclasses.fake_tensor.FakeTensorMode"), StorageTracer)
-    for mode in modes:
-        mode.__torch_dispatch__ = disable(mode.__torch_dispatch__, recursive=True)
-
-
-def _split_graphs() -> None:
-    """Splits graphs at the gradient buckets of `DistributedDataParallel`, by torch's own `DDPOptimizer`: without that
-    wrapper, which other ranks would need, dynamo does not (torch 2.13: _dynamo/convert_frame.py, `CatchErrorsWrapper`).
-    """
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if bucket_bytes and mode() == "ddp_optimizer":
-            self.compiler_fn = optimizer(bucket_bytes[-1], self.compiler_fn).compile_fn
-
-    mode = _private("torch._dynamo.utils.get_optimize_ddp_mode")
-    optimizer = _private("torch._dynamo.backends.distributed.DDPOptimizer")
-    original = _replace("torch._dynamo.output_graph.OutputGraph.__init__", init)
+def _of_another_torch(difference: str) -> Unmodelled:
+    return Unmodelled(
+        f"torch_compile: with torch {torch.__version__}, {difference}, which the trace does not know. Install torch "
+        f"{TESTED_WITH[-1]}, omit torch_compile, or measure with memkit run"
+    )

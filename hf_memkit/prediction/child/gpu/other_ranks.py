@@ -46,7 +46,7 @@ def patch_ranks(processes: int, per_node: int) -> None:
     operations._gpu_broadcast = lambda data, src=0: data
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
-    # Its gradient buckets are added to the trace later. `compiler.py` splits compiled graphs.
+    # Its gradient buckets are added to the trace later. `compiler_patches.py` splits compiled graphs.
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 

@@ -94,6 +94,16 @@ def activate(recorder: WorkRecorder) -> None:
     _active[:] = [recorder]
 
 
+@contextlib.contextmanager
+def separate_recorder() -> Iterator[None]:
+    """Makes the recorder of before active again at its end, whatever was activated within it."""
+    before = _active[:]
+    try:
+        yield
+    finally:
+        _active[:] = before
+
+
 def repetitions(name: str) -> Callable[[float], None]:
     """Starts a loop traced in part; call the result at its end with the ratio of untraced to traced turns."""
     if not _active:

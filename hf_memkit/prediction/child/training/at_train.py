@@ -27,7 +27,8 @@ from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, na
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
-from hf_memkit.prediction.child.gpu.compiler import compilation, compiled_modules
+from hf_memkit.prediction.child.gpu.compiler import compilation
+from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine

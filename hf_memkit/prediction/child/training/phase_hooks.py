@@ -24,7 +24,7 @@ from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
-from hf_memkit.prediction.child.gpu.compiler import compiled_modules, on_allocation
+from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules, on_allocation
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
 from hf_memkit.prediction.child.trainer_kinds.preference import compared_models
