@@ -105,6 +105,14 @@ class _Model(nn.Module):
         return result
 
 
+def test_quantised_weights_are_refused() -> None:
+    """Would notice: graphs that end at each such layer, which a real run does not have."""
+    bnb = pytest.importorskip("bitsandbytes")
+    for layer in (bnb.nn.Linear4bit(8, 8, device="meta"), bnb.nn.Linear8bitLt(8, 8, device="meta")):
+        with pytest.raises(Unmodelled, match="torch_compile with bitsandbytes' 4-bit or 8-bit weights"):
+            compiler.refuse_modules(nn.Sequential(layer))
+
+
 def test_stage_3_ends_graphs_at_every_module() -> None:
     """Would notice: one graph for the whole model, which keeps less for backward than a real run."""
     for stage, count in ((2, 1), (3, 4)):

@@ -42,21 +42,31 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
     cannot be traced."""
     if isinstance(model, torch.nn.Module):
         _refuse(options)
+        refuse_modules(model)
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
     patch_compiler()
     verify(compile_, options.get("backend") or "inductor")
     if isinstance(model, torch.nn.Module):
-        if any(_is_of_liger(module) for module in model.modules()):
-            raise Unmodelled(
-                "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit "
-                "torch_compile or use_liger_kernel"
-            )
         if not compiled_modules:
             seconds = trace_seconds(sum(1 for _ in model.parameters()))
             print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
         compiled_modules.append(model)
     return compile_(model, **options)
+
+
+def refuse_modules(model: torch.nn.Module) -> None:
+    """Raises Unmodelled for a model with modules whose compiled code is not traced."""
+    if any(_is_of_liger(module) for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit "
+            "torch_compile or use_liger_kernel"
+        )
+    if any(type(module).__module__.startswith("bitsandbytes.nn.") for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with bitsandbytes' 4-bit or 8-bit weights: a real run compiles them with the model, and "
+            "a trace does not. Omit torch_compile, or measure with memkit run"
+        )
 
 
 def _is_of_liger(module: torch.nn.Module) -> bool:
