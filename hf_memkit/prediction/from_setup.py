@@ -28,6 +28,7 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.prediction.traced_training import COMPILED
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.setup.build import missing_package
@@ -96,6 +97,7 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
             failures.append(failure)
             notes.append(f"not traced on {_ON[device]}: {failure}")
             continue
+        notes.extend(note for note in training.notes if note.startswith(COMPILED))
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
         trace = training.of_steps()["worst"]
         prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)

@@ -112,7 +112,8 @@ def predict_trainer(
 
     description = _describe(model, trust_remote_code)
     if description is not None and all(each is None for each in own.values()):
-        return _predict_config(description, args, sequence_length, job, trust_remote_code)
+        attention = getattr(model, "_attn_implementation", None)
+        return _predict_config(description, attention, args, sequence_length, job, trust_remote_code)
 
     from transformers import Trainer, TrainingArguments
 
@@ -161,9 +162,15 @@ def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:
 
 
 def _predict_config(
-    description: ModelDescription, args: Any, sequence_length: int | None, where: ScriptJob, trust_remote_code: bool
+    description: ModelDescription,
+    attention: str | None,
+    args: Any,
+    sequence_length: int | None,
+    where: ScriptJob,
+    trust_remote_code: bool,
 ) -> Prediction:
-    """The prediction without the user's own objects, as `memkit predict --model`."""
+    """The prediction without the user's own objects, as `memkit predict --model`. `attention`: the config's
+    `attn_implementation`."""
     fields, notes = read_trainer(args)
     length = sequence_length
     if length is None:
@@ -175,6 +182,8 @@ def _predict_config(
     batch = int(fields.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
     job = Job(description.facts, where.machine, batch, length, gpus=where.gpus, nodes=where.nodes)
     setup = dataclasses.replace(default_setup(description, fields), job=job)
+    if attention is not None:
+        setup = setup.put("model.attn_implementation", attention, "the config's")
     return predict(setup, trust_remote_code=trust_remote_code).with_notes(*notes)
 
 

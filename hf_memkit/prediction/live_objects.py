@@ -105,7 +105,8 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type | types.FunctionType):
             if hasattr(obj, "_torchdynamo_orig_callable"):
                 raise InputError(
-                    f"torch.compile({obj.__qualname__}): what a compiled model keeps cannot be traced; omit it"
+                    f"torch.compile({obj.__qualname__}): compiled code cannot be passed to the process that predicts; "
+                    "omit it, and write torch_compile=True in TrainingArguments"
                 )
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):

@@ -94,7 +94,10 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     if is_on(environment.get(_ON_CPU)):
         raise InputError(f"{_ON_CPU}={environment[_ON_CPU]}: this training runs on the CPU; omit --cpu, or unset it")
     if (compiler := environment.get(_COMPILER, "no")).lower() not in ("no", ""):
-        raise InputError(f"{_COMPILER}={compiler}: compiled models are not predicted; set dynamo_backend to no")
+        raise InputError(
+            f"{_COMPILER}={compiler}: predicted only as an argument of the script. Set dynamo_backend to no, and give "
+            f"the script torch_compile_backend={compiler.lower()}"
+        )
 
 
 @contextlib.contextmanager

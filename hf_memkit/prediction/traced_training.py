@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.trace.request import Device
@@ -102,6 +102,10 @@ class Engine:
     def stage(self) -> int:
         """Stage of ZeRO."""
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
+
+
+COMPILED: Final = "compiled by torch"
+"""Begins the note of a training that torch.compile compiles."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,14 @@ from typing import Any, Final
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._dynamo.output_graph import OutputGraph
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu import compiler
-from hf_memkit.prediction.child.gpu.compiler_patches import private
+from hf_memkit.prediction.child.gpu import compiler, compiler_patches
+from hf_memkit.prediction.child.gpu.compiler_patches import private, split_graphs
+from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.trace.trace import ZEROS
 from tests.prediction.fake_and_real_child import Child
@@ -123,3 +126,63 @@ def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(compiler.TorchDispatchMode, "ignore_compile_internals")
     with pytest.raises(Unmodelled, match=r"the trace needs torch 2\.9 or later; this is"):
         compiler._refuse({})
+
+
+class _Model(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.first(x).relu()
+        result: torch.Tensor = self.second(inner).relu()
+        return result
+
+
+def test_quantised_weights_are_refused() -> None:
+    """Would notice: graphs that end at each such layer, which a real run does not have."""
+    bnb = pytest.importorskip("bitsandbytes")
+    for layer in (bnb.nn.Linear4bit(8, 8, device="meta"), bnb.nn.Linear8bitLt(8, 8, device="meta")):
+        with pytest.raises(Unmodelled, match="torch_compile with bitsandbytes' 4-bit or 8-bit weights"):
+            compiler.refuse_modules(nn.Sequential(layer))
+
+
+def test_stage_3_ends_graphs_at_every_module() -> None:
+    """Would notice: one graph for the whole model, which keeps less for backward than a real run."""
+    for stage, count in ((2, 1), (3, 4)):
+        model = _Model(2)
+        with torch._dynamo.config.patch(optimize_ddp=True):  # restores it
+            prepare_compiling(model, {"zero_optimization": {"stage": stage}})
+        assert len(_operations_of_graphs(model, torch.ones(1, 2))) == count
+    with pytest.raises(Unmodelled, match=r"compile\.deepcompile=true in the DeepSpeed JSON"):
+        prepare_compiling(model, {"compile": {"deepcompile": True}})
+
+
+def test_graphs_are_split_as_by_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against torch's own wrapper, in a group of one process."""
+    model, inputs = _Model(600), torch.ones(1, 600)  # 1.4 MiB a layer
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        expected = _operations_of_graphs(nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1), inputs)
+    finally:
+        dist.destroy_process_group()
+    assert len(expected) == 2 and expected != _operations_of_graphs(model, inputs)
+
+    monkeypatch.setattr(OutputGraph, "__init__", OutputGraph.__init__)  # to restore it
+    split_graphs()
+    monkeypatch.setattr(compiler_patches, "bucket_bytes", [2**20])
+    assert _operations_of_graphs(model, inputs) == expected
+
+
+def _operations_of_graphs(model: nn.Module, inputs: torch.Tensor) -> list[list[str]]:
+    """The operations of each graph that torch.compile makes."""
+    graphs: list[list[str]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append([node.name for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(inputs)
+    return graphs

@@ -22,9 +22,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_memkit.common.errors import InputError, SettingError, Unmodelled
+from hf_memkit.common.errors import InputError, NoKernel, SettingError, Unmodelled
 from hf_memkit.prediction import Prediction, predict_script, predict_trainer
 from hf_memkit.prediction.live_objects import read_objects, write_objects
+from hf_memkit.prediction.traced_training import COMPILED
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.own_arguments import read_trainer
 from tests.fewer import first
@@ -138,6 +139,16 @@ def test_a_transformers_model_knows_its_own_example() -> None:
     named = predict_trainer(config, SGD, sequence_length=24, gpu="T4")
     assert built.confidence.level == named.confidence.level == "trace"
     assert built.phases["backward"] == named.phases["backward"]
+
+
+def test_flex_attention_is_predicted_with_its_compiled_kernels() -> None:
+    """Would notice: another attention in its place, and a GPU that Triton does not support."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64}
+    config = LlamaConfig(**sizes, vocab_size=99, attn_implementation="flex_attention")
+    flex = predict_trainer(config, {"bf16": True}, sequence_length=64, gpu="RTX 4090")
+    assert flex.compilation is not None and any(note.startswith(COMPILED) for note in flex.notes)
+    with pytest.raises(NoKernel, match=r"attn_implementation=flex_attention: .*Triton needs 7\.0 or later\. Use sdpa"):
+        predict_trainer(config, {}, sequence_length=64, gpu="P100")
 
 
 def test_arguments_are_those_that_were_set(tmp_path: Path) -> None:

@@ -81,9 +81,9 @@ def _most(ranks: list[Live]) -> Live:
 def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: int, name: str) -> None:
     setup = ONE[name]
     trace = traced(shared_worker(), SetupJob(without_engine(setup), LENGTH), device="cpu")
-    config = setup["deepspeed.config"]
+    config, model = setup["deepspeed.config"], facts(setup["model.architecture"])
     accumulates = setup["arguments.gradient_accumulation_steps"] > 1
-    ledger = zero_ledger(config, facts(MODEL), gpus=processes, accumulation=accumulates)
+    ledger = zero_ledger(config, model, gpus=processes, accumulation=accumulates)
     peak, by_phase = peaks(_changes(one_rank(trace, ledger, bucket_bytes(setup))))
     measured = live[processes][name]
     bounded = config["zero_optimization"]["stage"] == 3 and processes > 1

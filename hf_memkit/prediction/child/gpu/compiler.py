@@ -38,17 +38,16 @@ TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs"
 
 
 def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a module or a function with `compile_`, the original `torch.compile`. Raises Unmodelled for what cannot
-    be traced."""
-    _refuse(options)
+    """Compiles a module or flex attention with `compile_`, the original `torch.compile`. Raises Unmodelled for what
+    cannot be traced."""
+    if isinstance(model, torch.nn.Module):
+        _refuse(options)
+        refuse_modules(model)
+    else:
+        _refuse(options, "attn_implementation=flex_attention", "use sdpa")
     patch_compiler()
     verify(compile_, options.get("backend") or "inductor")
     if isinstance(model, torch.nn.Module):
-        if any(_is_of_liger(module) for module in model.modules()):
-            raise Unmodelled(
-                "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit "
-                "torch_compile or use_liger_kernel"
-            )
         if not compiled_modules:
             seconds = trace_seconds(sum(1 for _ in model.parameters()))
             print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
@@ -56,17 +55,36 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
     return compile_(model, **options)
 
 
+def refuse_modules(model: torch.nn.Module) -> None:
+    """Raises Unmodelled for a model with modules whose compiled code is not traced."""
+    if any(_is_of_liger(module) for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with Liger: Triton kernels that compiled code launches are not traced. Omit "
+            "torch_compile or use_liger_kernel"
+        )
+    if any(type(module).__module__.startswith("bitsandbytes.nn.") for module in model.modules()):
+        raise Unmodelled(
+            "torch_compile with bitsandbytes' 4-bit or 8-bit weights: a real run compiles them with the model, and "
+            "a trace does not. Omit torch_compile, or measure with memkit run"
+        )
+
+
 def _is_of_liger(module: torch.nn.Module) -> bool:
     """Whether Liger has replaced the class of the module or its forward pass."""
     return any(str(part.__module__).startswith("liger_kernel.") for part in (type(module), module.forward))
 
 
-def _refuse(options: dict[str, Any]) -> None:
-    """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here."""
+def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: str = "omit torch_compile") -> None:
+    """Raises Unmodelled for torch.compile with `options`, if it cannot be traced here.
+
+    Args:
+        setting: what the user wrote, as the message names it.
+        instead: what the user can do instead.
+    """
     if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
         raise Unmodelled(
-            f"torch_compile: the trace needs torch 2.9 or later; this is {torch.__version__}. Install torch "
-            f"{TESTED_WITH[-1]}, or omit torch_compile"
+            f"{setting}: the trace needs torch 2.9 or later; this is {torch.__version__}. Install torch "
+            f"{TESTED_WITH[-1]}, or {instead}"
         )
     backend = options.get("backend") or "inductor"
     if backend not in TRACED_BACKENDS:
@@ -83,14 +101,16 @@ def _refuse(options: dict[str, Any]) -> None:
     if backend != "inductor":
         return
     if importlib.util.find_spec("triton") is None:
-        raise Unmodelled("torch_compile: the trace needs triton; run: pip install triton")
+        raise Unmodelled(f"{setting}: the trace needs triton; run: pip install triton")
     if not torch.cuda.is_available():
         return
     capability = float("{}.{}".format(*torch.cuda.get_device_capability()))
     if capability < LEAST_CAPABILITY:
+        if setting == "torch_compile":
+            instead += ", or use torch_compile_backend=aot_eager"
         raise NoKernel(
-            f"torch_compile: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs "
-            f"{LEAST_CAPABILITY} or later. Omit torch_compile, or use torch_compile_backend=aot_eager"
+            f"{setting}: {torch.cuda.get_device_name()} has compute capability {capability}; Triton needs "
+            f"{LEAST_CAPABILITY} or later. {instead.capitalize()}"
         )
 
 
@@ -123,7 +143,7 @@ def verify(compile_: Callable[..., Any], backend: str) -> None:
         Unmodelled: in the installed torch, compiled code fails, allocates something else or is not recorded.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    with undisturbed() as names, FakeTensorMode(), torch.enable_grad():
+    with undisturbed() as names, FakeTensorMode(), torch.enable_grad(), torch.autocast(device, enabled=False):
         tracer = StorageTracer(device, work=True)
         model = SmallModule(device)
         rows = torch.empty(64, 32, device=device)

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.gpu.other_ranks import bucket_bytes
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched, separate_recorder
 
@@ -54,6 +55,7 @@ def patch_compiler() -> None:
     _name_modules()
     _fold_constants_on_host()
     _hide_from_dynamo()
+    split_graphs()
 
 
 def private(path: str) -> Any:
@@ -461,3 +463,20 @@ def _hide_from_dynamo() -> None:
     modes: tuple[Any, ...] = (private("torch._subclasses.fake_tensor.FakeTensorMode"), StorageTracer)
     for mode in modes:
         mode.__torch_dispatch__ = disable(mode.__torch_dispatch__, recursive=True)
+
+
+def split_graphs() -> None:
+    """Splits graphs at the gradient buckets of `DistributedDataParallel`, by torch's own `DDPOptimizer`.
+
+    Dynamo does so only within that wrapper, and the wrapper needs other ranks (torch 2.13: _dynamo/convert_frame.py,
+    `CatchErrorsWrapper`).
+    """
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if bucket_bytes and mode() == "ddp_optimizer":
+            self.compiler_fn = optimizer(bucket_bytes[-1], self.compiler_fn).compile_fn
+
+    mode = private("torch._dynamo.utils.get_optimize_ddp_mode")
+    optimizer = private("torch._dynamo.backends.distributed.DDPOptimizer")
+    original = replace_private("torch._dynamo.output_graph.OutputGraph.__init__", init)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -46,12 +46,20 @@ def patch_ranks(processes: int, per_node: int) -> None:
     operations._gpu_broadcast = lambda data, src=0: data
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
-    # Its gradient buckets are added to the trace later.
+    # Its gradient buckets are added to the trace later. `compiler_patches.py` splits compiled graphs.
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 
 class _Unwrapped:
     """`DistributedDataParallel(model)` is the model."""
 
-    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, module: Any, *args: Any, bucket_cap_mb: float | None = None, **kwargs: Any) -> Any:
+        bucket_bytes.append(int((bucket_cap_mb or _BUCKET_MIB) * 2**20))
         return module
+
+
+_BUCKET_MIB: Final = 25
+"""Torch's default (torch 2.13: nn/parallel/distributed.py, `_DEFAULT_BUCKET_CAP_MB`)."""
+
+bucket_bytes: Final[list[int]] = []
+"""The size of the gradient buckets of each `DistributedDataParallel`; empty without one."""

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from hf_memkit.catalog.library_versions import is_on, names_of
+from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.traced_training import Engine
 
 _LAUNCHER_VARIABLE = "ACCELERATE_USE_DEEPSPEED"  # set by `accelerate launch` if its variables hold a DeepSpeed config
@@ -106,6 +108,8 @@ def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
     config = getattr(arguments, "memkit_engine", None)
     if config is None:
         return None
+    if arguments.torch_compile:
+        prepare_compiling(trainer.model, config)
     arguments.optim = "sgd"
     trainer.optimizer = trainer.lr_scheduler = None
     for name, dtype in _HALF.items():
@@ -114,3 +118,24 @@ def apply_engine_dtype(trainer: Any) -> torch.dtype | None:
             trainer.model.to(dtype)
             return dtype
     return None
+
+
+def prepare_compiling(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Lets the model be compiled as in an engine with this config. Raises Unmodelled if that cannot be traced."""
+    if config.get("compile", {}).get("deepcompile") is True:
+        raise Unmodelled(
+            "compile.deepcompile=true in the DeepSpeed JSON: DeepSpeed changes the compiled graph, which is not "
+            "traced. Set it to false, or omit torch_compile"
+        )
+    torch._dynamo.config.optimize_ddp = False  # the engine has no DistributedDataParallel, which splits graphs
+    if config.get("zero_optimization", {}).get("stage") == 3:
+        _end_graphs_at_modules(model)
+
+
+def _end_graphs_at_modules(model: nn.Module) -> None:
+    """Adds hooks that end the compiled graph at every module, as those of stage 3 do, which gather and release weights
+    (deepspeed 0.19.8: runtime/zero/parameter_offload.py, `_register_deepspeed_module`)."""
+    keep_dynamo_out: Any = torch.compiler.disable
+    for module in model.modules():
+        module.register_forward_pre_hook(keep_dynamo_out(lambda module, args: None))
+        module.register_forward_hook(keep_dynamo_out(lambda module, args, output: None))

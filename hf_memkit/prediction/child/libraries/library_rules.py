@@ -28,9 +28,7 @@ from hf_memkit.setup.setup import Setup
 
 def traceable(setup: Setup) -> Setup:
     """The setup as it is traced: without checks of the data, and with torch's flash attention instead of the
-    flash-attn package, whose kernels keep the same tensors. Raises Unmodelled if its attention is compiled."""
-    if setup.get("model.attn_implementation") == "flex_attention":
-        raise Unmodelled("attn_implementation=flex_attention: compiled kernels cannot be traced; use sdpa")
+    flash-attn package, whose kernels keep the same tensors."""
     setup = setup.drop("trainer_parts.check_length_grouping")
     if uses_flash_attention(setup):
         setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")

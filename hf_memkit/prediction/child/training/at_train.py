@@ -50,7 +50,7 @@ from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan
 from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, traced_tensor
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, ChosenSteps, chosen_steps
 from hf_memkit.prediction.child.user_code import calling_line
-from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedStep, TracedTraining
+from hf_memkit.prediction.traced_training import COMPILED, TracedArguments, TracedModel, TracedStep, TracedTraining
 from hf_memkit.setup.live_arguments import creation_record
 from hf_memkit.setup.script_overrides import overrides_optimizer
 
@@ -168,7 +168,7 @@ def traced_training(
         for line in made_up_at
     ]
     if compiled_modules or compilation() is not None:
-        notes.append(f"compiled by torch {torch.__version__}: another version may need more or less memory")
+        notes.append(f"{COMPILED} {torch.__version__}: another version may need more or less memory")
     notes += [*notes_on_8_bits(trainer.model), *evaluation_notes]
     if watch.optimizer_steps < chosen.required:
         raise Unmodelled(

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset
 from transformers import default_data_collator
 
 from hf_memkit.prediction.child.example_inputs import Rows, example, pads, shortened
+from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from hf_memkit.prediction.child.libraries.library_rules import traceable
 from hf_memkit.prediction.child.libraries.setup_model import build_fake_model
 from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
@@ -71,6 +72,8 @@ def setup_trainer(job: SetupJob) -> Any:
 
         options["data_collator"] = collator or collate
         trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
+    if arguments.torch_compile and "engine.config" in setup:
+        prepare_compiling(trainer.model, setup["engine.config"])
     if is_sft(setup) or "data.task" in setup:  # as a recipe's run does
         after_making(setup, trainer)
     return trainer
