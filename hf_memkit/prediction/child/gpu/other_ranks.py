@@ -8,8 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
-def patch_ranks(processes: int, per_node: int) -> None:
+
+def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
     """Replaces the process group and its collectives in this process."""
     import accelerate.data_loader
     import accelerate.utils.operations as operations
@@ -47,6 +50,7 @@ def patch_ranks(processes: int, per_node: int) -> None:
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
     # Its gradient buckets are added to the trace later.
+    patch_fsdp(tracer)
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 

@@ -283,7 +283,7 @@ ABOVE_TRAIN: Final = (
         "accelerate.data_loader.synchronize_rng_states",
         "the first of several ranks; communication is done at once",
         "the script waits for ranks that are not started",
-        lambda script: patch_ranks(script.request.processes, script.request.per_node),
+        lambda script: patch_ranks(script.request.processes, script.request.per_node, script.boundary.tracer),
         when=lambda script: script.request.processes > 1,
         order="after the GPU's row, which reports one GPU",
     ),

@@ -16,7 +16,7 @@ def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             if flatten is None:
                 yield value
             else:
-                yield from plain_tensors_in([getattr(value, name) for name in flatten()[0]])
+                yield from plain_tensors_in([getattr(value, name) for name in flatten()[0]])  # a DTensor's mesh is none
         elif isinstance(value, list | tuple):
             yield from plain_tensors_in(value)
 

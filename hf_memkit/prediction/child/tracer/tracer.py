@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed.tensor import DTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -45,6 +46,8 @@ _CAST: Final = torch.ops.aten._to_copy.default
 _ADD: Final = torch.ops.aten.add.Tensor
 _SHAPE_RULES: Final = frozenset(op for op in KERNEL_RULES if op is not _ADD and not op._schema.is_mutable)
 """Operations whose rule depends only on metadata and makes new tensors; a backward sum also depends on references."""
+
+_DTENSOR: Final = DTensor
 
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
 """By id, here and below, because hashing an operation runs Python code."""
@@ -78,6 +81,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
+        self._emptied: set[int] = set()  # addresses of storages that were resized to nothing
         self._module = 0
         self.known = KnownValues()  # values of fake tensors that follow from known ones
         self._values: KnownValues | None = None  # `known` once tensors are fake
@@ -184,6 +188,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if _DTENSOR in types:
+            return NotImplemented  # what it does to this rank's part comes here, too
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
             return device  # read by autograd and optimizers twice as often as they compute
         if self._until is not None and time.monotonic() > self._until:
@@ -273,6 +279,19 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self._allocate(size, category, self._operation(func))
         self._live[address] = number
         self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
+
+    def resized(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Records that a storage has been resized in place."""
+        address = storage._cdata
+        number = self._live.get(address)
+        if number is not None:
+            self._freed(address, number)
+            self._emptied.add(address)
+        if size_bytes and address in self._emptied:
+            self._emptied.discard(address)
+            number = self._allocate(size_bytes, "buffers", self._operation("UntypedStorage.resize_"))
+            self._live[address] = number
+            self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
 
     def _freed(self, address: int, number: int) -> None:
         if self._live.get(address) == number:
