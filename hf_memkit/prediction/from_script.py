@@ -219,6 +219,8 @@ def _setup(traced: TracedTraining, script_job: ScriptJob) -> Setup:
     )
     name = model.name if Path(model.name).name else model.kind  # the folder "." has none
     setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
+    if traced.fsdp:
+        setup = setup.put("arguments.fsdp", True, "the script's")
     if traced.engine is not None:
         setup = setup.put("deepspeed.config", traced.engine.config, "the script's")
     allocator = [_allocator({**script_job.environment, **traced.allocator})]

@@ -267,7 +267,7 @@ def _rank_trace(trace: Trace, setup: Setup, job: Job, ledger: Ledger | None) -> 
     if is_split(setup):
         assert ledger is not None
         return one_rank(trace, ledger, bucket_bytes(setup))
-    if job.processes == 1:
+    if job.processes == 1 or setup.get("arguments.fsdp"):  # FSDP2 is traced as it is
         return trace
     storages = zip(trace.sizes_bytes, trace.category_of, strict=True)
     gradients = sum(size for size, category in storages if CATEGORIES[category] == "gradients")

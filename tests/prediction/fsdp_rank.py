@@ -25,6 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from hf_memkit.prediction.child.gpu.fake_gpu import patch_fake_values
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
@@ -40,6 +41,9 @@ CASES: Final = (
 STEPS: Final = 3
 VOCABULARY: Final = 1003
 LENGTH: Final = 64
+
+COPY_OF_GLOO: Final = "aten.split.Tensor"
+"""The first operation on gloo's copy of what a reduce-scatter sends, which NCCL does not make: not counted."""
 
 
 def model_of(case: str) -> Any:
@@ -97,10 +101,12 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
             backward_bytes, _ = tracer.live_bytes()
             optimizer.step()
             optimizer.zero_grad()
-    sizes = tracer.trace.sizes_bytes
-    live = list(
-        itertools.accumulate(sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in tracer.trace.events)
-    )
+    trace = tracer.trace
+    sizes = [
+        0 if trace.operations[operation] == COPY_OF_GLOO else size
+        for size, operation in zip(trace.sizes_bytes, trace.operation_of, strict=True)
+    ]
+    live = list(itertools.accumulate(sizes[event - 1] if event > 0 else -sizes[-event - 1] for event in trace.events))
     shards = sum(parameter._local_tensor.nbytes for parameter in model.parameters())
     return {
         "shards": shards,
@@ -118,6 +124,7 @@ def main() -> None:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[4])
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
     else:
+        patch_fake_values()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     answers = {}
     for case in CASES:

@@ -9,6 +9,7 @@ that traces.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -284,7 +285,7 @@ ABOVE_TRAIN: Final = (
         "the first of several ranks; communication is done at once",
         "the script waits for ranks that are not started",
         lambda script: patch_ranks(script.request.processes, script.request.per_node, script.boundary.tracer),
-        when=lambda script: script.request.processes > 1,
+        when=lambda script: script.request.processes > 1 or bool(os.environ.get("MK1")),
         order="after the GPU's row, which reports one GPU",
     ),
     Replacement(

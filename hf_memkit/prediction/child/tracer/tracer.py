@@ -53,6 +53,14 @@ _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()
 """By id, here and below, because hashing an operation runs Python code."""
 
 
+_stream: Final = [0]  # of this process, as each case has a separate process
+
+
+def allocate_on(stream: int) -> None:
+    """From now on storages are allocated on the CUDA stream with this number; 0: the default one."""
+    _stream[0] = stream
+
+
 class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fills `trace` while it is active.
 
@@ -300,7 +308,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(-number)
 
     def _allocate(self, size_bytes: int, category: Category, operation: int) -> int:
-        number = self.trace.add(size_bytes, CATEGORIES.index(category), operation, self._module)
+        category_number = CATEGORIES.index(category)
+        number = self.trace.add(size_bytes, category_number, operation, self._module, _stream[0])
         self.trace.events.append(number)
         return number
 

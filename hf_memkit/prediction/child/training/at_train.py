@@ -305,6 +305,7 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
+        fsdp=bool(getattr(trainer, "is_fsdp_enabled", False)),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
