@@ -148,8 +148,8 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
         raise InputError(f"{gpus} × {nodes} GPUs: at most {_MAX_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
         raise InputError(
-            f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
-            f"(memkit ds list)"
+            f"fsdp={setup['arguments.fsdp']!r}: FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or "
+            "predict a DeepSpeed preset (memkit ds list)"
         )
 
 

@@ -84,6 +84,8 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     if is_live(script):
         return
     variable, engine = launchers_engine(environment) or ("", "")
+    if engine == "FSDP" and environment.get("FSDP_VERSION") == "2":
+        engine = ""
     if engine not in ("", "DeepSpeed"):
         name = variable.partition("=")[0]
         fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"

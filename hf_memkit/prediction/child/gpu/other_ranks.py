@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
@@ -50,7 +51,7 @@ def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
     # Its gradient buckets are added to the trace later.
-    patch_fsdp(tracer)
+    when_imported("torch.distributed.fsdp._fully_shard._fsdp_param_group", lambda _: patch_fsdp(tracer))
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 
