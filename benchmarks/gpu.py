@@ -6,7 +6,8 @@
     python benchmarks/gpu.py --rehearse                # the same path on a CPU; never evidence
     python benchmarks/gpu.py --predict-for H200 --ram 128GB --cpus 16 --results predict-h200
                                                        # on any machine: what trainings will be compared with; of
-                                                       # those that are measured, the step time as it is priced now
+                                                       # those that are measured, the step time as it is priced now,
+                                                       # and the prediction if there was none before
     python scripts/docs.py predict.md                  # the tables, from the results
 
 Every case runs in a process of its own. Its result is written to `benchmarks/results/NAME.json` (`--results NAME`) as
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a
 
 from benchmarks.gpu_cases import Case, cases
 from benchmarks.gpu_measure import STEPS, case_limit_s, measure, predicted
+from benchmarks.gpu_summary import errors
 from benchmarks.provenance import RESULTS, provenance
 from hf_memkit.catalog.hardware import Machine, described_machine, this_machine, use_one_gpu
 
@@ -86,15 +88,15 @@ def predict_all(wanted: Sequence[Case], machine: Machine, path: Path) -> int:
     rows = load_results(path)
     for case in wanted:
         before = rows.get(case.name, {})
-        if case.kind in ("script", "history", "kernels") or before.get("status") == PREDICTED:
+        waits = before.get("status") == PREDICTED
+        if case.kind in ("script", "history", "kernels") or (waits and "prediction" in before):
             continue
-        if before and "step_time_ms" not in before:
+        if before and not waits and "step_time_ms" not in before:
             continue
         found = predicted(case, machine, on_cpu=False)
-        if before and "predicted_step_s" in found:
-            rows[case.name] = {**before, "priced_since_s": found["predicted_step_s"], "priced_on": provenance()}
+        if before and not waits:
+            rows[case.name] = {**before, **_since(before, found)}
             flush(path, rows, rehearsal=False)
-        if before:
             continue
         rows[case.name] = {
             "case": case.name, **asdict(case), "status": PREDICTED, **found, "predicted_on": provenance()
@@ -103,6 +105,21 @@ def predict_all(wanted: Sequence[Case], machine: Machine, path: Path) -> int:
         said = found.get("why_not_predicted") or f"{found['prediction']['peak_allocated_gib']:.2f} GiB"
         print(f"{case.name}: {said}, {found['predicted_s']:.0f} s", flush=True)
     return 0
+
+
+def _since(measured: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is predicted of a training that is measured: the step time as it is priced now; and the whole prediction,
+    by the version of torch, if there was none before."""
+    step_s = found.get("predicted_step_s")
+    if "prediction" in measured:
+        return {"priced_since_s": step_s, "priced_on": provenance()} if step_s is not None else {}
+    if "prediction" not in found:
+        return {}
+
+    where = provenance()
+    errors_since = errors(found["prediction"], measured, step_s)
+    since = {"prediction": found["prediction"], "step_s": step_s, "errors": errors_since, "predicted_on": where}
+    return {"predicted_since": {**measured.get("predicted_since", {}), where["versions"]["torch"]: since}}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -212,7 +212,7 @@ def _kernels() -> list[Case]:
 
 
 def _compiled() -> list[Case]:
-    """Measured alone: memkit does not predict compiled models yet."""
+    """Measured on the H200 before memkit predicted compiled models, and predicted since."""
     return [
         _case("gpt2", "bf16-autocast", "compile", micro_batch=8),
         _case("gpt2", "bf16-autocast", "compile", micro_batch=8, kind="history"),

@@ -2,6 +2,7 @@
 
     python benchmarks/plan_speed.py                    # all rows; results/plan_speed.json
     python benchmarks/plan_speed.py --stored           # prices what was traced before: after a change of step_time
+    python benchmarks/plan_speed.py --new              # the same, and traces only settings that were not traced before
     python benchmarks/plan_speed.py --rows FILE        # other rows in this format; nothing is written
 
 ```
@@ -20,7 +21,8 @@ A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 step
 allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of `neusight-*` forward
 and backward without an optimizer, the five fastest of 25, each with an empty allocator, so that `cudaMalloc` is in it.
 Rows that are no training of a plain transformers on one or two NVIDIA GPUs are left out of the file of rows. Rows of
-one setting and several dates are all judged: transformers was another one.
+one setting and several dates are all judged: transformers was another one. Rows of torchtune are not of plain
+transformers (`published.py` says how they are traced): they have no bar, and nothing is fitted on them.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ _ROWS: Final = FOLDER / "speed.jsonl"
 _WORKS: Final = RESULTS / "plan_works.json.gz"
 _SETTING: Final = (
     "model", "method", "micro_batch", "seq_len", "accumulation", "checkpointing", "attention", "optimizer",
-    "weights_dtype", "mixed_precision", "card",
+    "weights_dtype", "mixed_precision", "card", "technique",
 )  # fmt: skip
 
 _BARS: Final[Mapping[str, tuple[float, float] | None]] = {
@@ -93,12 +95,15 @@ Found = dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", action="store_true", help="of what results/plan_works.json.gz has")
+    parser.add_argument("--new", action="store_true", help="traces only settings that it does not have")
     parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose id begins so; nothing is written")
     parser.add_argument("--rows", type=Path, nargs="+", default=[_ROWS])
     options = parser.parse_args(argv)
     read = models.read_rows(*options.rows)
     rows = {name: completed(row) for name, row in read.items() if name.startswith(options.only)}
-    traced = stored() if options.stored else _trace(rows)
+    traced = stored() if options.stored or options.new else _trace(rows)
+    if options.new:
+        traced |= _trace({name: row for name, row in rows.items() if first_of_setting(rows).get(name) not in traced})
     answers = answers_of(rows, traced)
     groups = {name: _judged(name, [each for each in answers if each["group"] == name]) for name in _BARS}
     for each in answers:
@@ -126,7 +131,7 @@ def fitted_and_judged(answers: Sequence[Found]) -> dict[str, Found]:
     """Of the half that the share of the rates is fitted on, and of the half that judges it: models, the median of
     their median errors (which the fit brings to 0, as near as a share of whole percents does), and each group."""
     found: dict[str, Found] = {}
-    told = [each for each in answers if "error" in each]
+    told = [each for each in answers if "error" in each and each["group"] in _BARS]
     for name, rows in zip(("fitted on", "judged on"), halves(told), strict=True):
         models_of = sorted({row["model"] for row in rows})
         medians = [statistics.median(row["error"] for row in rows if row["model"] == model) for model in models_of]
@@ -184,7 +189,7 @@ def why_not(row: Row) -> str | None:
 
     if not row["step_seconds"] or row.get("oom"):
         return "no step was measured"
-    if not row["vanilla_hf"]:
+    if not row["vanilla_hf"] and row.get("code") != "own":
         return "custom kernels"
     if row["card"] not in RATES:
         return f"no rates of {row['card']} are known"
@@ -277,6 +282,8 @@ _CORES: Final = 32
 def _group(row: Row) -> str:
     if row["optimizer"].startswith("none"):
         return "forward and backward, fp32"
+    if row.get("code") == "own":
+        return "training with torchtune"
     return {1: "training, one GPU", 2: "training, two GPUs"}.get(row["gpus"], "training, more GPUs")
 
 

@@ -1,6 +1,7 @@
 """Predicted beside measured: trainings that others ran on real GPUs, and what memkit says of them.
 
     python benchmarks/published.py                      # all rows; results/published.json, row by row
+    python benchmarks/published.py --new                # rows that the results don't have yet; same versions needed
     python benchmarks/published.py --only fms-2024-11   # rows whose id begins so; nothing is written
     python benchmarks/published.py --rows FILE [FILE…]  # other rows, in the format of published_rows/memory.jsonl
 
@@ -14,7 +15,8 @@ published_rows/memory.jsonl ──┬─> with today's libraries: predict_traine
 Each row is predicted with its own settings. Whether today's libraries allocate what those of the row did was decided
 by reading both, before anything was predicted, by model family, method and version (`comparable.json`, with source
 lines): the code is the same, near (its one difference, computed from shapes, is below 1.25 %), or different. With the
-libraries of that day it is the same. Nothing is left out because of its error.
+libraries of that day it is the same. Nothing is left out because of its error. Rows whose `code` is `own` were trained
+with torchtune, not with transformers: a Trainer does the same (`compile`: what it compiles); `why` says what differs.
 
 `measured` says what a row's figure is. `max_allocated` and `max_reserved` are PyTorch's own. `active_bytes` is what
 was allocated, and freed blocks that another stream still waited for. `nvml_less_context` is what NVML showed after the
@@ -65,13 +67,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=Path, nargs="+", default=_ROWS)
     parser.add_argument("--only", default="", metavar="PREFIX")
+    parser.add_argument("--new", action="store_true", help="only rows that the results do not have yet")
     parser.add_argument("--today", action="store_true", help="today's libraries only")
     options = parser.parse_args()
     every = models.read_rows(*options.rows)
     rows = {name: row for name, row in every.items() if name.startswith(options.only)}
     expressed = {name: row for name, row in rows.items() if why_not(row) is None}
     os.environ[models.ROWS] = os.pathsep.join(str(path.resolve()) for path in options.rows)
-    evidence = Evidence(None if options.only or options.today or options.rows != _ROWS else RESULTS / "published.json")
+    nothing_kept = options.only or options.today or options.rows != _ROWS
+    evidence = Evidence(None if nothing_kept else RESULTS / "published.json", goes_on=options.new)
     with ThreadPoolExecutor(max_workers=1) as pool:  # beside today's libraries, what runs in processes of its own
         beside = [] if options.today else [pool.submit(way, expressed, evidence) for way in (_then, _peers)]
         length = _fitted_length(every.get(FITTED_ON), evidence) if _of_peft(expressed) else None
@@ -89,9 +93,10 @@ class Evidence:
 
     Args:
         path: the file; None: nothing is kept.
+        goes_on: whether a complete file is added to, if it was made with the same versions.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, goes_on: bool = False) -> None:
         from benchmarks.provenance import provenance
 
         self._path = path
@@ -100,7 +105,7 @@ class Evidence:
         self._rows: dict[str, Found] = {}
         if path is not None and path.exists():
             old = json.loads(path.read_text(encoding="utf-8"))
-            if old["versions"] == self._about["versions"] and not old["complete"]:  # else everything is done anew
+            if old["versions"] == self._about["versions"] and (goes_on or not old["complete"]):  # else all anew
                 self._about |= {key: old[key] for key in ("fitted_length",) if key in old}
                 self._rows = {row["id"]: row for row in old["rows"]}
 
@@ -146,7 +151,9 @@ def why_not(row: Row) -> str | None:
         return f"{row['sharding'].split(',')[0]} on {row['gpus']} GPUs: FSDP is not modelled"
     if "no optimizer" in row["method"] or row["optimizer"].startswith("none"):
         return "no optimizer step and no labels: no training with Trainer"
-    if not row["vanilla_hf"] and models.kind_of(row) != "PEFT":
+    if "no_equivalent" in row:
+        return str(row["no_equivalent"])
+    if not row["vanilla_hf"] and models.kind_of(row) != "PEFT" and row.get("code") != "own":
         return "custom kernels (FOAK, GPTQ, Liger of that day)"
     return None
 
@@ -155,7 +162,8 @@ def _facts(row: Row) -> Found:
     """What stands beside the prediction."""
     kept = (
         "id", "source", "model", "task", "method", "micro_batch", "seq_len", "gpus", "gpu", "measured",
-        "measured_detail", "gib", "outcome", "also", "missing", "versions",
+        "measured_detail", "gib", "outcome", "also", "missing", "versions", "technique", "compile", "code",
+        "why",
     )  # fmt: skip
     found: Found = {key: row[key] for key in kept if key in row}
     if (reason := why_not(row)) is not None:

@@ -120,7 +120,8 @@ def optimizer_of(row: Row) -> str | tuple[type, dict[str, Any]] | None:
         from transformers.optimization import Adafactor
 
         return Adafactor, {"lr": 1e-3, "relative_step": False, "beta1": 0.9}
-    return str(re.split(r"\W", said)[0]) if said.startswith(("adamw_hf", "adafactor")) else "adamw_torch"
+    exact = ("adamw_hf", "adafactor", "adamw_torch_fused")
+    return str(re.split(r"\W", said)[0]) if said.startswith(exact) else "adamw_torch"
 
 
 def adapter_of(row: Row) -> dict[str, Any] | None:
@@ -206,11 +207,18 @@ def _without_adapters(row: Row) -> Any:
     module = "transformers.modeling_utils" if major == 4 else "transformers.initialization"
     dtype = torch.float32 if row["weights_dtype"] == "float32" else torch.bfloat16
     # SDPA chooses the kernel that the flash-attn package has; the package itself has none for fake tensors.
-    attention = "eager" if row["attention"] == "eager" else "sdpa"
+    attention = row["attention"] if row["attention"] in ("eager", "flex_attention") else "sdpa"
+    chunked = row.get("fused_loss", "").startswith("torchtune")
+    if chunked:
+        from benchmarks.published_trainer import ChunkedLogits
     with __import__(module, fromlist=["no_init_weights"]).no_init_weights():
         options = {"attn_implementation": attention, "torch_dtype" if major == 4 else "dtype": dtype}
-        model = made_by.from_config(config, **options)
+        model = (ChunkedLogits._from_config if chunked else made_by.from_config)(config, **options)
     model.tie_weights()
+    if row.get("compile") == "each layer":  # and a chunked loss (pytorch/torchtune @ 1814feb17: training/_compile.py)
+        model.model.layers = torch.nn.ModuleList(map(torch.compile, model.model.layers))
+        if chunked:
+            model.sum_of_losses = torch.compile(model.sum_of_losses)
     return model
 
 

@@ -54,9 +54,10 @@ def load_libraries() -> None:
     vars(importlib.util)["find_spec"] = lambda name, *where: None if name in hidden else find_spec(name, *where)
     if of_transformers < (4, 20):
         vars(metadata)["version"] = lambda name: _ASKED_FOR.get(name) or version(name)
-    from hf_memkit.prediction.child.gpu import cuda_device_guard
+    from hf_memkit.prediction.child.gpu import cuda_device_guard, fake_gpu
 
     cuda_device_guard.install()
+    fake_gpu.replace_compiler()  # before transformers compiles functions
     import bitsandbytes  # noqa: F401
     import transformers.trainer
 
@@ -151,19 +152,20 @@ def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: 
     import transformers
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from hf_memkit.prediction.child.gpu import fake_gpu
     from hf_memkit.prediction.child.gpu.attention import install_cuda_attention
-    from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, patch_fake_values, patch_module_apply
     from hf_memkit.prediction.child.tracer.kernel_rules import learn_use_counts
     from hf_memkit.prediction.child.tracer.tracer import StorageTracer
     from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 
-    patch_cuda_device(capability, capacity_bytes)
+    fake_gpu.patch_cuda_device(capability, capacity_bytes)
     install_cuda_attention(capability)
-    patch_module_apply()
-    patch_fake_values()
+    fake_gpu.patch_streams()
+    fake_gpu.patch_module_apply()
+    fake_gpu.patch_fake_values()
     learn_use_counts()
     tracer = StorageTracer("cuda", capability, work=work)
-    watch = TrainingWatch(tracer)
+    watch = TrainingWatch(tracer, lambda: trainer.model_wrapped)
     with tempfile.TemporaryDirectory() as folder, FakeTensorMode(allow_non_fake_inputs=True), tracer:
         if row["versions"].get("torch", "2").startswith("1."):
             _as_torch_1()
@@ -179,7 +181,7 @@ def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: 
             "per_device_train_batch_size": row["micro_batch"],
             "gradient_accumulation_steps": row["accumulation"],
             "gradient_checkpointing": row["checkpointing"],
-            "gradient_checkpointing_kwargs": {"use_reentrant": True},  # the default of that day
+            "gradient_checkpointing_kwargs": {"use_reentrant": row.get("reentrant", True)},  # the default of that day
             "max_steps": 2,
             "report_to": "none",
             "save_strategy": "no",

@@ -24,7 +24,13 @@ MEASURED = {
 }
 """What others measured → the function that returns the error of a prediction."""
 
-CODES = {"same": "the same", "near": "differs by less than 1.25 %", "different": "another", None: "not compared"}
+CODES = {
+    "same": "the same",
+    "near": "differs by less than 1.25 %",
+    "different": "another",
+    "own": "torchtune's, by a Trainer",
+    None: "not compared",
+}
 """How today's library allocates, compared with the library of the training → words for the page."""
 
 
@@ -60,8 +66,14 @@ def readme_figures() -> str:
     ]
 
     tensors = published_summary.errors(allocated_error(row, "then") for row in read("published")["rows"])
-    assert tensors is not None
-    rows = [["peak memory of tensors", tensors.count, percent(tensors.median, 2), percent(tensors.worst, 2)]]
+    compiled = published_summary.errors(
+        allocated_error(row, "today") for row in read("published")["rows"] if "compile" in row
+    )
+    assert tensors is not None and compiled is not None
+    rows = [
+        ["peak memory of tensors", tensors.count, percent(tensors.median, 2), percent(tensors.worst, 2)],
+        ["… with torch.compile", compiled.count, percent(compiled.median, 2), percent(compiled.worst, 2)],
+    ]
     for name, group in read("plan_speed")["groups"].items():
         count = f"{group['predicted']} of {group['rows']}"
         rows.append([f"step time: {name}", count, percent(group["median"], 2), percent(group["worst"], 2)])
@@ -101,6 +113,78 @@ def error_cells(errors: Sequence[float | None]) -> list[Any]:
     if figures is None:
         return [None, None, None]
     return [figures.count, percent(figures.median, 2), percent(figures.worst, 2)]
+
+
+@block("docs/techniques/compile.md", "published")
+def compiled_by_others() -> str:
+    """Compiled trainings that others measured, each beside its prediction, with the tensors that differ."""
+    content = read("published")
+    trainings = [row for row in content["rows"] if row.get("code") == "own"]
+    steps = {row["id"]: row for row in read("plan_speed")["rows"]}
+
+    rows = []
+    for row in trainings:
+        error = allocated_error(row, "today")
+        if error is None:
+            continue
+        predicted = f"{row['today']['peak_allocated_gib']:.2f}"
+        batch = f"{row['micro_batch']} × {row['seq_len']}"
+        step = steps[row["id"]]
+        low, middle, high = step["predicted_s"]
+        seconds = f"{step['measured_s']:.2f} → {middle:.2f} ({low:.2f} to {high:.2f})"
+        rows.append([row["technique"], batch, row["gib"], predicted, signed_percent(error), seconds, row["why"]])
+    figures = table(
+        "torchtune | batch | measured, GiB | predicted, GiB | error | a step, s: measured → predicted | its code", rows
+    )
+
+    versions = {row["versions"]["torch"] for row in trainings if "today" in row}
+    then, today = ", ".join(sorted(versions)), content["versions"]["torch"].partition("+")[0]
+    within = [steps[row["id"]]["within_range"] for row in trainings if "today" in row]
+    sentence = (
+        f"Measured with torch {then}, predicted with {today}. {sum(within)} of {len(within)} steps took a time in the "
+        "predicted range."
+    )
+    reasons = Counter(row["not_predicted"] for row in trainings if "not_predicted" in row)
+    skipped = table("not predicted: reason | trainings", sorted(reasons.items()))
+    return f"{figures}\n\n{sentence}\n\n{skipped}\n\n{source('published')} Steps: {source('plan_speed')}"
+
+
+def signed_percent(share: float) -> str:
+    text = f"{100 * share:+.1f} %"
+    return "0.0 %" if text[1:] == "0.0 %" else text.replace("-", "−")
+
+
+@block("docs/techniques/compile.md", "gpu")
+def compiled_on_our_gpus() -> str:
+    """Compiled trainings on our GPUs, each beside its predictions with one version of torch or more."""
+    rows = []
+    for gpu, trainings in trainings_on_our_gpus().items():
+        for row in trainings:
+            for version, since in row.get("predicted_since", {}).items():
+                torch = [row["versions"]["torch"], version.partition("+")[0]]
+                rows.append([f"{gpu}: {row['case']}", *torch, *compiled_cells(row, since)])
+    columns = (
+        "training | measured with torch | predicted with | peak allocated, GiB | in forward | in backward | "
+        "peak reserved, GiB | a step, ms"
+    )
+    legend = "Each cell: measured → predicted."
+    return f"{table(columns, rows)}\n\n{legend} `benchmarks/results/predict-h200.json`, made by `benchmarks/gpu.py`."
+
+
+def compiled_cells(row: Row, since: Row) -> list[str]:
+    prediction = since["prediction"]
+    cells = [beside(row["peak_allocated_gib"], prediction["peak_allocated_gib"])]
+    for phase in ("forward", "backward"):
+        cells.append(beside(row["phases"][phase], prediction["phases"][phase]["peak_allocated_gib"]))
+    low, high = prediction["peak_reserved_gib"]
+    cells.append(f"{row['peak_reserved_gib']:.2f} → {low:.2f} to {high:.2f}")
+    low, middle, high = (1000 * seconds for seconds in since["step_s"])
+    cells.append(f"{row['step_time_ms']:.0f} → {middle:.0f} ({low:.0f} to {high:.0f})")
+    return cells
+
+
+def beside(measured: float, predicted: float) -> str:
+    return f"{measured:.3f} → {predicted:.3f} ({signed_percent(predicted / measured - 1)})"
 
 
 @block("docs/comparison.md", "protocol")

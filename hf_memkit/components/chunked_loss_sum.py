@@ -58,14 +58,7 @@ class ChunkedSum:
         """The sum in fp32 for `hidden` [tokens, width] and `targets` [tokens], with `steps` applied to the logits."""
         engine = self.engine_for(hidden, steps)
         if engine == "liger":
-            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-            # "sum", divided afterwards: Liger computes the gradients in forward, before a loss scale is applied, and
-            # gradients of a mean over thousands of tokens underflow in fp16.
-            liger = LigerFusedLinearCrossEntropyLoss(
-                ignore_index=ignore_index, label_smoothing=self.smoothing, reduction="sum"
-            )
-            fused: Tensor = liger(self.head.weight, hidden, targets, getattr(self.head, "bias", None))
+            fused: Tensor = _liger_sum(self.head, hidden, targets, ignore_index, self.smoothing)
             return fused
         chunk = self.chunk or chunk_tokens_for(vocabulary_of(self.head))
         if engine == "torch":
@@ -150,6 +143,18 @@ class ChunkedSum:
         if torch.is_autocast_enabled(hidden.device.type):
             return "linear_cross_entropy ignores autocast"
         return ""
+
+
+# torch 2.13 compiles it to a wrong loss if labels are ignored, and to an error in 16 bits (Liger-Kernel#1338, #1327).
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _liger_sum(head: Any, hidden: Tensor, targets: Tensor, ignore_index: int, smoothing: float) -> Tensor:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    # "sum", divided afterwards: Liger computes the gradients in forward, before a loss scale is applied, and
+    # gradients of a mean over thousands of tokens underflow in fp16.
+    liger = LigerFusedLinearCrossEntropyLoss(ignore_index=ignore_index, label_smoothing=smoothing, reduction="sum")
+    fused: Tensor = liger(head.weight, hidden, targets, getattr(head, "bias", None))
+    return fused
 
 
 def _why_not_liger(hidden: Tensor) -> str:

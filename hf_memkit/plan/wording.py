@@ -17,6 +17,7 @@ from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.compile_choice import COMPILE
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.plan import Plan
+from hf_memkit.prediction.prediction import list_parts
 
 _TRANSFERS: Final = "transfers and work on the CPU"
 
@@ -189,7 +190,8 @@ def remark(plan: Plan, judgement: Judgement) -> str:
 
 def effect_of_compiling(plan: Plan, judgement: Judgement) -> str:
     """`"without torch.compile: 1.38 GiB more, 17 % slower; compiling takes about 40 s"`, or the same setup with it, if
-    the script compiles. Empty for a setup that compiles, or not, as the script does."""
+    the script compiles. Has what compiling adds, if it needs more. Empty for a setup that compiles, or not, as the
+    script does."""
     candidate = judgement.candidate
     if not any(choice.slot == COMPILE for choice in candidate.choices):
         return ""
@@ -201,10 +203,21 @@ def effect_of_compiling(plan: Plan, judgement: Judgement) -> str:
     added_bytes = other.needs_bytes - judgement.needs_bytes
     memory = f"{format_gib(abs(added_bytes))} {'more' if added_bytes >= 0 else 'less'}"
     speed = _compare(other, judgement) if other is not plan.proposed else ""  # the answer compares all with that one
+    compiled, uncompiled = (judgement, other) if judgement.compiling_s else (other, judgement)
+    if compiled.needs_bytes > uncompiled.needs_bytes:
+        memory += _added_by_compiling(compiled, uncompiled)
     effects = ", ".join(filter(None, (memory, speed)))
     if judgement.compiling_s:
         return f"without torch.compile: {effects}; compiling takes about {judgement.compiling_s:.0f} s"
     return f"with torch.compile: {effects}"
+
+
+def _added_by_compiling(compiled: Judgement, uncompiled: Judgement) -> str:
+    """`" (compiling adds 0.98 GiB of zeros …)"`: what there is more of at the peak; empty if unknown."""
+    if compiled.prediction is None or uncompiled.prediction is None:
+        return ""
+    parts = list_parts(compiled.prediction.step - uncompiled.prediction.step, compiled.needs_bytes)
+    return f" (compiling adds {parts})" if parts else ""
 
 
 def why(plan: Plan, judgement: Judgement) -> str:

@@ -131,7 +131,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
         )
 
     parts = traced.of_steps()
-    prediction = replace(steps.predict(parts.pop("worst"), notes, enough_bytes), compilation=traced.compilation)
+    prediction = steps.predict(parts.pop("worst"), notes, enough_bytes).with_compilation(traced.compilation)
     if steps.ledger is None and traced.host is not None:
         prediction = _with_ram(prediction, traced.host, job.gpus)
         if steps.ram_decides and (prediction.host_rss_bytes or 0) > machine.ram_bytes:

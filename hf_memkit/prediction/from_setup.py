@@ -99,9 +99,11 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
         trace = training.of_steps()["worst"]
         prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
-        return replace(prediction, compilation=training.compilation)
-    if len(failures) > 1 and _is_users_error(failures[-1]):  # the real Trainer fails on both devices
-        raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
+        return prediction.with_compilation(training.compilation)
+    if len(failures) > 1:
+        first, last = failures
+        if str(first) == str(last) or _is_users_error(last):  # the real Trainer fails on both devices
+            raise InputError(f"this training cannot be traced: {first}") from first
     raise InputError("; ".join(notes))
 
 
@@ -259,6 +261,7 @@ def from_trace(
         notes=tuple(notes),
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
+        step=peak.step,
     ).with_verdict(job.machine)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,6 +19,7 @@ from hf_memkit.common.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.time.compile_time import compile_seconds
+from hf_memkit.prediction.trace.trace import ZEROS
 from hf_memkit.prediction.traced_training import Compilation
 
 PhasePeak = tuple[int, int | None]  # peak allocated and peak reserved bytes of a phase; None: not modelled
@@ -42,6 +44,11 @@ def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Cate
     return {**result, "other": result["other"] + rest}
 
 
+def list_parts(step: Mapping[str, int], total_bytes: int) -> str:
+    """`"1.54 GiB of activations and loss saved for backward, 0.49 GiB of …"`, without parts below 1 % of the total."""
+    return ", ".join(f"{format_size(size)} of {kind}" for kind, size in step.items() if size > 0.01 * total_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Bytes that one training needs on each GPU and on each machine, and how reliable they are.
@@ -55,6 +62,7 @@ class Prediction:
         warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
         modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
             without a trace.
+        step: the part of the peak that compiling changes, by kind (`TracePeak`); not in the JSON.
     """
 
     peak_allocated_bytes: int  # maximum of tensors on a GPU, in blocks of the allocator
@@ -79,6 +87,7 @@ class Prediction:
     memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
     compilation: Compilation | None = None  # None: nothing is compiled by inductor
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
+    step: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         low, high = self.peak_reserved_bytes
@@ -176,6 +185,19 @@ class Prediction:
             return why
         slow = "the allocator may free its cache and try again, which is slow"
         return f"{why}; it completes, but above {fit.full_share_text(level)} of that {slow}"
+
+    def with_compilation(self, compilation: Compilation | None) -> Prediction:
+        """The prediction with notes on what compiled code holds at the peak; None: inductor has compiled nothing."""
+        notes = []
+        parts = list_parts(self.step, self.peak_allocated_bytes)
+        if parts and (compilation is not None or ZEROS in parts):
+            notes.append(f"compiled code holds at the peak: {parts}")
+        if ZEROS in parts:
+            notes.append(
+                "torch_compile adds zeros for outputs that the loss does not use, such as logits (pytorch#131794). "
+                "hf_memkit.components.chunked_loss.install(model) makes a model return none (technique chunked-loss)"
+            )
+        return replace(self, compilation=compilation).with_notes(*notes)
 
     def with_notes(self, *notes: str) -> Prediction:
         """The prediction with these notes added, without duplicates."""

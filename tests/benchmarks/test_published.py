@@ -41,6 +41,15 @@ def test_errors_keep_what_runs_out_and_what_lies_outside_a_range() -> None:
         assert published_summary.reserved_error(kept, "today") == pytest.approx(error)
 
 
+def test_compiled_trainings_are_within_3_percent() -> None:
+    """Defect: a change of the trace, or of torch, that nobody sees because eager trainings stay as they are."""
+    own = [row for row in EVIDENCE["rows"] if row.get("code") == "own" and "today" in row]
+    assert sum("compile" in row for row in own) >= 6
+    for row in own:
+        error = published_summary.allocated_error(row, "today")
+        assert error is not None and abs(error) < 0.03 and row["why"], row["id"]
+
+
 def test_slack_is_what_the_fitting_half_asks_for() -> None:
     """New evidence that asks for another slack is noticed; the judging half is covered."""
     slack_mib = CONTEXT_SLACK_BYTES // MIB

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,25 @@ def test_a_compiled_setup_is_shown_with_what_it_saves() -> None:
         "without torch.compile: 3.75 GiB more; compiling takes about 8 s"
     )
     assert wording.effect_of_compiling(made, made.own) == ""
+
+
+def test_a_compiled_setup_that_needs_more_is_shown_with_the_reason() -> None:
+    """Would notice: a cost without a reason; a reason that compiling saves; one where compiling costs nothing."""
+
+    def holding(judgement: Judgement, **gib: float) -> Judgement:
+        assert judgement.prediction is not None
+        step = Counter({kind: round(size * GIB) for kind, size in gib.items()})
+        return replace(judgement, prediction=replace(judgement.prediction, step=step))
+
+    def effect(memory: float, **gib: float) -> str:
+        uncompiled = holding(setup(8, 1, 15.0, 1.0, training=RUN), saved=5.0, recomputed=1.0)
+        made = finished(plan(uncompiled), judge=lambda base: holding(effect_of(base, memory=memory), **gib))
+        return wording.effect_of_compiling(made, made.traced[-1])
+
+    assert "0.75 GiB less (compiling adds 1.50 GiB of recomputed)" in effect(1.05, saved=4.0, recomputed=2.5)
+    both = "(compiling adds 1.50 GiB of recomputed, 0.75 GiB of zeros)"
+    assert both in effect(1.05, saved=5.0, recomputed=2.5, zeros=0.75)
+    assert "adds" not in effect(0.9, saved=4.0, recomputed=2.5)
 
 
 def test_a_setup_is_not_compiled_without_time_for_it() -> None:

@@ -30,6 +30,18 @@ if "t5" in sys.argv:
     model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
 else:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+if "twice" in sys.argv:
+    class Twice(transformers.LlamaForCausalLM):
+        def forward(self, input_ids=None, labels=None, **kwargs):
+            first = super().forward(input_ids=input_ids, labels=labels)
+            return {"loss": first.loss + super().forward(input_ids=input_ids.flip(0), labels=labels).loss}
+
+    model = Twice(transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 4}))
+    model.gradient_checkpointing_enable()
+if "chunked" in sys.argv:
+    from hf_memkit.components.chunked_loss import install
+
+    install(model)
 lengths = [64, 96, 100, 128] if "lengths" in sys.argv else [128]
 rows = [{"input_ids": torch.arange(length), "labels": torch.arange(length)} for length in lengths * 16]
 options = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
@@ -64,6 +76,7 @@ def test_what_cannot_be_traced_is_refused(
     [
         ([], {}),
         (["t5"], {}),  # creates a constant on the GPU
+        (["chunked"], {}),  # with Liger's kernel, between two graphs
         (["lengths"], {}),
         (["optim=adamw_torch_8bit"], {}),
         (["eval_strategy=steps"], {}),
@@ -81,6 +94,21 @@ def test_a_compiled_script_is_traced(predict: Predict, arguments: list[str], env
 
     peaks = [sum(outcome.training.of_steps()["worst"].peak().categories.values()) for outcome in (compiled, eager)]
     assert peaks[0] < peaks[1], "compiling saves activations here"
+
+
+@pytest.mark.slow
+def test_one_graph_recomputes_both_calls_of_checkpointed_layers(predict: Predict) -> None:
+    """Defect: pytorch#193193 is fixed, and compiling layer by layer saves no memory."""
+
+    def backward_bytes(*more: str, **environment: str) -> int:
+        training = predict(_SCRIPT, "twice", *more, environment=environment, capability=(8, 9)).training
+        assert training is not None
+        step = training.of_steps()["worst"].peak().step
+        return next(size for kind, size in step.items() if kind.startswith("recomputed"))
+
+    compiled = backward_bytes()
+    assert compiled > 1.2 * backward_bytes("eager")
+    assert compiled > 1.2 * backward_bytes(ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION="true")
 
 
 @pytest.mark.slow

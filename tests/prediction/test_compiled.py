@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
+import torch
+from torch import nn
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler
 from hf_memkit.prediction.child.gpu.compiler_patches import private
+from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.trace.trace import ZEROS
 from tests.prediction.fake_and_real_child import Child
 
 QUICK: Final = (
@@ -52,11 +56,44 @@ def test_compiled_training_is_traced(child: Child, architecture: str, setting: s
     fake = child.ask(architecture, setting, "fake")
     assert "error" not in fake, fake
     assert fake["phases"]["data"] < fake["phases"]["forward"], "activations decide"
+    zeros = {"llama": 4 * 128 * 384 * 4, "vit": 0}  # tokens × vocabulary; few classes need no zeros at the peak
+    assert fake["step"].get(ZEROS, 0) == zeros[architecture]
 
 
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
 def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
     _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")), 0)
+
+
+class LanguageModel(nn.Module):
+    """Returns its loss, and its logits if they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(500, 8)
+        self.head = nn.Linear(8, 500)
+
+    def forward(self, tokens: torch.Tensor, with_logits: bool) -> tuple[torch.Tensor, ...]:
+        logits = self.head(self.embed(tokens))
+        loss = nn.functional.cross_entropy(logits, tokens)
+        return (loss, logits) if with_logits else (loss,)
+
+
+@pytest.mark.parametrize("with_logits", [True, False])
+def test_zeros_for_the_gradient_of_unused_logits_are_named(with_logits: bool) -> None:
+    """Would notice: a torch that makes no zeros, or zeros that are counted for a loss without logits."""
+    tracer = StorageTracer("cpu")
+    tracer.default = "loss"
+    tokens = torch.arange(80)
+    torch._dynamo.reset()
+    with tracer:
+        loss, *_ = torch.compile(LanguageModel(), backend="aot_eager")(tokens, with_logits)
+        tracer.end_phase("forward")
+        loss.backward()
+    torch._dynamo.reset()
+    step = tracer.finish("backward").peak().step
+    assert step[ZEROS] == (80 * 500 * 4 + 256 if with_logits else 0)
+    assert len(step) == 2 + with_logits
 
 
 @pytest.mark.slow

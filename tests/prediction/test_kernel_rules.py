@@ -117,7 +117,12 @@ def backward(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
         return len(tracer.trace.sizes_bytes) - before
 
 
-def test_a_second_gradient_is_added_to_the_first() -> None:
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.tracing)])
+def test_a_second_gradient_is_added_to_the_first(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a compiled module, where dispatch modes are hidden from dynamo (`gpu/compiler.py`)."""
+    if is_compiled:
+        hidden = torch._disable_dynamo(StorageTracer.__torch_dispatch__)  # type: ignore[no-untyped-call]
+        monkeypatch.setattr(StorageTracer, "__torch_dispatch__", hidden)
     one = backward(lambda x: x.sin())
     both = backward(lambda x: x.sin() + x.cos())
     gradients_of_cos = backward(lambda x: x.cos()) - backward(lambda x: x.clone())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
+from hf_memkit.prediction.trace.trace import ZEROS
+from hf_memkit.prediction.traced_training import Compilation
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
 from tests.conftest import ROOT
 
@@ -53,6 +56,19 @@ def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
     assert shown.startswith("FITS") and "activations 6.00 GiB" in shown
     assert "<b>FITS" in page and "6.00 GiB" in page and "lm_head&lt;0&gt;" in page
     assert str(made()).startswith("NO VERDICT")
+
+
+def test_notes_say_what_compiled_code_holds_at_the_peak() -> None:
+    graphs = Compilation(graphs=2, calls=100)
+    step = Counter({"kept": 3 * GIB, "made": 2 * GIB, ZEROS: GIB})
+    _, parts, remedy = made(step=step).with_compilation(graphs).notes
+    assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept", "2.00 GiB of made", "1.00 GiB of zeros"]
+    assert "chunked_loss.install(model)" in remedy
+    assert made(step=step).with_compilation(None).notes[1:] == (parts, remedy), "another backend than inductor"
+
+    _, parts = made(step=Counter({"kept": 3 * GIB, ZEROS: MIB})).with_compilation(graphs).notes
+    assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept"]
+    assert len(made(step=Counter({"kept": 3 * GIB})).with_compilation(None).notes) == 1, "nothing is compiled"
 
 
 def test_json_has_the_names_of_the_reference() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,28 @@ def test_compiled() -> None:
         chunked.transformer.wte.weight.grad, own.transformer.wte.weight.grad, rtol=0, atol=TOLERANCE
     )
     torch.compiler.reset()
+
+
+def test_ligers_kernel_is_called_by_uncompiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, its loss is wrong or an error."""
+    compiled: list[bool] = []
+
+    class Loss:
+        def __init__(self, **options: Any) -> None:
+            pass
+
+        def __call__(self, weight: torch.Tensor, hidden: torch.Tensor, *_: Any) -> torch.Tensor:
+            compiled.append(torch.compiler.is_compiling())
+            return (hidden @ weight.T).sum()
+
+    package = types.ModuleType("liger_kernel.transformers")
+    package.LigerFusedLinearCrossEntropyLoss = Loss  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    monkeypatch.setattr(ChunkedSum, "engine_for", lambda *_: "liger")
+    sums = ChunkedSum(torch.nn.Linear(4, 8), None, 0.0, "liger")
+    torch.compile(sums, backend="eager")(torch.ones(3, 4), torch.arange(3), (), -100)
+    torch.compiler.reset()
+    assert compiled == [False]
 
 
 def test_undone_it_leaves_nothing() -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.components.recompilation_guard_counts import CompileCounts, compile_counts
+from hf_memkit.components.recompilation_guard_counts import compile_counts
 from hf_memkit.measuring.record_types import CompilationCounts, Compiled
 
 _REASONS: Final = 3
@@ -27,7 +27,7 @@ class CompileWatch:
 
     def __init__(self) -> None:
         self._start = _read_totals()
-        self._last = self._start.counts
+        self._last = compile_counts()
 
     def news(self) -> Compiled:
         """The fields of a record; none if torch neither compiled nor gave up since the last call."""
@@ -40,21 +40,20 @@ class CompileWatch:
 
     def totals(self) -> Compiled:
         """The figures since training began; none if nothing was compiled."""
-        start = self._start
-        if compile_counts() == start.counts:
-            return {}
         now = _read_totals()
-        # `torch._dynamo.reset` sets totals back to zero.
-        graphs = max(0, now.counts.graphs - start.counts.graphs)
-        given_up = max(0, now.counts.given_up - start.counts.given_up)
-        breaks = now.breaks - start.breaks
-        failed_guards = now.failed_guards - start.failed_guards
+        # A difference of counters has none below zero: `torch._dynamo.reset` sets totals back to zero.
+        numbers = now.numbers - self._start.numbers
+        breaks = now.breaks - self._start.breaks
+        failed_guards = now.failed_guards - self._start.failed_guards
+        if not (numbers["graphs"] or numbers["given_up"]):
+            return {}
+
         figures: CompilationCounts = {
-            "graphs": graphs,
+            "graphs": numbers["graphs"],
             "graph_breaks": breaks.total(),
-            "recompilations": max(0, now.compiled_again - start.compiled_again - given_up),
-            "given_up": given_up,
-            "compile_time_ms": round(max(0.0, now.seconds - start.seconds) * 1000, 3),
+            "recompilations": numbers["recompilations"],
+            "given_up": numbers["given_up"],
+            "compile_time_ms": numbers["microseconds"] / 1000,
         }
         if breaks:
             figures["graph_break_reasons"] = list(breaks)[:_REASONS]
@@ -65,42 +64,33 @@ class CompileWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Totals:
-    """Totals of this process.
+    """Totals of this process: numbers, and how often each graph break and each failed guard occurred, in order."""
 
-    Attributes:
-        breaks: reason and place of a graph break → how often, in order.
-        failed_guards: function, and why its graph did not apply → how often, in order.
-        compiled_again: compilations of a function after its first, with those that torch refused.
-        seconds: spent compiling.
-    """
-
-    counts: CompileCounts
+    numbers: Counter[str]
     breaks: Counter[str] = field(default_factory=Counter)
     failed_guards: Counter[str] = field(default_factory=Counter)
-    compiled_again: int = 0
-    seconds: float = 0.0
 
 
 def _read_totals() -> _Totals:
-    counts = compile_counts()
+    totals = _Totals(Counter(compile_counts()._asdict()))
     utils: Any = sys.modules.get("torch._dynamo.utils")
     frames: Any = sys.modules.get("torch._dynamo.convert_frame")
     if utils is None or frames is None:
-        return _Totals(counts)
+        return totals
 
-    breaks: Counter[str] = Counter()
     for each in utils.graph_break_reasons:
         frame = each.user_stack[-1] if each.user_stack else None
-        breaks[_reason(each.reason, frame.filename, frame.lineno) if frame else _first_line(each.reason)] += 1
-
-    failed_guards: Counter[str] = Counter()
+        reason = _reason(each.reason, frame.filename, frame.lineno) if frame else _first_line(each.reason)
+        totals.breaks[reason] += 1
     for code, reasons in utils.guard_failures.items():
         for reason in reasons:
             text = _COMPILE_ID.sub("", str(reason))
-            failed_guards[_reason(text, code.co_filename, code.co_firstlineno)] += 1
+            totals.failed_guards[_reason(text, code.co_filename, code.co_firstlineno)] += 1
 
     compiled_again = sum(count - 1 for count in frames.FRAME_COMPILE_COUNTER.values())
-    return _Totals(counts, breaks, failed_guards, compiled_again, utils.calculate_time_spent()["total_wall_time"])
+    totals.numbers["recompilations"] = compiled_again - totals.numbers["given_up"]  # which torch refused
+    totals.numbers["microseconds"] = round(1e6 * utils.calculate_time_spent()["total_wall_time"])
+    return totals
 
 
 def _reason(reason: str, file: str, line: int | None) -> str:

@@ -433,12 +433,7 @@ ESTIMATES: Final[Mapping[str, Adapt]] = {
     "global-batch": _estimate_batch,
     "shorter-sequences": _estimate_length,
     "activation-checkpointing": _estimate_checkpointing,
-    "liger": lambda failed, change: (
-        by_share(failed, change, CATALOGUE["liger"].frees) or _estimate_zeros(failed, change)
-    ),
-    "chunked-loss": lambda failed, change: (
-        _estimate_zeros(failed, _chunked_loss(failed, change)) if not _may_have_liger(failed) else None
-    ),
+    "chunked-loss": lambda failed, change: _estimate_zeros(failed, _chunked_loss(failed, change)),
     "sdpa-attention": lambda failed, change: (
         by_share(failed, change, CATALOGUE["sdpa-attention"].frees)
         if failed.job.run.get("attention") == "eager"

@@ -19,6 +19,16 @@ from hf_memkit.prediction.trace.work import Work, spans
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
 
+ABSENT_GRADIENT: Final = "(zeros for an absent gradient)"
+"""Ends the operation of zeros that compiled code gets as the gradient of an output that the loss does not use."""
+
+ZEROS: Final = "zeros for the gradient of unused outputs"
+_KINDS: Final[Mapping[str, str]] = {
+    "forward": "activations and loss saved for backward",
+    "backward": "recomputed activations and gradients of activations",
+}
+"""Activations and loss that a phase has made, in words."""
+
 _LAYER_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -36,6 +46,7 @@ class TracePeak:
             forward or backward was running; empty outside.
         categories, modules: live bytes by category, and by (module, category) of their origin; layers of one kind
             count as one module (`model.layers.*.mlp`).
+        step: live bytes of activations and loss by kind, in words, for what forward and backward have made.
     """
 
     size_bytes: int
@@ -44,6 +55,7 @@ class TracePeak:
     module: str
     categories: dict[Category, int]
     modules: Mapping[tuple[str, Category], int]
+    step: Counter[str]
 
 
 @dataclass(slots=True)
@@ -153,7 +165,18 @@ class Trace:
             module=self.modules[self.module_of[last - 1]] if last > 0 else "",
             categories=categories,
             modules=modules,
+            step=self._step_memory(event, alive),
         )
+
+    def _step_memory(self, event: int, alive: set[int]) -> Counter[str]:
+        """`TracePeak.step` of the storages that are `alive` after `event`."""
+        step: Counter[str] = Counter()
+        for start, end, phase in self.spans():
+            for number in alive.intersection(self.events[start : min(end, event + 1)]):
+                if phase in _KINDS and CATEGORIES[self.category_of[number - 1]] in ("activations", "loss"):
+                    zeros = self.operations[self.operation_of[number - 1]].endswith(ABSENT_GRADIENT)
+                    step[ZEROS if zeros else _KINDS[phase]] += rounded(self.sizes_bytes[number - 1])
+        return step
 
     def peaks_by_phase(self) -> dict[Phase, int]:
         """Maximum of live bytes in each phase that occurred, in the order of `PHASES`."""

@@ -108,7 +108,6 @@ def _configure() -> None:
         "size_asserts": False,
         "alignment_asserts": False,
         "nan_asserts": False,
-        "shape_padding": False,  # whether a product is padded is decided by timing it
         "fx_graph_cache": False,
         "fx_graph_remote_cache": False,
         "autotune_local_cache": False,
@@ -118,6 +117,22 @@ def _configure() -> None:
     for name, value in values.items():
         replace_private(f"torch._inductor.config.{name}", value)
     replace_private("torch._functorch.config.enable_autograd_cache", False)
+    replace_private("torch._inductor.fx_passes.pad_mm._should_pad", _pads)
+
+
+_PADDED_FROM: Final = 150
+"""FLOPs for each element read or written, from which inductor tries on an H100 whether a padded product is faster
+(torch 2.13: _inductor/fx_passes/pad_mm.py, `is_mm_compute_bound`: half of FLOP/s over bytes/s)."""
+
+
+def _pads(match: Any, left: torch.Tensor, right: torch.Tensor, *_: Any) -> bool:
+    """Whether inductor pads a product with a side that is no multiple of 16 bytes, such as GPT-2's vocabulary, 50257.
+
+    Inductor measures it. Here large products in 16 bits are padded: unaligned ones run without the fast kernels of
+    tensor cores. On an H200, GPT-2's logits were (benchmarks/results/predict-h200.json).
+    """
+    inverse_intensity = 1 / left.shape[-2] + 1 / left.shape[-1] + 1 / right.shape[-1]
+    return left.dtype.itemsize == 2 and 1 / inverse_intensity > _PADDED_FROM
 
 
 def _save_time() -> None:

@@ -113,9 +113,14 @@ def _counts(tensor: torch.Tensor) -> tuple[int, int]:
 def _called_by_autograd() -> bool:
     """Whether autograd's engine calls the operation, not a backward function written in Python."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("hf_memkit.prediction.child"):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back  # type: ignore[assignment]
     return frame is None or frame.f_code is _engine_run_backward.__code__
+
+
+_BETWEEN: Final = ("hf_memkit.prediction.child", "torch._dynamo.eval_frame", "torch._compile")
+"""Modules of the frames between an operation and its caller. Torch's are there if a module is compiled: dynamo is
+disabled in dispatch modes then (`gpu/compiler.py`)."""
 
 
 _EXPECTED_COUNTS: Final[list[tuple[int, int]]] = []

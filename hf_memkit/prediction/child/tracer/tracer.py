@@ -32,7 +32,7 @@ from hf_memkit.prediction.child.tracer.host_memory import HostWatch
 from hf_memkit.prediction.child.tracer.kernel_rules import KERNEL_RULES
 from hf_memkit.prediction.child.tracer.plain_tensors import device_type, is_fake, plain_tensors_in
 from hf_memkit.prediction.child.tracer.work_recorder import WorkRecorder, activate
-from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.prediction.trace.trace import ABSENT_GRADIENT, Trace
 
 _DEVICE: Final = torch.ops.prim.device.default
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
@@ -42,6 +42,7 @@ _ASSUMED_FALSE: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "an
 _LAYERDROP_COMPARISONS: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
 """Comparisons by which LayerDrop uses a number drawn on the host. Others there are checks that a training passes."""
 _CAST: Final = torch.ops.aten._to_copy.default
+_ZEROS: Final = torch.ops.aten.zeros.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
 _SHAPE_RULES: Final = frozenset(op for op in KERNEL_RULES if op is not _ADD and not op._schema.is_mutable)
@@ -284,7 +285,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         category = self.default
         if func is _CAST and self._category_of(args[0]) == "weights":
             category = "weights"  # autocast's 16-bit copy, which lives until autocast ends
-        number = self._allocate(size, category, self._operation(func))
+        operation = f"{func} {ABSENT_GRADIENT}" if func is _ZEROS and _is_absent_gradient() else func
+        number = self._allocate(size, category, self._operation(operation))
         self._live[address] = number
         self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
 
@@ -326,3 +328,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._operation_ids[key] = len(self.trace.operations)
             self.trace.operations.append(str(func))
         return number
+
+
+def _is_absent_gradient() -> bool:
+    """Whether autograd creates zeros for an output of compiled code that the loss does not use: AOTAutograd wants a
+    gradient for each output (pytorch#131794)."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == "CompiledFunctionBackward"
