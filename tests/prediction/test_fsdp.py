@@ -15,8 +15,6 @@ from hf_memkit.setup.process_group import single_process_environment
 from tests.prediction.fsdp_rank import CASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PEAK_BAR: Final = 0.02
-"""How far the peak may be from a real one, if gloo's thread frees what was sent later than NCCL would."""
 
 
 def start(kind: str, rank: int, ranks: int, port: int = 0) -> subprocess.Popen[str]:
@@ -45,7 +43,4 @@ def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
     for rank in (0, ranks - 1):
         fake = answer(start("fake", rank, ranks))
         for case in CASES:
-            for moment, expected in real[rank][case].items():
-                difference = fake[case][moment] / expected - 1
-                bar = PEAK_BAR if moment == "peak" else 0
-                assert abs(difference) <= bar, (ranks, rank, case, moment, expected, fake[case][moment])
+            assert fake[case] == real[rank][case], (ranks, rank, case)
