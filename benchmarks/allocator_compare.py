@@ -83,7 +83,6 @@ def compare(
             settings,
             device=DeviceMemory(total_bytes=history.gpu_bytes),
             releases=history.releases,
-            streams=history.streams,
             order=order,
         ).peak_reserved_bytes
     return Comparison(peak, history.peak_reserved_bytes, divergence)

@@ -16,7 +16,7 @@ import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +65,6 @@ class History:
         settings: the options it ran with.
         trace: the blocks as storages, made at `alloc` and freed at `free_completed`, which is when another can have
             their memory. What they are is not known: all are `other`.
-        streams: of storage n at `[n - 1]`.
         releases: indexes of the trace's events before which memory went back to the device: it ran short, or somebody
             called `torch.cuda.empty_cache()`.
         peak_reserved_bytes: the most that the device had given.
@@ -77,7 +76,6 @@ class History:
     entries: tuple[Entry, ...]
     settings: AllocatorSettings
     trace: Trace
-    streams: list[int] = field(default_factory=list)
     releases: frozenset[int] = frozenset()
     peak_reserved_bytes: int = 0
     out_of_memory: int = 0
@@ -159,13 +157,8 @@ def _fill(name: str, history: History) -> None:
     other = CATEGORIES.index("other")
     for place, entry in enumerate(history.entries):
         if entry.action == "alloc":
-            trace.sizes_bytes.append(entry.size_bytes)
-            history.streams.append(entry.stream)
-            for column in (trace.operation_of, trace.module_of):
-                column.append(0)
-            trace.category_of.append(other)
-            live[entry.address] = len(trace.sizes_bytes)
-            trace.events.append(len(trace.sizes_bytes))
+            live[entry.address] = trace.add(entry.size_bytes, other, stream=entry.stream)
+            trace.events.append(live[entry.address])
         elif entry.action == "free_completed":
             number = live.pop(entry.address, None)
             if number is None:

@@ -121,6 +121,8 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if ranks > 1:
         notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
+    if traced.fsdp:
+        notes.append(FSDP_COMPARED)
     if traced.optional is not None:
         evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
         notes.append(
@@ -145,6 +147,11 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
         batches = BatchNeeds(traced.batches, typical, smaller)
         prediction = prediction.with_notes(batches.sentence(prediction))
     return ScriptPrediction(prediction, job.script, traced.without_trace(), steps.setup, batches)
+
+
+FSDP_COMPARED: Final = (
+    "FSDP2: this rank's bytes are compared with real ranks on CPUs, and with one GPU; several GPUs were not measured"
+)
 
 
 class _StepPredictor:
@@ -219,6 +226,8 @@ def _setup(traced: TracedTraining, script_job: ScriptJob) -> Setup:
     )
     name = model.name if Path(model.name).name else model.kind  # the folder "." has none
     setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
+    if traced.fsdp:
+        setup = setup.put("arguments.fsdp", True, "the script's")
     if traced.engine is not None:
         setup = setup.put("deepspeed.config", traced.engine.config, "the script's")
     allocator = [_allocator({**script_job.environment, **traced.allocator})]

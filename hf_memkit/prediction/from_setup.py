@@ -152,8 +152,8 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
         raise InputError(f"{gpus} × {nodes} GPUs: at most {_MAX_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
         raise InputError(
-            f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
-            f"(memkit ds list)"
+            f"fsdp={setup['arguments.fsdp']!r}: FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or "
+            "predict a DeepSpeed preset (memkit ds list)"
         )
 
 
@@ -272,7 +272,7 @@ def _rank_trace(trace: Trace, setup: Setup, job: Job, ledger: Ledger | None) -> 
     if is_split(setup):
         assert ledger is not None
         return one_rank(trace, ledger, bucket_bytes(setup))
-    if job.processes == 1:
+    if job.processes == 1 or setup.get("arguments.fsdp"):  # FSDP2 is traced as it is
         return trace
     storages = zip(trace.sizes_bytes, trace.category_of, strict=True)
     gradients = sum(size for size, category in storages if CATEGORIES[category] == "gradients")

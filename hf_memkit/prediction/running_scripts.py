@@ -84,7 +84,11 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     if is_live(script):
         return
     variable, engine = launchers_engine(environment) or ("", "")
-    if engine not in ("", "DeepSpeed"):
+    if engine == "FSDP" and environment.get("FSDP_VERSION") != "2":
+        raise InputError(
+            f"{variable}: version 1 of FSDP is not predicted; write fsdp_version: 2 in accelerate's config"
+        )
+    if engine not in ("", "DeepSpeed", "FSDP"):
         name = variable.partition("=")[0]
         fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
         raise InputError(

@@ -203,7 +203,7 @@ def _with_quantised() -> nn.Module:
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "expected TrainingArguments"),
-        ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
+        ({"args": {"fsdp": "full_shard"}}, "FSDP2 is predicted for scripts"),
         ({"trainer_class": "tests.prediction.user_models:LARGE"}, "not a subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],

@@ -21,6 +21,7 @@ from benchmarks.allocator_history import read_history, record_history
 from benchmarks.gpu_measure import HISTORIES
 from hf_memkit.catalog.library_versions import FreeOrder
 from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.common.units import MIB
 from hf_memkit.prediction.allocator.blocks import DeviceMemory
 from hf_memkit.prediction.allocator.replay import replay
@@ -108,11 +109,10 @@ def test_the_model_is_exact_on_recorded_histories(path: Path) -> None:
     assert comparison.replayed_peak_reserved_bytes == recorded["peak_reserved_bytes"]
 
     total, fraction = recorded["total_bytes"], recorded.get("memory_fraction", 1.0)
-    trace, streams = copy.deepcopy(history.trace), list(history.streams)
+    trace = copy.deepcopy(history.trace)
     if history.out_of_memory:  # the failed request is no block: it stands in the entry
-        trace.sizes_bytes.append(next(row.size_bytes for row in history.entries if row.action == "oom"))
-        trace.events.append(len(trace.sizes_bytes))
-        streams.append(0)
+        failed = next(row.size_bytes for row in history.entries if row.action == "oom")
+        trace.events.append(trace.add(failed, CATEGORIES.index("other")))
     alone = replay(
         trace,
         history.settings,
@@ -121,7 +121,6 @@ def test_the_model_is_exact_on_recorded_histories(path: Path) -> None:
             recorded.get("capacity_bytes"), total_bytes=total, order=recorded.get("addresses", "ascending")
         ),
         releases=history.releases if "emptied" in path.name else (),
-        streams=streams,
         order=history.order,
     )
     assert alone.peak_allocated_bytes == recorded["peak_allocated_bytes"]

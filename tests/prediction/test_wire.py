@@ -33,7 +33,7 @@ FULL = replace(
         plan__mean={"typical": (1.0, 0.5)}, plan__model__loaded_at=CallPlace("train.py", 3, 7),
         plan__made_at=TrainerCall(CallPlace("train.py", 5, 9), 0, True, ("peft_config",)),
     ),
-    trace=Trace([1, -1], [512], [0], [0], [0], ["a"], ["b"], [(2, "forward")], WORK),
+    trace=Trace([1, -1], [512], [0], [0], [0], ["a"], ["b"], [(2, "forward")], [1], WORK),
     steps=(TracedStep("worst", (0, 2), (0, 2)),),
     optional=(1, 2),
     batches=BatchShapes("8 × 8 tokens", "8 × 4 tokens", "8 × 7 tokens", True),

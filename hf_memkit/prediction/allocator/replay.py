@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from hf_memkit.catalog.library_versions import FreeOrder
@@ -39,7 +39,6 @@ def replay(
     allowed_bytes: int | None = None,
     device: DeviceMemory | None = None,
     releases: Collection[int] = (),
-    streams: Sequence[int] | None = None,
     order: FreeOrder = "segment",
 ) -> Replay:
     """Replays a trace.
@@ -52,14 +51,13 @@ def replay(
         allowed_bytes: torch's limit for the process (`AllocatorSettings.memory_fraction`). Default: no limit.
         device: replaces `cap_bytes` and `gpu_bytes`.
         releases: indexes of events before which all cached memory is released, as by `torch.cuda.empty_cache()`.
-        streams: stream of storage n at `[n - 1]`. Default: one stream.
         order: how free blocks of equal size are ordered; it differs between versions of torch.
     """
     allocator = CachingAllocator(
         settings, device or DeviceMemory(cap_bytes, total_bytes=gpu_bytes), allowed_bytes=allowed_bytes, order=order
     )
     malloc, free = allocator.malloc, allocator.free  # looked up once for all events
-    sizes, events = trace.sizes_bytes, trace.events
+    sizes, events, streams = trace.sizes_bytes, trace.events, trace.stream_of
     blocks: dict[int, Block] = {}
     peak_requested = 0
     allocated: dict[Phase, int] = {}

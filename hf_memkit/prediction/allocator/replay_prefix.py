@@ -69,7 +69,7 @@ def _replay_event(trace: Trace, index: int, allocator: CachingAllocator, blocks:
         if (block := blocks.pop(-number, None)) is not None:
             allocator.free(block)
     elif size := trace.sizes_bytes[number - 1]:
-        blocks[number] = allocator.malloc(size)
+        blocks[number] = allocator.malloc(size, trace.stream(number))
 
 
 def _copy_state(

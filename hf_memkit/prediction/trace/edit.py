@@ -58,7 +58,7 @@ def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Categ
                 index = event - 1
                 numbers[event] = copy_storage(
                     trace.sizes_bytes[index], trace.category_of[index], trace.operation_of[index],
-                    trace.module_of[index],
+                    trace.module_of[index], trace.stream(event),
                 )  # fmt: skip
             elif -event in numbers:
                 result.events.append(-numbers[-event])

@@ -63,6 +63,8 @@ class Trace:
     """Allocations and frees in order.
 
     Attributes:
+        stream_of: the CUDA stream that storage n was allocated on at `[n - 1]`, 0 for the default one; empty if all
+            are on the default one.
         category_of, operation_of, module_of: of storage n at `[n - 1]`; indexes into `CATEGORIES`, `operations`,
             `modules`.
         marks: `(event index, phase)`: the events from the previous mark up to this index belong to `phase`.
@@ -76,19 +78,28 @@ class Trace:
     operations: list[str] = field(default_factory=list)  # names
     modules: list[str] = field(default_factory=list)  # names
     marks: list[tuple[int, Phase]] = field(default_factory=list)
+    stream_of: list[int] = field(default_factory=list)
     work: Work | None = None  # computed operations; None if not recorded. Parts and copies of a trace have none.
 
-    def add(self, size_bytes: int, category: int, operation: int = 0, module: int = 0) -> int:
+    def add(self, size_bytes: int, category: int, operation: int = 0, module: int = 0, stream: int = 0) -> int:
         """Adds a storage and returns its number; the caller adds its allocation to `events`."""
+        if stream and not self.stream_of:
+            self.stream_of = [0] * len(self.sizes_bytes)
+        if self.stream_of or stream:
+            self.stream_of.append(stream)
         self.sizes_bytes.append(size_bytes)
         self.category_of.append(category)
         self.operation_of.append(operation)
         self.module_of.append(module)
         return len(self.sizes_bytes)
 
+    def stream(self, number: int) -> int:
+        """The CUDA stream that storage `number` was allocated on."""
+        return self.stream_of[number - 1] if self.stream_of else 0
+
     def without_events(self) -> Trace:
         """A copy with the same storages and no events."""
-        names = ("sizes_bytes", "category_of", "operation_of", "module_of", "operations", "modules")
+        names = ("sizes_bytes", "category_of", "operation_of", "module_of", "operations", "modules", "stream_of")
         fields: dict[str, Any] = {name: list(getattr(self, name)) for name in names}
         return Trace(**fields)
 

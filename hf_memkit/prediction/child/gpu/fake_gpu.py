@@ -1,18 +1,20 @@
-"""Patches torch to show one GPU with one CUDA stream, and makes FakeTensors movable to it. Nothing is compiled."""
+"""Patches torch to show one GPU, and makes FakeTensors movable to it. Nothing is compiled."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import nn
 
 from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.tracer.tracer import allocate_on
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 
 
@@ -231,14 +233,16 @@ class Event:
         return True
 
 
-class Stream(contextlib.nullcontext[None]):
-    """The GPU's only stream."""
+class Stream:
+    """A stream of the GPU. Nothing waits for it: operations follow one another."""
+
+    _numbers: ClassVar = itertools.count()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
         self.device = torch.device("cuda:0")
+        self.stream_id = self.cuda_stream = next(self._numbers)
 
-    priority = stream_id = cuda_stream = 0
+    priority = 0
 
     def is_capturing(self) -> bool:
         return False
@@ -250,6 +254,30 @@ class Stream(contextlib.nullcontext[None]):
 
     def query(self) -> bool:
         return True
+
+
+_default_stream: Final = Stream()
+_current_stream: Final = [_default_stream]
+
+
+def _set_stream(stream: Stream) -> None:
+    _current_stream[0] = stream
+    allocate_on(stream.stream_id)
+
+
+class StreamContext:
+    """`torch.cuda.stream(…)`: what is allocated within it belongs to the stream."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._outer = _current_stream[0]
+        if self.stream is not None:
+            _set_stream(self.stream)
+
+    def __exit__(self, *error: object) -> None:
+        _set_stream(self._outer)
 
 
 class _Device(contextlib.nullcontext[None]):
@@ -268,9 +296,10 @@ def patch_streams() -> None:
     if count is not None and count() > 0:
         return
     answers: dict[str, Any] = {
-        "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
-        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "current_stream": Stream, "default_stream": Stream, "set_stream": new_do_nothing(),
+        "Stream": Stream, "ExternalStream": Stream, "Event": Event,
+        "StreamContext": StreamContext, "stream": lambda stream: StreamContext(stream), "set_stream": _set_stream,
+        "current_stream": lambda device=None: _current_stream[0],
+        "default_stream": lambda device=None: _default_stream,
         "device": _Device, "device_of": _Device,
     }  # fmt: skip
     for name, answer in answers.items():

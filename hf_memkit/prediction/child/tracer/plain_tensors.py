@@ -9,7 +9,8 @@ import torch
 
 
 def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values and in lists; for a subclass, such as torchao's 8-bit states, its inner tensors."""
+    """The tensors among values and in lists; for a subclass, such as torchao's 8-bit states or a
+    DTensor, its inner tensors."""
     for value in values:
         if isinstance(value, torch.Tensor):
             flatten = None if is_fake(value) else getattr(value, "__tensor_flatten__", None)

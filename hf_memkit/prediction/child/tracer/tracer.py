@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.distributed.tensor import DTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -47,8 +48,18 @@ _ADD: Final = torch.ops.aten.add.Tensor
 _SHAPE_RULES: Final = frozenset(op for op in KERNEL_RULES if op is not _ADD and not op._schema.is_mutable)
 """Operations whose rule depends only on metadata and makes new tensors; a backward sum also depends on references."""
 
+_DTENSOR: Final = DTensor
+
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
 """By id, here and below, because hashing an operation runs Python code."""
+
+
+_stream: Final = [0]  # of this process, as each case has a separate process
+
+
+def allocate_on(stream: int) -> None:
+    """From now on storages are allocated on the CUDA stream with this number; 0: the default one."""
+    _stream[0] = stream
 
 
 class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -79,6 +90,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
+        self._emptied: set[int] = set()  # addresses of storages that were resized to nothing
         self._module = 0
         self.known = KnownValues()  # values of fake tensors that follow from known ones
         self._values: KnownValues | None = None  # `known` once tensors are fake
@@ -185,6 +197,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if _DTENSOR in types:
+            return NotImplemented  # what it does to this rank's part comes here, too
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
             return device  # read by autograd and optimizers twice as often as they compute
         if self._until is not None and time.monotonic() > self._until:
@@ -276,6 +290,19 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live[address] = number
         self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
 
+    def resized(self, storage: torch.UntypedStorage, size_bytes: int) -> None:
+        """Records that a storage has been resized in place."""
+        address = storage._cdata
+        number = self._live.get(address)
+        if number is not None:
+            self._freed(address, number)
+            self._emptied.add(address)
+        if size_bytes and address in self._emptied:
+            self._emptied.discard(address)
+            number = self._allocate(size_bytes, "buffers", self._operation("UntypedStorage.resize_"))
+            self._live[address] = number
+            self._watched[number] = weakref.ref(storage, lambda _: self._freed(address, number))
+
     def _freed(self, address: int, number: int) -> None:
         if self._live.get(address) == number:
             del self._live[address]
@@ -283,7 +310,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(-number)
 
     def _allocate(self, size_bytes: int, category: Category, operation: int) -> int:
-        number = self.trace.add(size_bytes, CATEGORIES.index(category), operation, self._module)
+        category_number = CATEGORIES.index(category)
+        number = self.trace.add(size_bytes, category_number, operation, self._module, _stream[0])
         self.trace.events.append(number)
         return number
 

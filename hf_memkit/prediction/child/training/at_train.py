@@ -31,6 +31,7 @@ from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
+from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, uses_fsdp
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -101,6 +102,8 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
+    if for_plan and uses_fsdp(trainer):
+        raise Unmodelled("fsdp: plans do not change FSDP2 yet; memkit predict says what this script needs")
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
@@ -156,7 +159,7 @@ def traced_training(
                 optional = _trace_optional_evaluation(trainer, evaluations, dtype, tracer, watch)
             watch.end()
             del trainer.get_train_dataloader
-            if training.engine is None:
+            if training.engine is None and not training.fsdp:
                 _trace_loading(trainer, original, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
         for name, value in original.items():
@@ -282,8 +285,10 @@ def _refuse(trainer: Any, device_type: str) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
-    if getattr(trainer, "is_fsdp_enabled", False):
-        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
+    if getattr(arguments, "parallelism_config", None) is not None:
+        raise Unmodelled("parallelism_config: tensor, context and hybrid parallelism are not predicted; omit it")
+    if uses_fsdp(trainer):
+        refuse_fsdp(trainer)
 
 
 def _describe(trainer: Any) -> TracedTraining:
@@ -307,6 +312,7 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
+        fsdp=uses_fsdp(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
@@ -361,7 +367,9 @@ def _batches_tried(trainer: Any) -> list[int]:
 def _omissions(trainer: Any) -> Iterator[str]:
     """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
-    if given := arguments.resume_from_checkpoint:
+    if uses_fsdp(trainer) and (arguments.resume_from_checkpoint or arguments.load_best_model_at_end):
+        yield "FSDP2: loading a checkpoint (resume_from_checkpoint, load_best_model_at_end) is not traced"
+    elif given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
         yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)

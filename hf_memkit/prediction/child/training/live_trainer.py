@@ -31,7 +31,10 @@ def ready_trainer(path: Path) -> Any:
 
 def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
     if arguments.fsdp:
-        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
+        raise Unmodelled(
+            "fsdp: FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or use a DeepSpeed JSON "
+            "(memkit ds list)"
+        )
     return arguments
 
 

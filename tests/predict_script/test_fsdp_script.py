@@ -1,0 +1,83 @@
+"""Scripts with FSDP2: one rank is traced, and what is not predicted is refused."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.prediction.trace.trace import Trace
+from tests.predict_script.conftest import Predict
+
+_SCRIPT: Final = """
+import json, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    vocab_size=514, use_cache=False,
+))
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
+options = json.loads(sys.argv[1])
+config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})}
+arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, fsdp=True, fsdp_config=config, **options)
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+
+PARAMETERS: Final = 2 * 514 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
+
+
+def bytes_alive(trace: Trace, category: str) -> int:
+    """Bytes of a category after the last optimizer step."""
+    end = [stop for _, stop, phase in trace.spans() if phase == "optimizer"][-1]
+    return trace.at(end - 1).categories[CATEGORIES[CATEGORIES.index(category)]]
+
+
+@pytest.mark.tracing
+def test_a_rank_holds_its_share(predict: Predict) -> None:
+    """Defect: whole weights stay, or the buffers of a process that has all gradients are added."""
+    outcome = predict(_SCRIPT, "{}", processes=4, per_node=4)
+    training = outcome.training
+    assert training is not None, outcome.failed
+    assert training.fsdp
+    # Each of the 21 parameters is a row of 512 bytes at least; the rows of the vocabulary are not a multiple of four.
+    share = 4 * PARAMETERS / 4
+    assert share <= bytes_alive(training.trace, "weights") <= share + 21 * 512 + 4 * 2 * 64
+    assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + 21 * 512 + 4 * 2 * 64)
+    assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
+
+
+@pytest.mark.parametrize(
+    ("options", "options_of_request", "reason"),
+    [
+        ('{"fsdp_config": {"version": 1}}', {}, "Write version: 2 in fsdp_config"),
+        ("{}", {"for_plan": True}, "plans do not change FSDP2"),
+    ],
+)
+def test_what_is_not_predicted_is_refused(
+    predict: Predict, options: str, options_of_request: dict[str, Any], reason: str
+) -> None:
+    failed = predict(_SCRIPT, options, processes=4, per_node=4, **options_of_request).failed
+    assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
+    assert reason in failed.message and "\n" not in failed.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        '{"fsdp_config": {"activation_checkpointing": true}}',
+        '{"fsdp_config": {"cpu_offload": true}}',
+        '{"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_steps": 1}',
+        '{"fsdp_config": {"cpu_ram_efficient_loading": true}}',
+        '{"gradient_accumulation_steps": 4}',
+        '{"resume_from_checkpoint": "out/checkpoint-1"}',
+        '{"torch_compile": true}',
+    ],
+)
+def test_a_script_with_this_option_is_traced(predict: Predict, options: str) -> None:
+    outcome = predict(_SCRIPT, options, processes=4, per_node=4)
+    assert outcome.training is not None, outcome.failed
+    assert outcome.training.fsdp
