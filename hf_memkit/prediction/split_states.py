@@ -57,7 +57,9 @@ def without_engine(setup: Setup) -> Setup:
         if wanted is True or (wanted == "auto" and setup.get(f"arguments.{key}")):
             setup = setup.put("model.dtype", dtype, why)
     setup = setup.put("arguments.bf16", False, why).put("arguments.fp16", False, why)
-    setup = setup.drop("deepspeed").put("engine.config", config, why).drop("optimizer").drop("arguments.deepspeed")
+    setup = setup.drop("deepspeed").drop("optimizer").drop("arguments.deepspeed")
+    if setup.get("arguments.torch_compile"):
+        setup = setup.put("deepspeed.left_out", config, "the engine's hooks decide where compiled graphs end")
     return setup.put("arguments.optim", "sgd", "the ledger has the optimizer's states")
 
 

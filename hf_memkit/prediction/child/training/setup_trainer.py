@@ -72,8 +72,8 @@ def setup_trainer(job: SetupJob) -> Any:
 
         options["data_collator"] = collator or collate
         trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
-    if arguments.torch_compile and "engine.config" in setup:
-        prepare_compiling(trainer.model, setup["engine.config"])
+    if arguments.torch_compile and "deepspeed.left_out" in setup:
+        prepare_compiling(trainer.model, setup["deepspeed.left_out"])
     if is_sft(setup) or "data.task" in setup:  # as a recipe's run does
         after_making(setup, trainer)
     return trainer
