@@ -141,6 +141,7 @@ def test_a_transformers_model_knows_its_own_example() -> None:
     assert built.phases["backward"] == named.phases["backward"]
 
 
+@pytest.mark.slow
 def test_flex_attention_is_predicted_with_its_compiled_kernels() -> None:
     """Would notice: another attention in its place, and a GPU that Triton does not support."""
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64}
