@@ -131,8 +131,8 @@ def fitted_and_judged(answers: Sequence[Found]) -> dict[str, Found]:
     """Of the half that the share of the rates is fitted on, and of the half that judges it: models, the median of
     their median errors (which the fit brings to 0, as near as a share of whole percents does), and each group."""
     found: dict[str, Found] = {}
-    told = [each for each in answers if "error" in each and each["group"] in _BARS]
-    for name, rows in zip(("fitted on", "judged on"), halves(told), strict=True):
+    judged = [each for each in answers if "error" in each and each["group"] in _BARS]
+    for name, rows in zip(("fitted on", "judged on"), halves(judged), strict=True):
         models_of = sorted({row["model"] for row in rows})
         medians = [statistics.median(row["error"] for row in rows if row["model"] == model) for model in models_of]
         groups = {group: _judged(group, [row for row in rows if row["group"] == group]) for group in _BARS}
@@ -276,7 +276,7 @@ def fsdp_of(row: Row, model: ModelFacts) -> tuple[StepTraffic, Range]:
 
 
 _CORES: Final = 32
-"""Of the machine of rows with two GPUs; not told, and nothing of FSDP runs on them."""
+"""Of the machine of rows with two GPUs; not published, and nothing of FSDP runs on them."""
 
 
 def _group(row: Row) -> str:

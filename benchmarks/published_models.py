@@ -109,19 +109,19 @@ def example_of(row: Row, tokens: int) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def optimizer_of(row: Row) -> str | tuple[type, dict[str, Any]] | None:
     """`optim` of TrainingArguments, or a class and its arguments; None: DeepSpeed's JSON names it."""
-    said = row["optimizer"]
+    optimizer = row["optimizer"]
     if "deepspeed" in row:
         return None
-    if said.startswith("bitsandbytes.optim.Adam8bit"):
+    if optimizer.startswith("bitsandbytes.optim.Adam8bit"):
         from bitsandbytes.optim import Adam8bit
 
         return Adam8bit, {"lr": 5e-5}
-    if said.startswith("adafactor, with a full first moment"):
+    if optimizer.startswith("adafactor, with a full first moment"):
         from transformers.optimization import Adafactor
 
         return Adafactor, {"lr": 1e-3, "relative_step": False, "beta1": 0.9}
     exact = ("adamw_hf", "adafactor", "adamw_torch_fused")
-    return str(re.split(r"\W", said)[0]) if said.startswith(exact) else "adamw_torch"
+    return str(re.split(r"\W", optimizer)[0]) if optimizer.startswith(exact) else "adamw_torch"
 
 
 def adapter_of(row: Row) -> dict[str, Any] | None:

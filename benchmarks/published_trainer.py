@@ -24,7 +24,7 @@ class KeepsOutputs(Trainer):  # type: ignore[misc]
 class ChunkedLogits(LlamaForCausalLM):  # type: ignore[misc]
     """A Llama with torchtune's chunked loss: the 16-bit logits of all chunks of the sequence are computed first, then
     the loss of one chunk after the other, in fp32 (pytorch/torchtune @ 1814feb17: modules/transformer.py,
-    `chunked_output`; modules/loss/ce_chunked_output_loss.py). `sum_of_losses` is compiled by itself."""
+    `chunked_output`; modules/loss/ce_chunked_output_loss.py). `sum_of_losses` is compiled separately."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)

@@ -216,7 +216,7 @@ def _added_by_compiling(compiled: Judgement, uncompiled: Judgement) -> str:
     """`" (compiling adds 0.98 GiB of zeros …)"`: what there is more of at the peak; empty if unknown."""
     if compiled.prediction is None or uncompiled.prediction is None:
         return ""
-    parts = list_parts(compiled.prediction.step - uncompiled.prediction.step, compiled.needs_bytes)
+    parts = list_parts(compiled.prediction.activations - uncompiled.prediction.activations, compiled.needs_bytes)
     return f" (compiling adds {parts})" if parts else ""
 
 

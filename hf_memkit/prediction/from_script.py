@@ -150,7 +150,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
 
 
 FSDP_COMPARED: Final = (
-    "FSDP2: this rank's bytes are compared with real ranks on CPUs, and with one GPU; several GPUs were not measured"
+    "FSDP2: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were not measured"
 )
 
 

@@ -28,7 +28,7 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import COMPILED
+from hf_memkit.prediction.traced_training import COMPILED, FSDP_IN_SCRIPTS
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.setup.build import missing_package
@@ -151,10 +151,7 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
     if job.processes > _MAX_PROCESSES:
         raise InputError(f"{gpus} × {nodes} GPUs: at most {_MAX_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
-        raise InputError(
-            f"fsdp={setup['arguments.fsdp']!r}: FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or "
-            "predict a DeepSpeed preset (memkit ds list)"
-        )
+        raise InputError(f"fsdp={setup['arguments.fsdp']!r}: {FSDP_IN_SCRIPTS}")
 
 
 _ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
@@ -263,7 +260,7 @@ def from_trace(
         notes=tuple(notes),
         memory_fraction=settings.memory_fraction,
         modules=peak.modules,
-        step=peak.step,
+        activations=peak.activations,
     ).with_verdict(job.machine)
 
 

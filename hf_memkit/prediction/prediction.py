@@ -44,9 +44,9 @@ def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Cate
     return {**result, "other": result["other"] + rest}
 
 
-def list_parts(step: Mapping[str, int], total_bytes: int) -> str:
+def list_parts(sizes: Mapping[str, int], total_bytes: int) -> str:
     """`"1.54 GiB of activations and loss saved for backward, 0.49 GiB of …"`, without parts below 1 % of the total."""
-    return ", ".join(f"{format_size(size)} of {kind}" for kind, size in step.items() if size > 0.01 * total_bytes)
+    return ", ".join(f"{format_size(size)} of {kind}" for kind, size in sizes.items() if size > 0.01 * total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Prediction:
         warnings: costly problems that do not affect the verdict, shown below it, a sentence each.
         modules: parts of the peak by (module, category), for comparisons (`comparison.py`); not in the JSON, and empty
             without a trace.
-        step: the part of the peak that compiling changes, by kind (`TracePeak`); not in the JSON.
+        activations: the part of the peak that compiling changes, by kind (`TracePeak`); not in the JSON.
     """
 
     peak_allocated_bytes: int  # maximum of tensors on a GPU, in blocks of the allocator
@@ -87,7 +87,7 @@ class Prediction:
     memory_fraction: float = 1.0  # share of the GPU that torch lets the process use (`per_process_memory_fraction`)
     compilation: Compilation | None = None  # None: nothing is compiled by inductor
     modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
-    step: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
+    activations: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         low, high = self.peak_reserved_bytes
@@ -189,7 +189,7 @@ class Prediction:
     def with_compilation(self, compilation: Compilation | None) -> Prediction:
         """The prediction with notes on what compiled code holds at the peak; None: inductor has compiled nothing."""
         notes = []
-        parts = list_parts(self.step, self.peak_allocated_bytes)
+        parts = list_parts(self.activations, self.peak_allocated_bytes)
         if parts and (compilation is not None or ZEROS in parts):
             notes.append(f"compiled code holds at the peak: {parts}")
         if ZEROS in parts:

@@ -21,7 +21,7 @@ from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
-from hf_memkit.prediction.traced_training import BatchLengths, Outcome, TracedTraining
+from hf_memkit.prediction.traced_training import FSDP_1, BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 
@@ -85,9 +85,7 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
         return
     variable, engine = launchers_engine(environment) or ("", "")
     if engine == "FSDP" and environment.get("FSDP_VERSION") != "2":
-        raise InputError(
-            f"{variable}: version 1 of FSDP is not predicted; write fsdp_version: 2 in accelerate's config"
-        )
+        raise InputError(f"{variable}: {FSDP_1}")
     if engine not in ("", "DeepSpeed", "FSDP"):
         name = variable.partition("=")[0]
         fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"

@@ -107,6 +107,15 @@ class Engine:
 COMPILED: Final = "compiled by torch"
 """Begins the note of a training that torch.compile compiles."""
 
+FSDP_1: Final = (
+    "FSDP version 1 is not predicted, and transformers removes it. Write version: 2 in fsdp_config, or "
+    "fsdp_version: 2 in accelerate's config"
+)
+FSDP_IN_SCRIPTS: Final = (
+    "FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or use a DeepSpeed preset (memkit ds list)"
+)
+"""What FSDP that is refused gets as an answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:

@@ -133,7 +133,7 @@ def test_a_compiled_setup_that_needs_more_is_shown_with_the_reason() -> None:
     def holding(judgement: Judgement, **gib: float) -> Judgement:
         assert judgement.prediction is not None
         step = Counter({kind: round(size * GIB) for kind, size in gib.items()})
-        return replace(judgement, prediction=replace(judgement.prediction, step=step))
+        return replace(judgement, prediction=replace(judgement.prediction, activations=step))
 
     def effect(memory: float, **gib: float) -> str:
         uncompiled = holding(setup(8, 1, 15.0, 1.0, training=RUN), saved=5.0, recomputed=1.0)

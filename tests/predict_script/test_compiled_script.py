@@ -103,7 +103,7 @@ def test_one_graph_recomputes_both_calls_of_checkpointed_layers(predict: Predict
     def backward_bytes(*more: str, **environment: str) -> int:
         training = predict(_SCRIPT, "twice", *more, environment=environment, capability=(8, 9)).training
         assert training is not None
-        step = training.of_steps()["worst"].peak().step
+        step = training.of_steps()["worst"].peak().activations
         return next(size for kind, size in step.items() if kind.startswith("recomputed"))
 
     compiled = backward_bytes()

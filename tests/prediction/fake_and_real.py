@@ -75,7 +75,7 @@ def traced(asked: SetupJob, folder: Path) -> dict[str, Any]:
     return {
         **_named(peaks(_changes(trace))),
         "operation": peak.operation,
-        "step": peak.step,
+        "activations": peak.activations,
         "events": len(trace.events),
         "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
     }

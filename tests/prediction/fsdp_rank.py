@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import sys
-import time
 from typing import Any, Final
 
 import torch
@@ -46,23 +45,6 @@ LENGTH: Final = 64
 
 COPY_OF_GLOO: Final = "aten.split.Tensor"
 """The first operation on gloo's copy of what a reduce-scatter sends, which NCCL does not make: not counted."""
-
-
-def wait_for_gloo() -> None:
-    """Makes real ranks free what they have sent before they go on: gloo's thread does so a moment after it is done."""
-
-    def patiently(collective: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            work = collective(*args, **kwargs)
-            if work is not None:
-                work.wait()
-            time.sleep(0.01)
-            return work
-
-        return call
-
-    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
-        setattr(dist, name, patiently(getattr(dist, name)))
 
 
 def model_of(case: str) -> Any:
@@ -152,7 +134,6 @@ def main() -> None:
     if kind == "real":
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[4])
         dist.init_process_group("gloo", rank=rank, world_size=ranks)
-        wait_for_gloo()
     else:
         patch_fake_values()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)

@@ -60,7 +60,7 @@ def test_compiled_training_is_traced(child: Child, architecture: str, setting: s
     assert "error" not in fake, fake
     assert fake["phases"]["data"] < fake["phases"]["forward"], "activations decide"
     zeros = {"llama": 4 * 128 * 384 * 4, "vit": 0}  # tokens × vocabulary; few classes need no zeros at the peak
-    assert fake["step"].get(ZEROS, 0) == zeros[architecture]
+    assert fake["activations"].get(ZEROS, 0) == zeros[architecture]
 
 
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
@@ -94,7 +94,7 @@ def test_zeros_for_the_gradient_of_unused_logits_are_named(with_logits: bool) ->
         tracer.end_phase("forward")
         loss.backward()
     torch._dynamo.reset()
-    step = tracer.finish("backward").peak().step
+    step = tracer.finish("backward").peak().activations
     assert step[ZEROS] == (80 * 500 * 4 + 256 if with_logits else 0)
     assert len(step) == 2 + with_logits
 
@@ -138,6 +138,21 @@ class _Model(nn.Module):
         inner: torch.Tensor = self.first(x).relu()
         result: torch.Tensor = self.second(inner).relu()
         return result
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "columns", "dtype", "pads"),
+    [
+        (8192, 768, 50257, torch.bfloat16, True),  # GPT-2's logits, as an H200 padded them
+        (8192, 768, 50257, torch.float32, False),
+        (8192, 768, 3, torch.bfloat16, False),  # moves more than it computes
+    ],
+)
+def test_large_products_in_16_bits_are_padded(
+    rows: int, width: int, columns: int, dtype: torch.dtype, pads: bool
+) -> None:
+    left, right = (torch.empty(*size, dtype=dtype, device="meta") for size in ((rows, width), (width, columns)))
+    assert compiler_patches._pads(None, left, right) is pads
 
 
 def test_quantised_weights_are_refused() -> None:

@@ -7,12 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
 
+from hf_memkit.common.errors import Unmodelled
+from hf_memkit.common.terms import CATEGORIES
+from hf_memkit.prediction.child.gpu import fsdp
+from hf_memkit.prediction.from_setup import _rank_trace
+from hf_memkit.setup.job import Job
 from hf_memkit.setup.process_group import single_process_environment
+from hf_memkit.setup.setup import Setup
 from tests.prediction.fsdp_rank import CASES
+from tests.prediction.test_split_states import MACHINE
+from tests.prediction.traces import trace_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -44,3 +53,23 @@ def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
         fake = answer(start("fake", rank, ranks))
         for case in CASES:
             assert fake[case] == real[rank][case], (ranks, rank, case)
+
+
+def test_a_torch_without_a_private_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsdp, "_missing", ["module 'x' has no attribute 'y'"])
+    plugin = SimpleNamespace(fsdp_version=2)
+    trainer = SimpleNamespace(accelerator=SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)))
+    with pytest.raises(
+        Unmodelled, match=r"torch \S+ lacks what the trace of FSDP2 needs \(module 'x' has no attribute"
+    ):
+        fsdp.refuse_fsdp(trainer)
+
+
+def test_no_buckets_of_ddp_are_added() -> None:
+    """Defect: the buffers of a process that holds all gradients, on top of the shards that are traced."""
+    job = Job(None, MACHINE, 1, 8, gpus=4)
+    setup = Setup(preset="", job=job).put("arguments.optim", "adamw_torch", "the test's")
+    trace = trace_of([1, -1], [512], [(2, "optimizer")])
+    trace.category_of = [CATEGORIES.index("gradients")]
+    assert len(_rank_trace(trace, setup, job, None).sizes_bytes) == 2
+    assert _rank_trace(trace, setup.put("arguments.fsdp", True, "the test's"), job, None) is trace

@@ -61,14 +61,14 @@ def test_printed_and_in_a_notebook_it_is_its_answer() -> None:
 def test_notes_say_what_compiled_code_holds_at_the_peak() -> None:
     graphs = Compilation(graphs=2, calls=100)
     step = Counter({"kept": 3 * GIB, "made": 2 * GIB, ZEROS: GIB})
-    _, parts, remedy = made(step=step).with_compilation(graphs).notes
+    _, parts, remedy = made(activations=step).with_compilation(graphs).notes
     assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept", "2.00 GiB of made", "1.00 GiB of zeros"]
     assert "chunked_loss.install(model)" in remedy
-    assert made(step=step).with_compilation(None).notes[1:] == (parts, remedy), "another backend than inductor"
+    assert made(activations=step).with_compilation(None).notes[1:] == (parts, remedy), "another backend than inductor"
 
-    _, parts = made(step=Counter({"kept": 3 * GIB, ZEROS: MIB})).with_compilation(graphs).notes
+    _, parts = made(activations=Counter({"kept": 3 * GIB, ZEROS: MIB})).with_compilation(graphs).notes
     assert re.findall(r"\d\.\d\d GiB of \w+", parts) == ["3.00 GiB of kept"]
-    assert len(made(step=Counter({"kept": 3 * GIB})).with_compilation(None).notes) == 1, "nothing is compiled"
+    assert len(made(activations=Counter({"kept": 3 * GIB})).with_compilation(None).notes) == 1, "nothing is compiled"
 
 
 def test_json_has_the_names_of_the_reference() -> None:

@@ -46,7 +46,7 @@ class TracePeak:
             forward or backward was running; empty outside.
         categories, modules: live bytes by category, and by (module, category) of their origin; layers of one kind
             count as one module (`model.layers.*.mlp`).
-        step: live bytes of activations and loss by kind, in words, for what forward and backward have made.
+        activations: live bytes of activations and loss that forward and backward have made, by kind (in words).
     """
 
     size_bytes: int
@@ -55,7 +55,7 @@ class TracePeak:
     module: str
     categories: dict[Category, int]
     modules: Mapping[tuple[str, Category], int]
-    step: Counter[str]
+    activations: Counter[str]
 
 
 @dataclass(slots=True)
@@ -165,18 +165,18 @@ class Trace:
             module=self.modules[self.module_of[last - 1]] if last > 0 else "",
             categories=categories,
             modules=modules,
-            step=self._step_memory(event, alive),
+            activations=self._activations(event, alive),
         )
 
-    def _step_memory(self, event: int, alive: set[int]) -> Counter[str]:
-        """`TracePeak.step` of the storages that are `alive` after `event`."""
-        step: Counter[str] = Counter()
+    def _activations(self, event: int, alive: set[int]) -> Counter[str]:
+        """`TracePeak.activations` of the storages that are `alive` after `event`."""
+        sizes: Counter[str] = Counter()
         for start, end, phase in self.spans():
             for number in alive.intersection(self.events[start : min(end, event + 1)]):
                 if phase in _KINDS and CATEGORIES[self.category_of[number - 1]] in ("activations", "loss"):
                     zeros = self.operations[self.operation_of[number - 1]].endswith(ABSENT_GRADIENT)
-                    step[ZEROS if zeros else _KINDS[phase]] += rounded(self.sizes_bytes[number - 1])
-        return step
+                    sizes[ZEROS if zeros else _KINDS[phase]] += rounded(self.sizes_bytes[number - 1])
+        return sizes
 
     def peaks_by_phase(self) -> dict[Phase, int]:
         """Maximum of live bytes in each phase that occurred, in the order of `PHASES`."""

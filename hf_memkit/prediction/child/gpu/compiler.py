@@ -119,7 +119,7 @@ def compilation() -> Compilation | None:
     return Compilation(len(graph_calls), sum(graph_calls)) if graph_calls else None
 
 
-class SmallModule(torch.nn.Module):
+class _SmallModule(torch.nn.Module):
     """What `verify` compiles."""
 
     def __init__(self, device: str) -> None:
@@ -145,7 +145,7 @@ def verify(compile_: Callable[..., Any], backend: str) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with undisturbed() as names, FakeTensorMode(), torch.enable_grad(), torch.autocast(device, enabled=False):
         tracer = StorageTracer(device, work=True)
-        model = SmallModule(device)
+        model = _SmallModule(device)
         rows = torch.empty(64, 32, device=device)
         try:
             with tracer:

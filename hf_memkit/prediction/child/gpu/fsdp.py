@@ -2,7 +2,7 @@
 
 FSDP2 shards, gathers and reduces as it is; only the communication does nothing (`other_ranks.py`). It resizes storages
 in place and allocates on several CUDA streams, both of which the tracer records. The private names of torch that this
-needs are in this module. Line numbers are of torch 2.13 (distributed/fsdp/_fully_shard) and accelerate 1.15.
+needs are in this module. Files that it names are torch 2.13's in distributed/fsdp/_fully_shard, or accelerate 1.15's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.traced_training import FSDP_1
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -34,20 +35,17 @@ def refuse_fsdp(trainer: Any) -> None:
     """Raises Unmodelled for a Trainer whose FSDP cannot be traced."""
     plugin = trainer.accelerator.state.fsdp_plugin
     if getattr(plugin, "fsdp_version", 1) != 2:
-        raise Unmodelled(
-            "fsdp: version 1 of FSDP is not predicted, and transformers removes it. Write version: 2 in fsdp_config "
-            "(fsdp_version: 2 in accelerate's config)"
-        )
+        raise Unmodelled(f"fsdp: {FSDP_1}")
     if _missing:
         raise Unmodelled(
-            f"fsdp: torch {torch.__version__} has no {_missing[0]}, which the trace of FSDP2 needs. Install torch "
+            f"fsdp: torch {torch.__version__} lacks what the trace of FSDP2 needs ({_missing[0]}). Install torch "
             f"{TESTED_WITH[-1]}, or measure with memkit run"
         )
 
 
 def patch_fsdp(tracer: StorageTracer) -> None:
-    """Patches what FSDP2 and DTensor ask the GPU, and tells `tracer` what passes the dispatcher. `refuse_fsdp` says if
-    a private name is missing."""
+    """Patches FSDP2, DTensor and storages, so that `tracer` records what FSDP2 allocates. If the installed torch lacks
+    a private name, `refuse_fsdp` names it."""
     try:
         _watch_resized_storages(tracer)
         _propagate_shapes_untraced()
@@ -58,7 +56,7 @@ def patch_fsdp(tracer: StorageTracer) -> None:
         return
     # _fsdp_init.py, `_init_default_mesh`: without a GPU, the default mesh would be on the CPU.
     vars(torch._C)["_get_accelerator"] = lambda *args: torch.device(tracer.device_type)
-    # accelerate: accelerator.py, `_prepare_fsdp2`, finds the optimizer's parameters by their addresses. All are 0.
+    # accelerator.py, `_prepare_fsdp2`, finds the optimizer's parameters by their addresses, which are 0 for all fakes.
     FakeTensor.data_ptr = lambda self: self.untyped_storage()._cdata  # type: ignore[method-assign]
 
 
@@ -78,7 +76,7 @@ def _watch_resized_storages(tracer: StorageTracer) -> None:
 
 
 def _propagate_shapes_untraced() -> None:
-    """Keeps the fake tensors out of the trace with which DTensor computes the shape of a whole result."""
+    """DTensor computes the shape of a result with fake tensors of the whole size. They must not be in the trace."""
     from torch.distributed.tensor import _sharding_prop
     from torch.utils._python_dispatch import _disable_current_modes
 

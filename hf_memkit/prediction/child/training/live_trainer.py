@@ -20,6 +20,7 @@ from hf_memkit.common.errors import InputError, Unmodelled
 from hf_memkit.prediction.child.example_inputs import Rows, example, pads, shortened
 from hf_memkit.prediction.child.trainer_kinds.generation import arguments_class, generates, generation_config
 from hf_memkit.prediction.live_objects import ON_HOST, PREPARED, TrainerParts, read_objects
+from hf_memkit.prediction.traced_training import FSDP_IN_SCRIPTS
 from hf_memkit.setup.setup import Setup
 
 
@@ -31,10 +32,7 @@ def ready_trainer(path: Path) -> Any:
 
 def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
     if arguments.fsdp:
-        raise Unmodelled(
-            "fsdp: FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or use a DeepSpeed JSON "
-            "(memkit ds list)"
-        )
+        raise Unmodelled(f"fsdp: {FSDP_IN_SCRIPTS}")
     return arguments
 
 
