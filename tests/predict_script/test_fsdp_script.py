@@ -52,6 +52,7 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     share = 4 * PARAMETERS / 4  # fp32, four ranks
     assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
     assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)
+    assert bytes_alive(training.trace, "buffers") == 0, "gathered weights are freed"
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
 
 

@@ -10,6 +10,7 @@ from hf_memkit.prediction.allocator import capacity
 from hf_memkit.prediction.allocator.capacity import CAP_STEP, perturbed, reserved_interval, smallest_cap
 from hf_memkit.prediction.allocator.replay import replay
 from hf_memkit.prediction.allocator.settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.trace import Trace
 from tests.prediction.traces import random_trace, trace_of
 
@@ -119,3 +120,15 @@ def test_operations_make_their_results_in_another_order() -> None:
     orders = {tuple(perturbed(trace, seed).events[:3]) for seed in range(0, 12, 2)}
     assert {(1, 2, 3), (2, 1, 3)} <= orders  # 1 and 2 are of one operation, 3 is of another
     assert all(order[2] == 3 for order in orders if set(order) == {1, 2, 3})
+
+
+def test_a_trace_keeps_its_streams() -> None:
+    """Two requests of 4 and 8 MiB share a segment of 20 MiB on one stream, and not on two. Would notice: a smallest
+    cap, a part or a copy of a trace that forgets them."""
+    trace = trace_of([1, 2], [4 * MIB, 8 * MIB], [(2, "forward")])
+    assert smallest_cap(trace) == replay(trace).peak_reserved_bytes == 20 * MIB
+    trace.stream_of = [0, 1]
+    for each in (trace, trace.only((0, 2)), edited(trace, [])):
+        assert each.stream_of == [0, 1]
+        assert smallest_cap(each) == replay(each).peak_reserved_bytes == 40 * MIB
+    assert edited(trace, [ExtraAllocation(512, "buffers", "a buffer")]).stream_of == [0, 0, 1]
