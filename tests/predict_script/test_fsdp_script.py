@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from hf_memkit.common.terms import Category
+from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
 from hf_memkit.prediction.trace.trace import Trace
 from tests.predict_script.conftest import Predict
 
@@ -52,7 +53,8 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     share = 4 * PARAMETERS / 4  # fp32, four ranks
     assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
     assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)
-    assert bytes_alive(training.trace, "buffers") == 0, "gathered weights are freed"
+    workspaces = 2 * cublas_workspace_bytes((8, 0))  # of the threads that run forward and backward
+    assert bytes_alive(training.trace, "buffers") == workspaces, "gathered weights are freed"
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
 
 

@@ -116,7 +116,12 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
                 }
             )
     least = {moment: min(step[moment] for step in steps[1:]) for moment in steps[0]}
-    return {"shards": sum(parameter._local_tensor.nbytes for parameter in model.parameters()), **least}
+    shards = [parameter._local_tensor for parameter in model.parameters()]
+    return {
+        "shards": sum(shard.nbytes for shard in shards),
+        "padded": sum(shard.untyped_storage().nbytes() for shard in shards),
+        **least,
+    }
 
 
 def live_bytes(trace: Trace) -> list[int]:
