@@ -117,6 +117,9 @@ def _refuse_failed(setup: Setup, failure: TraceFailed) -> None:
         raise InputError(str(failure)) from failure
     if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
         raise InputError(f"a trace needs {missing}") from failure
+    if setup.get("arguments.torch_compile"):  # code that is compiled for a CPU needs other memory
+        way_out = "" if failure.refused else ". Omit torch_compile, or measure with memkit run"
+        raise InputError(f"this training cannot be traced: {failure}{way_out}") from failure
 
 
 _MAX_TOKENS: Final = 2**24

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
-from hf_memkit.common.errors import InputError, NoKernel
+from hf_memkit.common.errors import InputError, NoKernel, TraceFailed
 from hf_memkit.common.units import GIB
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.from_setup import MEASURED_ON
@@ -67,6 +68,24 @@ def test_what_cannot_be_traced_is_not_predicted() -> None:
         predicted(small_setup(torch_compile=True, torch_compile_mode="reduce-overhead"))
     with pytest.raises(InputError, match="torch_compile_backend=cudagraphs: not traced"):
         predicted(small_setup(torch_compile=True, torch_compile_backend="cudagraphs"))
+
+
+@pytest.mark.slow
+def test_modes_that_time_nothing_here_need_the_same() -> None:
+    default, tuned = (
+        predicted(small_setup(torch_compile=True, bf16=True, torch_compile_mode=mode))
+        for mode in ("default", "max-autotune-no-cudagraphs")
+    )
+    assert default.confidence.level == tuned.confidence.level == "trace"
+    assert default.compilation is not None and default.compilation == tuned.compilation
+    assert default.phases == tuned.phases
+
+
+def test_code_compiled_for_a_cpu_does_not_replace_code_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = TraceFailed("InductorError: no such kernel", kind="InductorError")
+    monkeypatch.setattr("hf_memkit.prediction.from_setup.trace_setup", Mock(side_effect=failure))
+    with pytest.raises(InputError, match=r"cannot be traced: InductorError: no such kernel\. Omit torch_compile"):
+        predicted(small_setup(torch_compile=True))
 
 
 def test_8_bits_say_what_is_assumed_of_outliers() -> None:

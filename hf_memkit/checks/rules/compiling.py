@@ -87,8 +87,8 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Match]:
 
 
 @deepspeed.warning(
-    why="stage 3 gathers weights in a hook of every module, and each hook breaks the graph: almost nothing is fused "
-    "or recomputed, and every graph must be compiled",
+    why="stage 3 gathers weights in a hook of every module, and each hook ends the graph: operations are fused within "
+    "one module only, and every graph must be compiled",
     fix="leave torch_compile out, or use stage 2",
     source="deepspeed 0.19.8: runtime/zero/parameter_offload.py, hooks of setup_zero_stage3_hooks",
     techniques=("compile",),

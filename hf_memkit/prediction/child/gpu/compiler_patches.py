@@ -120,6 +120,9 @@ def _configure() -> None:
         replace_private(f"torch._inductor.config.{name}", value)
     replace_private("torch._functorch.config.enable_autograd_cache", False)
     replace_private("torch._inductor.fx_passes.pad_mm._should_pad", _pads)
+    # Into how many parts a reduction is split (mode max-autotune-no-cudagraphs); earlier versions do not tune it.
+    tuner = private("torch._inductor.runtime.coordinate_descent_tuner.CoordescTuner")
+    tuner.autotune_single_field = staticmethod(lambda function, first_value, *bounds: first_value)
 
 
 _PADDED_FROM: Final = 150
@@ -140,7 +143,11 @@ def _pads(match: Any, left: torch.Tensor, right: torch.Tensor, *_: Any) -> bool:
 def _save_time() -> None:
     """Turns off what takes time and does not change what compiled code allocates."""
     replace_private("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
+    replace_private("torch._inductor.config.triton.coalesce_tiling_analysis", False)  # of loops in a kernel
+    replace_private("torch.fx.Graph.lint", lambda self: None)
     replace_private("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
+    replace_private("torch._dynamo.output_graph.OutputGraph.get_graph_sizes_structured", lambda self: {})  # for logs
+    replace_private("torch._inductor.codegen.triton.get_kernel_metadata", lambda *args: ("", ""))  # for comments
     # Else a C++ compiler runs, to see which instructions of this CPU it supports.
     replace_private("torch._inductor.cpu_vec_isa.VecISA.check_build", lambda self, code: True)
     no_system = staticmethod(lambda: {"hash": ""})
@@ -150,11 +157,15 @@ def _save_time() -> None:
         path, functools.cache(private(path))
     )  # fills the one object that there is, each time it is asked for
 
-    def collect_new(_: Any) -> None:
-        gc.enable()
-        gc.collect(1)
+    def collect_new(compiled: Any) -> None:
+        backward = compiled.callback_trigger is lazy_backward
+        if backward or not torch.is_grad_enabled():
+            gc.enable()
+            gc.collect(1)
 
-    # Instead of tens of collections while code is compiled, one at its end. It frees tensors in cycles, too.
+    # Instead of tens of collections while code is compiled, one at the end of the backward pass's. It frees tensors in
+    # cycles, too.
+    lazy_backward = private("torch._dynamo.callback.CallbackTrigger.LAZY_BACKWARD")
     private("torch._dynamo.on_compile_start")(lambda _: gc.disable())
     private("torch._dynamo.on_compile_end")(collect_new)
 
@@ -256,8 +267,9 @@ def _count_bytes() -> None:
 
     def add_sizes(self: Any, name: str, call_arguments: list[Any], types: list[Any]) -> None:
         original(self, name, call_arguments, types)
-        call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.features.scheduler_nodes())}")
-        types.append(int)
+        if name:  # else the arguments are for a benchmark of the kernel
+            call_arguments.append(f"moved_bytes={moved_bytes(self.args, self.features.scheduler_nodes())}")
+            types.append(int)
 
     def call_cpp_kernel(self: Any, wrapper: Any, kernel_name: str, **options: Any) -> None:
         _, call_arguments, types = self.args.cpp_argdefs()

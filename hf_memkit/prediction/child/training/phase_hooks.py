@@ -129,7 +129,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         if compiled_modules:
+            gc.enable()
             gc.collect()  # dynamo keeps the first output in a cycle until Python collects it, whenever that is
+            gc.freeze()  # else the next step's collection visits what the compiler left, again
         self._phases.pre_optimizer_step()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
