@@ -1,0 +1,108 @@
+"""Settings of FSDP: Trainer's `fsdp` and `fsdp_config`, the section `fsdp_config` of accelerate's YAML, or both.
+
+Settings have their names without `fsdp_`: Trainer and accelerate's launcher take both forms (transformers 5.23.0:
+training_args.py 2784-2786; accelerate 1.15.0: commands/launch.py 1270-1271).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.checks.accelerate_files import own_engine, section
+from hf_memkit.checks.rule import Match
+from hf_memkit.checks.subject import Subject
+
+SECTION: Final = "fsdp_config"
+
+_LEFT_TO_THE_LAUNCHER: Final = (
+    "activation_checkpointing", "activation_checkpointing_offload", "transformer_layer_cls_to_wrap",
+)  # fmt: skip
+"""Settings of the YAML that are in effect where Trainer makes the plugin and its `fsdp_config` lacks them (accelerate
+1.15.0: utils/dataclasses.py 1927-1966)."""
+
+
+@dataclass(frozen=True)
+class Fsdp:
+    """FSDP of one job.
+
+    Attributes:
+        version: 1 or 2; 0 if the value is neither.
+        given: name of each setting that is written somewhere → its place and value.
+        by_trainer: whether Trainer makes the plugin, from its arguments; if not, accelerate does, from its YAML.
+    """
+
+    version: int
+    given: Mapping[str, Match]
+    by_trainer: bool
+
+    def value(self, name: str, default: Any = None) -> Any:
+        return self.given[name].value if name in self.given else default
+
+    def on(self, name: str) -> bool:
+        return is_on(str(self.value(name)))
+
+    def place(self, name: str) -> Match:
+        """The setting's place; if it is missing, where it would be."""
+        key = f"{SECTION}.{name}" if self.by_trainer else f"{SECTION}.fsdp_{name}"
+        return self.given.get(name, Match(key, None, argument=self.by_trainer, launcher=not self.by_trainer))
+
+    @property
+    def read(self) -> Mapping[str, Match]:
+        """The settings where the engine's maker looks: those of Trainer's arguments, or of accelerate's YAML."""
+        return {name: match for name, match in self.given.items() if match.launcher is not self.by_trainer}
+
+    @property
+    def policy(self) -> str:
+        """How layers are wrapped, in capitals."""
+        default = "TRANSFORMER_BASED_WRAP" if self.by_trainer else "NO_WRAP"
+        return str(self.value("auto_wrap_policy") or default).upper()
+
+    @property
+    def state_dict(self) -> str:
+        """What is saved, in capitals."""
+        default = "FULL_STATE_DICT" if self.by_trainer or self.version == 1 else "SHARDED_STATE_DICT"
+        return str(self.value("state_dict_type") or default).upper()
+
+
+def fsdp_of(subject: Subject) -> Fsdp | None:
+    """FSDP of a job; None if nothing turns it on, or it is that of XLA."""
+    of_launcher = launched_settings(subject)
+    if subject.argument("fsdp"):
+        given = trainer_settings(subject)
+        if "xla" in given and is_on(str(given["xla"].value)):
+            return None
+        inherited = {name: of_launcher[name] for name in _LEFT_TO_THE_LAUNCHER if name in of_launcher}
+        return Fsdp(_version(given, 2), inherited | given, True)
+    if own_engine(subject.launcher or {}) == "FSDP":
+        return Fsdp(_version(of_launcher, 1), of_launcher, False)
+    return None
+
+
+def trainer_settings(subject: Subject) -> dict[str, Match]:
+    """The settings in the argument `fsdp_config`, or in the JSON that it names."""
+    content = subject.argument(SECTION)
+    settings = {}
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        place = Match(f"{SECTION}.{key}", value, argument=True)
+        if subject.fsdp_file:
+            place = Match(str(key), value, argument=True, file=subject.fsdp_file)
+        settings[str(key).removeprefix("fsdp_")] = place
+    return settings
+
+
+def launched_settings(subject: Subject) -> dict[str, Match]:
+    """The settings in accelerate's YAML, if its engine is FSDP."""
+    launcher = subject.launcher or {}
+    content = section(launcher, SECTION) if own_engine(launcher) == "FSDP" else {}
+    return {
+        str(key).removeprefix("fsdp_"): Match(f"{SECTION}.{key}", value, launcher=True)
+        for key, value in content.items()
+    }
+
+
+def _version(given: Mapping[str, Match], default: int) -> int:
+    value = str(given["version"].value) if "version" in given else str(default)
+    return int(value) if value in ("1", "2") else 0
