@@ -104,6 +104,7 @@ CASES: Cases = {
         *both(CLASSES, {**WRAPPED, CLASSES: "LLaMADecoderLayer"}, {**WRAPPED, CLASSES: "LlamaDecoderLayer,T5Block"}),
         *both(CLASSES, {**WRAPPED, CLASSES: "T5Block, LlamaDecoderLayer"}, WRAPPED),
         Case(f"fsdp_config.{CLASSES}", args(**{CLASSES: ["Own"]}), args(**{CLASSES: ["GPT2Block"]})),
+        *both(CLASSES, {**WRAPPED, CLASSES: []}, {**WRAPPED, CLASSES: None}),
         Case(f"fsdp_config.fsdp_{CLASSES}", acc(**WRAPPED, **{CLASSES: ["GPT2Block"]}),
              acc(**WRAPPED, **{CLASSES: "GPT2Block"})),
         Case(f"fsdp_config.{CLASSES}", args(model=BART, **{CLASSES: "GPT2Block"}),

@@ -159,6 +159,8 @@ def wrap_class() -> None:
     network = model()
     wrapped = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     for made in (plugin(transformer_layer_cls_to_wrap=["LlamaDecoderLayer"]),
+                 plugin(transformer_layer_cls_to_wrap=[]),
+                 launched_plugin(**wrapped, transformer_layer_cls_to_wrap=[]),
                  launched_plugin(**wrapped, transformer_layer_cls_to_wrap="Own,GPT2Block"),
                  launched_plugin(**wrapped, transformer_layer_cls_to_wrap="GPT2Block, GPT2MLP"),
                  launched_plugin(**wrapped, transformer_layer_cls_to_wrap=["GPT2Block"])):  # fmt: skip
@@ -181,8 +183,11 @@ def saves_no_weights() -> None:
     assert default.state_dict_type == StateDictType.SHARDED_STATE_DICT and it_is_full(plugin())
     for made, count in ((default, 0), (plugin(state_dict_type="SHARDED_STATE_DICT"), 0), (plugin(), 1)):
         folder = Path(tempfile.mkdtemp())
-        with_plugin(made).save_model(str(folder))
+        trainer = with_plugin(made)
+        trainer.save_model(str(folder))
         assert len([path for path in files(folder) if path.suffix == ".safetensors"]) == count
+    default.set_state_dict_type("FULL_STATE_DICT")
+    assert it_is_full(default)
 
 
 @plain_proof("fsdp-save-only-model", fails="late")

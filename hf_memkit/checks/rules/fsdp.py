@@ -107,7 +107,7 @@ def _refused_word(word: str) -> Match:
     elif word.upper() in _STRATEGIES[3:]:
         why = f"version 2 has no {word}; version 1, which transformers proposes then, shards over all GPUs in any case"
         fix = _HYBRID
-    return Match("fsdp", word, why=why, fix=fix, argument=True)
+    return Match("fsdp", why=why, fix=fix, argument=True)
 
 
 def _fix_of_value(name: str, value: Any, fsdp: Fsdp) -> str:
@@ -290,7 +290,7 @@ def fsdp_wrap_class(subject: Subject) -> Iterator[Match]:
     present = [name for name in by_default if name in modules]
     fix = f"write transformer_layer_cls_to_wrap: {','.join(present)}" if present else ""
 
-    if not match.value:
+    if match.value is None:
         missing = [name for name in by_default if name not in modules]
         if missing:
             why = f"accelerate wraps what _no_split_modules names, and the model has no {' and no '.join(missing)}"
@@ -302,6 +302,9 @@ def fsdp_wrap_class(subject: Subject) -> Iterator[Match]:
 
     names = list(map(str, match.value)) if isinstance(match.value, list) else str(match.value).split(",")
     joined = ",".join(name.strip() for name in names)
+    if not joined:
+        yield replace(match, why="accelerate looks for a class without a name, and fails", fix="delete it")
+        return
     if match.launcher and isinstance(match.value, list):
         yield replace(match, why="the launcher passes the list on as one text with brackets", fix=f"write {joined}")
         return
@@ -331,7 +334,8 @@ _NO_WEIGHTS: Final = (
 
 @any_job.warning(
     why=f"with SHARDED_STATE_DICT {_NO_WEIGHTS}",
-    fix="set state_dict_type: FULL_STATE_DICT",
+    fix="set state_dict_type: FULL_STATE_DICT, or call set_state_dict_type('FULL_STATE_DICT') of "
+    "trainer.accelerator.state.fsdp_plugin before the last save_model()",
     source=f"transformers 5.23.0: trainer.py 4097-4100; {_PLUGIN} 2047-2051",
 )
 def fsdp_saves_no_weights(subject: Subject) -> Iterator[Match]:
@@ -379,8 +383,8 @@ def fsdp_loading_without_sync(subject: Subject) -> Iterator[Match]:
 
 
 @any_job.hint(
-    why="transformers deprecates it, and its warning names a version in which it ends",
-    fix="write fsdp: true, and version 2 of the settings in fsdp_config",
+    why="transformers deprecates version 1 of FSDP, and fsdp as a text or list",
+    fix="write fsdp: true, and the settings of version 2 in fsdp_config",
     source=f"{_ARGUMENTS} 2863-2868, 2901-2912",
 )
 def fsdp_deprecated(subject: Subject) -> Iterator[Match]:

@@ -39,7 +39,10 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Match]:
     for key, value in (subject.launcher or {}).items() if accelerate_keys() else ():
         if key not in known:
             proposal = did_you_mean(str(key), known)
-            yield Match(str(key), value, fix=f"delete the key{proposal}" if proposal else "", launcher=True)
+            fix = f"delete the key{proposal}" if proposal else ""
+            if str(key).startswith("fsdp_"):
+                fix = "write it below fsdp_config:, indented"
+            yield Match(str(key), value, fix=fix, launcher=True)
 
 
 @any_job.error(
