@@ -17,7 +17,7 @@ from hf_memkit.checks.subject import Subject
 
 SECTION: Final = "fsdp_config"
 
-_LEFT_TO_THE_LAUNCHER: Final = (
+LEFT_TO_THE_LAUNCHER: Final = (
     "activation_checkpointing", "activation_checkpointing_offload", "transformer_layer_cls_to_wrap",
 )  # fmt: skip
 """Settings of the YAML that are in effect where Trainer makes the plugin and its `fsdp_config` lacks them (accelerate
@@ -74,7 +74,7 @@ def fsdp_of(subject: Subject) -> Fsdp | None:
         given = trainer_settings(subject)
         if "xla" in given and is_on(str(given["xla"].value)):
             return None
-        inherited = {name: of_launcher[name] for name in _LEFT_TO_THE_LAUNCHER if name in of_launcher}
+        inherited = {name: of_launcher[name] for name in LEFT_TO_THE_LAUNCHER if name in of_launcher}
         return Fsdp(_version(given, 2), inherited | given, True)
     if own_engine(subject.launcher or {}) == "FSDP":
         return Fsdp(_version(of_launcher, 1), of_launcher, False)

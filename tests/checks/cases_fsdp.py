@@ -69,6 +69,10 @@ CASES: Cases = {
         Case("fsdp_config.fsdp_activation_checkpointing_offload",
              acc(version=2, activation_checkpointing_offload=True),
              acc(version=2, activation_checkpointing_offload=True, activation_checkpointing=True)),
+        Case("fsdp_config.fsdp_sync_module_states", acc(version=2, sync_module_states=False),
+             acc(version=2, sync_module_states=True)),
+        Case("fsdp_config.fsdp_sync_module_states", acc(version=1, sync_module_states=False),
+             acc(version=1, sync_module_states=False, cpu_ram_efficient_loading=False)),
     ],
     "fsdp-key-unread": [
         *both("forward_prefetch", {"forward_prefetch": True}, {}),
@@ -81,6 +85,7 @@ CASES: Cases = {
         Case("fsdp_config.fsdp_reshard_after_forward", acc(version=1, reshard_after_forward="SHARD_GRAD_OP"),
              acc(version=1, reshard_after_forward="FULL_SHARD")),
         Case("fsdp", args("hybrid_shard", version=1), args("full_shard", version=1)),
+        Case("fsdp_config", acc({"fsdp": True}, version=2), acc({}, version=2)),
         Case("fsdp_config.fsdp_offload_params", args(fsdp_offload_params=True), args(fsdp_cpu_offload=True)),
         Case("fsdp_config.activation_checkpointing_offload", args(activation_checkpointing_offload=True),
              acc(activation_checkpointing_offload=True)),
@@ -90,10 +95,6 @@ CASES: Cases = {
         Case("fsdp_config", args("", cpu_offload=True), args("", min_num_params=0, xla=False)),
         Case("fsdp_config", acc({"fsdp_config": {"cpu_offload": True}}), acc({})),
     ],
-    "fsdp-overruled": Case(
-        "fsdp_config.fsdp_state_dict_type", acc({"fsdp": True}, version=2, **SHARDED),
-        acc({"fsdp": True, "fsdp_config": SHARDED}, version=2, **SHARDED),
-    ),
     "fsdp-unwrapped": [
         *both("auto_wrap_policy", {"auto_wrap_policy": "NO_WRAP"}, WRAPPED),
         *both("auto_wrap_policy", {"auto_wrap_policy": "NO_WRAP", "activation_checkpointing": True}, WRAPPED),
@@ -116,17 +117,12 @@ CASES: Cases = {
     "fsdp-saves-no-weights": [
         *both("state_dict_type", SHARDED, {"state_dict_type": "FULL_STATE_DICT"}),
         Case("fsdp_config.fsdp_state_dict_type", acc(version=2), acc(version=1)),
+        Case("save_only_model", acc({"save_only_model": True}, version=2),
+             acc({"save_only_model": True}, version=2, state_dict_type="FULL_STATE_DICT")),
     ],
-    "fsdp-save-only-model": other({"save_only_model": True}, {"save_only_model": False}, **SHARDED),
     "fsdp-bitsandbytes": [
         *other({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_torch_8bit"}),
         *other({"optim": "paged_lion_32bit"}, {"optim": "adamw_torch_fused"}),
-    ],
-    "fsdp-loading-without-sync": [
-        Case("fsdp_config.fsdp_sync_module_states", acc(version=2, sync_module_states=False),
-             acc(version=2, sync_module_states=True)),
-        Case("fsdp_config.fsdp_sync_module_states", acc(version=1, sync_module_states=None),
-             acc(version=1, sync_module_states=False, cpu_ram_efficient_loading=False)),
     ],
     "fsdp-deprecated": [
         Case("fsdp", args("full_shard auto_wrap"), args()),

@@ -82,6 +82,9 @@ def wrong_value() -> None:
     assert isinstance(plugin(cpu_offload="false").cpu_offload, CPUOffloadPolicy)
     assert launched_plugin(version=2, auto_wrap_policy="transformer_based_wrap").auto_wrap_policy is not None
     plugin(["full_shard", "offload", "auto_wrap"], version="2")
+    for off in ({"sync_module_states": False}, {"sync_module_states": None, "cpu_ram_efficient_loading": True}):
+        refused("set `--fsdp_sync_module_states` to `True`", lambda it=off: environment(version=2, **it))
+    environment(version=2, sync_module_states=False, cpu_ram_efficient_loading=False)
 
 
 def it_is_full(made: Any) -> bool:
@@ -122,21 +125,18 @@ def key_unread() -> None:
     assert launched_plugin(reshard_after_forward="SHARD_GRAD_OP", **first).sharding_strategy is full
     assert launched_plugin(sharding_strategy="SHARD_GRAD_OP", **first).sharding_strategy is not full
 
+    yaml = {"state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": False, "auto_wrap_policy": "NO_WRAP"}
+    with mock.patch.dict(os.environ, environment(version=1, activation_checkpointing=True, **yaml)):
+        made = plugin()
+    assert made.fsdp_version == 2 and it_is_full(made) and made.auto_wrap_policy and made.reshard_after_forward
+    assert made.activation_checkpointing, "what Trainer's fsdp_config lacks, the plugin takes from the launcher"
+
 
 @plain_proof("fsdp-config-without-fsdp", fails="silent")
 def config_without_fsdp() -> None:
     for off in (None, "", False):
         made = TrainingArguments(output_dir="x", use_cpu=True, fsdp=off, fsdp_config={"cpu_offload": True})
         assert made.fsdp_plugin_args is None
-
-
-@plain_proof("fsdp-overruled", fails="silent")
-def overruled() -> None:
-    yaml = {"state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": False, "auto_wrap_policy": "NO_WRAP"}
-    with mock.patch.dict(os.environ, environment(version=1, activation_checkpointing=True, **yaml)):
-        made = plugin()
-    assert made.fsdp_version == 2 and it_is_full(made) and made.auto_wrap_policy and made.reshard_after_forward
-    assert made.activation_checkpointing, "what Trainer's fsdp_config lacks, the plugin takes from the launcher"
 
 
 @plain_proof("fsdp-unwrapped", fails="silent")
@@ -186,18 +186,14 @@ def saves_no_weights() -> None:
         trainer = with_plugin(made)
         trainer.save_model(str(folder))
         assert len([path for path in files(folder) if path.suffix == ".safetensors"]) == count
-    default.set_state_dict_type("FULL_STATE_DICT")
-    assert it_is_full(default)
-
-
-@plain_proof("fsdp-save-only-model", fails="late")
-def save_only_model() -> None:
     sharded = plugin(state_dict_type="SHARDED_STATE_DICT")
     refused("not compatible with FSDP state dict type", lambda: with_plugin(sharded, save_only_model=True))
     # What best-model-without-states reports for FSDP.
     best = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps", "eval_steps": 500}
     refused("can't be used with `save_only_model`", lambda: with_plugin(plugin(), save_only_model=True, **best))
     with_plugin(plugin(), save_only_model=True)
+    default.set_state_dict_type("FULL_STATE_DICT")
+    assert it_is_full(default)
 
 
 @plain_proof("fsdp-bitsandbytes", fails="late")
@@ -222,14 +218,6 @@ def bitsandbytes_optimizers() -> None:
     finally:
         if began:
             distributed.destroy_process_group()
-
-
-@plain_proof("fsdp-loading-without-sync", fails="loud")
-def loading_without_sync() -> None:
-    for off in ({"sync_module_states": False}, {"sync_module_states": None, "cpu_ram_efficient_loading": True}):
-        refused("set `--fsdp_sync_module_states` to `True`", lambda it=off: environment(version=2, **it))
-    environment(version=2, sync_module_states=False, cpu_ram_efficient_loading=False)
-    environment(version=2)
 
 
 @plain_proof("fsdp-deprecated", fails="unshown")

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from hf_memkit.catalog.library_versions import accelerate_options, model_classes
-from hf_memkit.checks.fsdp_settings import SECTION, Fsdp, fsdp_of, launched_settings
+from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, Fsdp, fsdp_of, launched_settings
 from hf_memkit.checks.other_files import FSDP_SETTINGS
 from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
@@ -71,6 +71,7 @@ def fsdp_wrong_value(subject: Subject) -> Iterator[Match]:
     fsdp = fsdp_of(subject)
     if fsdp is None:
         return
+
     for word in _words(subject):
         if word not in _WORDS and (fsdp.version == 2 or word.upper() not in _STRATEGIES):
             yield _refused_word(word)
@@ -79,6 +80,7 @@ def fsdp_wrong_value(subject: Subject) -> Iterator[Match]:
     for name, match in fsdp.read.items():
         if fix := _fix_of_value(name, match.value, fsdp):
             yield replace(match, fix=fix)
+
     if fsdp.by_trainer and isinstance(fsdp.value("cpu_offload"), str) and not fsdp.on("cpu_offload"):
         why = "any text counts as true: weights, gradients and states stay in RAM"
         yield replace(fsdp.place("cpu_offload"), why=why, fix="write false without quotes")
@@ -86,6 +88,13 @@ def fsdp_wrong_value(subject: Subject) -> Iterator[Match]:
     if not fsdp.by_trainer and fsdp.on(offload) and not (fsdp.version == 2 and fsdp.on("activation_checkpointing")):
         why = "accelerate's plugin refuses it without version 2 and activation_checkpointing"
         yield replace(fsdp.place(offload), why=why, fix=f"set both, or {offload}: false")
+
+    of_launcher = launched_settings(subject)
+    sync = of_launcher.get("sync_module_states")
+    loading = of_launcher.get("cpu_ram_efficient_loading")
+    if sync is not None and not sync.value and (loading is None or loading.value):
+        why = "the launcher refuses cpu_ram_efficient_loading, which is on by default, without sync_module_states"
+        yield replace(sync, why=why, fix="delete it, or set fsdp_cpu_ram_efficient_loading: false")
 
 
 def _words(subject: Subject) -> list[str]:
@@ -182,6 +191,11 @@ def fsdp_key_unread(subject: Subject) -> Iterator[Match]:
             why = f"only {policy} reads it; the policy is {fsdp.policy}"
             yield replace(fsdp.place(name), why=why, fix=f"set auto_wrap_policy: {policy}, or delete {name}")
     yield from _unread_strategy(subject, fsdp)
+    if fsdp.by_trainer and (of_launcher := launched_settings(subject)):
+        others = ", ".join(name for name in of_launcher if name not in LEFT_TO_THE_LAUNCHER)
+        why = f"Trainer's fsdp and fsdp_config take precedence; nothing reads {others}"
+        if others:
+            yield Match(SECTION, why=why, fix="set FSDP in one of the two files", launcher=True)
 
 
 def _instead(name: str, value: Any) -> str:
@@ -229,28 +243,6 @@ def fsdp_config_without_fsdp(subject: Subject) -> Iterator[Match]:
     else:
         why = "Trainer reads fsdp_config only if fsdp is set: FSDP runs with the settings of accelerate's YAML"
         yield Match(SECTION, why=why, fix="move them to fsdp_config of accelerate's YAML", argument=True)
-
-
-@any_job.warning(
-    why="Trainer's fsdp and fsdp_config take precedence over accelerate's YAML",
-    fix="set FSDP in one of the two files",
-    source=f"transformers 5.23.0: trainer.py 851-862; {_PLUGIN} 1823-1978",
-)
-def fsdp_overruled(subject: Subject) -> Iterator[Match]:
-    fsdp = fsdp_of(subject)
-    if fsdp is None or not fsdp.by_trainer:
-        return
-    trained = {
-        "version": fsdp.version,
-        "state_dict_type": fsdp.state_dict,
-        "auto_wrap_policy": fsdp.policy,
-        "reshard_after_forward": fsdp.value("reshard_after_forward", True),
-        "cpu_ram_efficient_loading": fsdp.value("cpu_ram_efficient_loading", False),
-    }
-    for name, match in launched_settings(subject).items():
-        if name in trained and str(trained[name]).upper() != str(match.value).upper():
-            why = f"Trainer's fsdp and fsdp_config take precedence: it is {trained[name]}"
-            yield replace(match, why=why)
 
 
 @any_job.warning(
@@ -336,25 +328,20 @@ _NO_WEIGHTS: Final = (
     why=f"with SHARDED_STATE_DICT {_NO_WEIGHTS}",
     fix="set state_dict_type: FULL_STATE_DICT, or call set_state_dict_type('FULL_STATE_DICT') of "
     "trainer.accelerator.state.fsdp_plugin before the last save_model()",
-    source=f"transformers 5.23.0: trainer.py 4097-4100; {_PLUGIN} 2047-2051",
+    source=f"transformers 5.23.0: trainer.py 907-912, 4097-4100; {_PLUGIN} 2047-2051",
 )
 def fsdp_saves_no_weights(subject: Subject) -> Iterator[Match]:
+    """An error with save_only_model."""
     fsdp = fsdp_of(subject)
-    if fsdp is not None and fsdp.state_dict == "SHARDED_STATE_DICT" and not subject.on("save_only_model"):
+    if fsdp is None or fsdp.state_dict != "SHARDED_STATE_DICT":
+        return
+    if subject.on("save_only_model"):
+        why = "Trainer rejects save_only_model together with SHARDED_STATE_DICT"
+        yield Match("save_only_model", True, why=why, argument=True, severity="error")
+    else:
         default = "SHARDED_STATE_DICT is version 2's default in accelerate's YAML: "
         why = "" if "state_dict_type" in fsdp.given else default + _NO_WEIGHTS
         yield replace(fsdp.place("state_dict_type"), why=why)
-
-
-@any_job.error(
-    why="Trainer rejects save_only_model together with SHARDED_STATE_DICT",
-    fix="set state_dict_type: FULL_STATE_DICT, or save_only_model: false",
-    source="transformers 5.23.0: trainer.py 907-912",
-)
-def fsdp_save_only_model(subject: Subject) -> Iterator[Match]:
-    fsdp = fsdp_of(subject)
-    if fsdp is not None and fsdp.state_dict == "SHARDED_STATE_DICT" and subject.on("save_only_model"):
-        yield Match("save_only_model", True, argument=True)
 
 
 @any_job.error(
@@ -367,19 +354,6 @@ def fsdp_bitsandbytes(subject: Subject) -> Iterator[Match]:
     fsdp = fsdp_of(subject)
     if fsdp is not None and fsdp.version == 2 and "bitsandbytes" in optimizer_row(subject).packages:
         yield Match("optim", named_optimizer(subject), argument=True)
-
-
-@any_job.error(
-    why="the launcher refuses cpu_ram_efficient_loading, which it has on by default, without sync_module_states",
-    fix="delete fsdp_sync_module_states, or set fsdp_cpu_ram_efficient_loading: false",
-    source="accelerate 1.15.0: utils/launch.py 306-307; commands/launch.py 584-598",
-)
-def fsdp_loading_without_sync(subject: Subject) -> Iterator[Match]:
-    given = launched_settings(subject)
-    sync = given.get("sync_module_states")
-    loading = given.get("cpu_ram_efficient_loading")
-    if sync is not None and not sync.value and (loading is None or loading.value):
-        yield sync
 
 
 @any_job.hint(
