@@ -111,10 +111,10 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
 
     config: File | None = file
     if file.kind == "fsdp":
-        fsdp = {"fsdp_config": file.content}
-        known |= {"arguments": {"fsdp": True, **fsdp}, "fsdp_file": str(file.path)}
-        arguments = replace(arguments, content={**arguments.content, **fsdp}) if arguments is not None else None
-        config = deepspeed_of(arguments) if arguments is not None else None
+        own_arguments = arguments or File(file.path, "arguments", {"fsdp": True})
+        arguments = replace(own_arguments, content={**own_arguments.content, "fsdp_config": file.content})
+        known |= {"fsdp_file": str(file.path)}
+        config = deepspeed_of(arguments)
     if file.kind == "accelerate":
         own = arguments.content if arguments is not None else None
         gpus, nodes = processes(file.content)

@@ -17,11 +17,12 @@ from hf_memkit.checks.subject import Subject
 
 SECTION: Final = "fsdp_config"
 
-LEFT_TO_THE_LAUNCHER: Final = (
-    "activation_checkpointing", "activation_checkpointing_offload", "transformer_layer_cls_to_wrap",
+LEFT_TO_THE_LAUNCHER: Final[tuple[str, ...]] = (
+    "activation_checkpointing", "activation_checkpointing_offload", "ignored_modules", "min_num_params",
+    "offload_params", "transformer_layer_cls_to_wrap",
 )  # fmt: skip
 """Settings of the YAML that are in effect where Trainer makes the plugin and its `fsdp_config` lacks them (accelerate
-1.15.0: utils/dataclasses.py 1927-1966)."""
+1.15.0: utils/dataclasses.py 1880-1973)."""
 
 
 @dataclass(frozen=True)
@@ -70,37 +71,28 @@ class Fsdp:
 def fsdp_of(subject: Subject) -> Fsdp | None:
     """FSDP of a job; None if nothing turns it on, or it is that of XLA."""
     of_launcher = launched_settings(subject)
-    if subject.argument("fsdp"):
-        given = trainer_settings(subject)
-        if "xla" in given and is_on(str(given["xla"].value)):
-            return None
-        inherited = {name: of_launcher[name] for name in LEFT_TO_THE_LAUNCHER if name in of_launcher}
-        return Fsdp(_version(given, 2), inherited | given, True)
-    if own_engine(subject.launcher or {}) == "FSDP":
-        return Fsdp(_version(of_launcher, 1), of_launcher, False)
-    return None
+    if not subject.argument("fsdp"):
+        is_launched = own_engine(subject.launcher or {}) == "FSDP"
+        return Fsdp(_version(of_launcher, 1), of_launcher, False) if is_launched else None
 
-
-def trainer_settings(subject: Subject) -> dict[str, Match]:
-    """The settings in the argument `fsdp_config`, or in the JSON that it names."""
     content = subject.argument(SECTION)
-    settings = {}
+    given = {name: of_launcher[name] for name in LEFT_TO_THE_LAUNCHER if name in of_launcher}
+    if former := subject.argument("fsdp_transformer_layer_cls_to_wrap"):  # before transformers 5
+        given["transformer_layer_cls_to_wrap"] = Match("fsdp_transformer_layer_cls_to_wrap", former, argument=True)
     for key, value in content.items() if isinstance(content, Mapping) else ():
-        place = Match(f"{SECTION}.{key}", value, argument=True)
-        if subject.fsdp_file:
-            place = Match(str(key), value, argument=True, file=subject.fsdp_file)
-        settings[str(key).removeprefix("fsdp_")] = place
-    return settings
+        place = str(key) if subject.fsdp_file else f"{SECTION}.{key}"
+        given[str(key).removeprefix("fsdp_")] = Match(place, value, argument=True, file=subject.fsdp_file)
+    if "xla" in given and is_on(str(given["xla"].value)):
+        return None
+    return Fsdp(_version(given, 2), given, True)
 
 
 def launched_settings(subject: Subject) -> dict[str, Match]:
     """The settings in accelerate's YAML, if its engine is FSDP."""
     launcher = subject.launcher or {}
     content = section(launcher, SECTION) if own_engine(launcher) == "FSDP" else {}
-    return {
-        str(key).removeprefix("fsdp_"): Match(f"{SECTION}.{key}", value, launcher=True)
-        for key, value in content.items()
-    }
+    plain = {str(key).removeprefix("fsdp_"): str(key) for key in content}
+    return {name: Match(f"{SECTION}.{key}", content[key], launcher=True) for name, key in plain.items()}
 
 
 def _version(given: Mapping[str, Match], default: int) -> int:

@@ -126,9 +126,11 @@ def key_unread() -> None:
     assert launched_plugin(sharding_strategy="SHARD_GRAD_OP", **first).sharding_strategy is not full
 
     yaml = {"state_dict_type": "SHARDED_STATE_DICT", "reshard_after_forward": False, "auto_wrap_policy": "NO_WRAP"}
-    with mock.patch.dict(os.environ, environment(version=1, activation_checkpointing=True, **yaml)):
+    yaml |= {"version": 1, "activation_checkpointing": True, "offload_params": True}
+    with mock.patch.dict(os.environ, environment(**yaml)):
         made = plugin()
     assert made.fsdp_version == 2 and it_is_full(made) and made.auto_wrap_policy and made.reshard_after_forward
+    assert isinstance(made.cpu_offload, CPUOffloadPolicy)
     assert made.activation_checkpointing, "what Trainer's fsdp_config lacks, the plugin takes from the launcher"
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import accelerate_options, model_classes
 from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, Fsdp, fsdp_of, launched_settings
@@ -22,6 +22,7 @@ _PLUGIN: Final = "accelerate 1.15.0: utils/dataclasses.py"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _POLICIES: Final = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _STATE_DICTS: Final = ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")
+_PREFETCHES: Final = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 _FALSE: Final = ("0", "F", "FALSE", "N", "NO", "OFF")
 _TRUTH: Final = ("TRUE", "FALSE", "1", "T", "Y", "YES", "ON", *_FALSE)
 """What accelerate reads as true or false (accelerate 1.15.0: utils/environment.py, `str_to_bool`)."""
@@ -127,37 +128,30 @@ def _fix_of_value(name: str, value: Any, fsdp: Fsdp) -> str:
         return "" if is_number else "write a whole number without quotes, such as 100000000"
     if name == "auto_wrap_policy" and fsdp.by_trainer and word in _POLICIES and value != word:
         return f"write {word}, in capitals"
-    reader = ("trainer" if fsdp.by_trainer else "launcher") + str(fsdp.version)
-    allowed = next((row.words for row in _ALLOWED if name in row.settings and reader in row.readers), ())
+    allowed = _allowed_words(name, fsdp)
     if allowed == _TRUTH and word not in allowed:
         return f"write {_RESHARD.get(word, 'true or false')}"
-    if not allowed or word in allowed or value is None or word.isdigit() or not fsdp.version:
+    if not allowed or word in allowed or value is None or word.isdigit():
         return ""
     return f"write {' or '.join(allowed)}"
 
 
-class _Allowed(NamedTuple):
-    """The words that settings take, in capitals or not. Readers: Trainer or the launcher, of version 1 or 2."""
-
-    settings: tuple[str, ...]
-    words: tuple[str, ...]
-    readers: str = "trainer1 trainer2 launcher1 launcher2"
-
-
-_ALLOWED: Final = (
-    _Allowed(("activation_checkpointing", "cpu_ram_efficient_loading"), _TRUTH),
-    _Allowed(("offload_params", "activation_checkpointing_offload"), _TRUTH, "launcher1 launcher2"),
-    _Allowed(("forward_prefetch", "sync_module_states", "use_orig_params"), _TRUTH, "trainer1 launcher1"),
-    _Allowed(("reshard_after_forward",), _TRUTH, "trainer2 launcher2"),
-    _Allowed(("reshard_after_forward",), _STRATEGIES, "trainer1"),
-    _Allowed(("sharding_strategy",), _STRATEGIES, "launcher1"),
-    _Allowed(("auto_wrap_policy",), _POLICIES),
-    _Allowed(("state_dict_type",), ("FULL_STATE_DICT", "SHARDED_STATE_DICT"), "trainer2 launcher2"),
-    _Allowed(
-        ("state_dict_type",), ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"), "trainer1 launcher1"
-    ),
-    _Allowed(("backward_prefetch",), ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"), "trainer1 launcher1 launcher2"),
-)
+def _allowed_words(name: str, fsdp: Fsdp) -> tuple[str, ...]:
+    """The words that a setting takes, in capitals or not; empty if it takes others, or nothing reads it."""
+    first = fsdp.version == 1
+    of_launcher = {"offload_params": _TRUTH, "activation_checkpointing_offload": _TRUTH}
+    of_version_1 = dict.fromkeys(("forward_prefetch", "sync_module_states", "use_orig_params"), _TRUTH)
+    strategy = "reshard_after_forward" if fsdp.by_trainer else "sharding_strategy"
+    allowed: Mapping[str, tuple[str, ...]] = {
+        "activation_checkpointing": _TRUTH,
+        "cpu_ram_efficient_loading": _TRUTH,
+        "auto_wrap_policy": _POLICIES,
+        "state_dict_type": _STATE_DICTS if first else _STATE_DICTS[:2],
+        "backward_prefetch": () if fsdp.by_trainer and not first else _PREFETCHES,
+        **({} if fsdp.by_trainer else of_launcher),
+        **(of_version_1 | {strategy: _STRATEGIES} if first else {"reshard_after_forward": _TRUTH}),
+    }
+    return allowed.get(name, ())
 
 
 @any_job.warning(
@@ -195,7 +189,8 @@ def fsdp_key_unread(subject: Subject) -> Iterator[Match]:
         others = ", ".join(name for name in of_launcher if name not in LEFT_TO_THE_LAUNCHER)
         why = f"Trainer's fsdp and fsdp_config take precedence; nothing reads {others}"
         if others:
-            yield Match(SECTION, why=why, fix="set FSDP in one of the two files", launcher=True)
+            value = (subject.launcher or {})[SECTION]
+            yield Match(SECTION, value, why=why, fix="set FSDP in one of the two files", launcher=True)
 
 
 def _instead(name: str, value: Any) -> str:
