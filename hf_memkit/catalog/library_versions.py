@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import importlib.util
 import json
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -190,17 +191,29 @@ def accelerate_values(kind: str) -> tuple[str, ...]:
 
 
 @cache
-def accelerate_options_for_deepspeed() -> frozenset[str]:
-    """Options that `accelerate launch` passes on to DeepSpeed, read from the source (accelerate 1.15.0:
-    utils/launch.py, `prepare_deepspeed_cmd_env`); empty without accelerate."""
+def accelerate_options(function: Literal["prepare_deepspeed_cmd_env", "prepare_multi_gpu_env"]) -> frozenset[str]:
+    """Options that `accelerate launch` passes on to DeepSpeed, or to other engines on GPUs, read from the source of
+    the function that does (accelerate 1.15.0: utils/launch.py); empty without accelerate."""
     try:
         text = ((_folder_of("accelerate") or Path()) / "utils" / "launch.py").read_text(encoding="utf-8")
     except OSError:
         return frozenset()
     functions = (node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
-    nodes = (node for f in functions if f.name == "prepare_deepspeed_cmd_env" for node in ast.walk(f))
+    nodes = [node for f in functions if f.name == function for node in ast.walk(f)]
     read = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
-    return frozenset(node.attr for node in read if ast.unparse(node.value) == "args")
+    calls = (ast.unparse(node) for node in nodes if isinstance(node, ast.Call))
+    by_getattr = (re.match(r"getattr\(args, '(\w+)'", call) for call in calls)
+    names = {node.attr for node in read if ast.unparse(node.value) == "args"}
+    return frozenset(names | {match[1] for match in by_getattr if match})
+
+
+@cache
+def model_classes() -> frozenset[str]:
+    """Names of all classes in the model files of the installed transformers; empty without its source."""
+    folder = _folder_of("transformers")
+    files = (folder / "models").glob("*/modeling_*.py") if folder else ()
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return frozenset(name for text in texts for name in re.findall(r"^class (\w+)", text, re.MULTILINE))
 
 
 def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -196,6 +196,10 @@ class ModelFacts:
         stacked: elements of parameters with three dimensions or more, such as experts in one tensor.
         batch_norms: number of BatchNorm layers, whose output for a sample depends on the rest of its micro-batch.
         model_class: class in transformers; None for a causal language model.
+        module_classes: names of the classes of its modules; empty if unknown, or if its config names another class of
+            model, such as the encoder and decoder of which this is the decoder.
+        layer_classes: those that FSDP wraps by default, in transformers' `_no_split_modules`, also if the model has no
+            such module.
     """
 
     name: str
@@ -214,6 +218,8 @@ class ModelFacts:
     stacked: int = 0
     batch_norms: int = 0
     model_class: str | None = None
+    module_classes: frozenset[str] = field(default=frozenset(), repr=False)
+    layer_classes: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def model_type(self) -> str:
@@ -289,6 +295,7 @@ def describe(
     decayed_names = set(get_parameter_names(model, [torch.nn.LayerNorm], list(_NOT_DECAYED)))
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)
+    is_named = not config.architectures or type(model).__name__ in config.architectures
     with_shared = sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False))
     return ModelFacts(
         name=name,
@@ -307,6 +314,8 @@ def describe(
         stacked=sum(parameter.numel() for _, parameter in named if parameter.dim() > 2),
         batch_norms=sum("BatchNorm" in type(module).__name__ for module in model.modules()),
         model_class=None if causal else type(model).__name__,
+        module_classes=frozenset(type(module).__name__ for module in model.modules()) if is_named else frozenset(),
+        layer_classes=tuple(sorted(model._no_split_modules or ())) if is_named else (),
     )
 
 

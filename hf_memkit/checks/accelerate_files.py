@@ -48,6 +48,12 @@ def own_engine(content: Mapping[str, Any]) -> str:
     return "" if kind in ("NO", "MULTI_GPU", False) else str(kind)
 
 
+def section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the YAML; empty without one."""
+    inner = content.get(name)
+    return inner if isinstance(inner, Mapping) else {}
+
+
 def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
     """GPUs on each machine (None: all), and machines."""
     total = content.get("num_processes")
@@ -59,8 +65,7 @@ def processes(content: Mapping[str, Any]) -> tuple[int | None, int]:
 def deepspeed_config(content: Mapping[str, Any], arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """The config that Trainer fills in and DeepSpeed gets, if the YAML (`content`) names no JSON. The precision of
     Trainer's `arguments` overrides the YAML's."""
-    given = content.get(SECTION)
-    own: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    own = section(content, SECTION)
     precision = str(content.get(_PRECISION) or "no").lower()
     if arguments is not None and (arguments.get("fp16") or arguments.get("bf16")):
         precision = "fp16" if arguments.get("fp16") else "bf16"
@@ -95,8 +100,8 @@ def in_the_yaml(problem: Problem, content: Mapping[str, Any]) -> Problem | None:
             return None
         fix = f"{problem.fix}; that takes a DeepSpeed JSON (deepspeed_config_file)"
         return replace(problem, key=f"{SECTION}: {problem.key}", fix=fix)
-    section, _, name = key.rpartition(".")
-    place = content.get(section, {}) if section else content
+    part, _, name = key.rpartition(".")
+    place = content.get(part, {}) if part else content
     own = place.get(name) if isinstance(place, Mapping) else None
     instead = "set mixed_precision: 'no'" if key == _PRECISION else "delete the key"
     fix = problem.fix.replace('write "auto"', instead)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from hf_memkit.checks import rules
 from hf_memkit.checks.accelerate_files import SECTION, deepspeed_config, in_the_yaml, own_engine, processes
 from hf_memkit.checks.other_files import LLAMA_FACTORY, Other, nothing_known
-from hf_memkit.checks.reading import File, parse_json, read
+from hf_memkit.checks.reading import File, Kind, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.common.errors import InputError
@@ -20,7 +20,12 @@ from hf_memkit.setup.setup import Setup
 assert rules.__path__  # imported for the registry that it fills
 
 _STAGE: Final = "zero_optimization.stage"
-_NAMES: Final = {"accelerate": "config of accelerate launch", "deepspeed": "DeepSpeed JSON", "recipe": "recipe"}
+_NAMES: Final = {
+    "accelerate": "config of accelerate launch",
+    "deepspeed": "DeepSpeed JSON",
+    "fsdp": "JSON of fsdp_config",
+    "recipe": "recipe",
+}
 
 
 def check(job: Setup | Subject) -> list[Problem]:
@@ -105,6 +110,11 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
         raise InputError(f"--args {arguments.path}: this is a {name}. Give a file of Trainer's arguments")
 
     config: File | None = file
+    if file.kind == "fsdp":
+        own_arguments = arguments or File(file.path, "arguments", {"fsdp": True})
+        arguments = replace(own_arguments, content={**own_arguments.content, "fsdp_config": file.content})
+        known |= {"fsdp_file": str(file.path)}
+        config = deepspeed_of(arguments)
     if file.kind == "accelerate":
         own = arguments.content if arguments is not None else None
         gpus, nodes = processes(file.content)
@@ -121,6 +131,11 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
         known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
     if arguments is not None:
         known |= {"arguments": arguments.content, "arguments_file": str(arguments.path)}
+        settings = _named(arguments, "fsdp_config", "fsdp")
+        if settings is not None and settings.path != arguments.path:
+            known |= {"fsdp_file": str(settings.path)}
+        if settings is not None:
+            known |= {"arguments": {**arguments.content, "fsdp_config": settings.content}}
         known |= {"duplicate_arguments": arguments.duplicates, "pinned": pinned}
     return Subject(**known)
 
@@ -145,12 +160,17 @@ def not_checked(file: File) -> Other | None:
 
 def deepspeed_of(file: File) -> File | None:
     """The DeepSpeed config in, or named by, an argument file; None if there is none, or its file does not exist."""
-    value: Any = file.content.get("deepspeed")
+    return _named(file, "deepspeed", "deepspeed")
+
+
+def _named(file: File, argument: str, kind: Kind) -> File | None:
+    """The config in an argument's value, or in the file that it names; None if there is none, or no such file."""
+    value: Any = file.content.get(argument)
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        return File(file.path, "deepspeed", *parse_json(f"{file.path}: deepspeed", value))
+        return File(file.path, kind, *parse_json(f"{file.path}: {argument}", value))
     if isinstance(value, Mapping):
-        return File(file.path, "deepspeed", value)
+        return File(file.path, kind, value)
     for path in (Path(value), file.path.parent / value) if isinstance(value, str) and value else ():
         if path.exists():
-            return replace(read(path), path=path, kind="deepspeed")
+            return replace(read(path), path=path, kind=kind)
     return None

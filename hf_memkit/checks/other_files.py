@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -125,15 +126,15 @@ _MARKS: Final = {
 }
 """Keys inside sections that show the tool."""
 
-_FSDP: Final = frozenset({
-    "activation_checkpointing", "auto_wrap_policy", "backward_prefetch", "backward_prefetch_policy",
-    "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "ignored_modules", "limit_all_gathers",
-    "min_num_params", "mixed_precision_policy", "offload_params", "reshard_after_forward", "sharding_strategy",
-    "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params", "version", "xla",
-    "xla_fsdp_grad_ckpt", "xla_fsdp_settings", "xla_fsdp_v2",
+FSDP_SETTINGS: Final = frozenset({
+    "activation_checkpointing", "activation_checkpointing_offload", "auto_wrap_policy", "backward_prefetch",
+    "backward_prefetch_policy", "cpu_offload", "cpu_ram_efficient_loading", "forward_prefetch", "ignored_modules",
+    "limit_all_gathers", "min_num_params", "mixed_precision_policy", "offload_params", "reshard_after_forward",
+    "sharding_strategy", "state_dict_type", "sync_module_states", "transformer_layer_cls_to_wrap", "use_orig_params",
+    "version", "xla", "xla_fsdp_grad_ckpt", "xla_fsdp_settings", "xla_fsdp_v2",
 })  # fmt: skip
-"""Keys of Trainer's `fsdp_config`, with or without `fsdp_` (transformers 5.23.0: training_args.py,
-`_process_fsdp_args`; accelerate 1.15.0: utils/dataclasses.py, `FullyShardedDataParallelPlugin`)."""
+"""Settings of FSDP, without `fsdp_` (transformers 5.23.0: training_args.py, `_process_fsdp_args`; accelerate 1.15.0:
+utils/dataclasses.py, `FullyShardedDataParallelPlugin`)."""
 
 
 def other_script(path: Path, text: str) -> Other | None:
@@ -172,9 +173,6 @@ def other_tool(path: Path, content: Mapping[str, Any]) -> Other | None:
             return Other(kind, _ARGUMENTS)
     if len(keys) > 1 and keys <= _GENERATION:
         return Other("a model's generation config", _ARGUMENTS)
-    plain = {key.removeprefix("fsdp_") for key in keys}
-    if plain and plain <= _FSDP and plain != {"activation_checkpointing"}:
-        return Other("a config of FSDP", "Give the argument file that names it as fsdp_config")
     return None
 
 
@@ -217,6 +215,13 @@ def is_accelerate(content: Mapping[Any, Any]) -> bool:
     if keys & {"compute_environment", "distributed_type", "deepspeed_config", "megatron_lm_config"}:
         return True
     return keys <= accelerate_keys() and bool(keys - fields())
+
+
+def is_fsdp(content: Mapping[Any, Any]) -> bool:
+    """Whether it is the JSON that `fsdp_config` names: most keys are FSDP's or similar, and none is an argument."""
+    keys = {str(key) for key in content} - {"activation_checkpointing", "version"}
+    similar = [key for key in keys if key.startswith("fsdp_") or get_close_matches(key, FSDP_SETTINGS, 1, 0.85)]
+    return 2 * len(similar) > len(keys) and not keys & fields()
 
 
 def _deepspeed_json_of(kind: str, path: Path, content: Mapping[str, Any]) -> str:

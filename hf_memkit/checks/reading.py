@@ -17,11 +17,11 @@ import yaml
 from hf_memkit.catalog.argument_values import is_unknown, misspelt
 from hf_memkit.catalog.library_versions import current_name, fields
 from hf_memkit.checks.deepspeed_keys import SECTIONS
-from hf_memkit.checks.other_files import Other, is_accelerate, other_script, other_tool
+from hf_memkit.checks.other_files import Other, is_accelerate, is_fsdp, other_script, other_tool
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_files import content_problem, parsed, text_of, user_path
 
-Kind = Literal["accelerate", "deepspeed", "arguments", "recipe", "other"]
+Kind = Literal["accelerate", "deepspeed", "fsdp", "arguments", "recipe", "other"]
 
 _KNOWN: Final = SECTIONS[""].keys or {}
 """Keys at the top of a DeepSpeed config."""
@@ -160,6 +160,8 @@ def _kind_of_keys(content: Mapping[str, Any]) -> Kind:
         return "recipe"
     if is_accelerate(content):
         return "accelerate"
+    if is_fsdp(content):
+        return "fsdp"
 
     keys = {}  # those at the top of a DeepSpeed config, or similar to one if they are no arguments
     for name in content:

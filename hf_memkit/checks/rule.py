@@ -77,7 +77,7 @@ class Match:
     """Where a rule applies. `why`, `fix` and `severity` override the rule's own.
 
     `argument` is true for a key of Trainer's arguments, `launcher` for one of accelerate's YAML; else it is of the
-    DeepSpeed config or of a setup. A missing `value` is looked up.
+    DeepSpeed config or of a setup. A missing `value` is looked up. `file`: the key's file, if it is none of these.
     """
 
     key: str
@@ -87,6 +87,7 @@ class Match:
     argument: bool = False
     launcher: bool = False
     severity: Severity | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class Rule:
         problems = []
         for case in self.find(subject):
             file = subject.arguments_file if case.argument else subject.config_file
-            file = subject.launcher_file if case.launcher else file
+            file = case.file or (subject.launcher_file if case.launcher else file)
             value = subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value
             null = case.value in (None, ABSENT) and subject.is_null(case.key, case.argument)
             why, fix = case.why or self.why, case.fix or self.fix

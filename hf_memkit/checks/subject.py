@@ -64,6 +64,7 @@ class Subject:
             which names and values are allowed.
         launcher: content of the YAML of `accelerate launch`; None if there is none.
         launcher_file: its path. Where the YAML itself is the DeepSpeed config, `config_file` is the same.
+        fsdp_file: path of the JSON from which the argument `fsdp_config` was read; empty if it is no file.
         settings: a setup's settings other than `arguments.*` and `deepspeed.config`, by key; empty for files.
         ledger: a recipe variant's ledger, to compare with the GPU; empty for files, and for setups that list their
             shortages themselves.
@@ -84,6 +85,7 @@ class Subject:
     pinned: bool = False
     launcher: Mapping[str, Any] | None = None
     launcher_file: str = ""
+    fsdp_file: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)

@@ -54,7 +54,8 @@ class CheckOptions(MachineOptions):
     """What files are checked against, and how problems are printed."""
 
     args: Annotated[
-        str | None, option("Trainer's arguments (YAML or JSON), for a DeepSpeed JSON or accelerate's YAML.")
+        str | None,
+        option("Trainer's arguments (YAML or JSON), for a DeepSpeed or FSDP JSON or accelerate's YAML."),
     ] = None
     model: Annotated[str | None, option("Also check buffers and memory for this model (Hub ID or local folder).")] = (
         None
@@ -72,7 +73,9 @@ class CheckOptions(MachineOptions):
 def check(
     files: Annotated[
         list[str],
-        typer.Argument(help="DeepSpeed JSON, YAML of accelerate launch, argument files (YAML or JSON), or recipes."),
+        typer.Argument(
+            help="DeepSpeed or FSDP JSON, YAML of accelerate launch, argument files (YAML or JSON), or recipes."
+        ),
     ],
     *,
     options: CheckOptions,

@@ -72,6 +72,8 @@ CASES: Cases = {
         Case("num_processes", file(output_dir="x", num_processes=4), file(num_processes=4, accelerate_config="zero2")),
         Case("mixed_precision", file(mixed_precision="bf16", bf16=True), file(mixed_precision="bf16", **SFT)),
         Case("tokenizer", file(output_dir="x", tokenizer="gpt2"), file(output_dir="x", tokenizer_name="gpt2")),
+        Case("fsdp_strategy", file(output_dir="x", fsdp_strategy="full_shard"), file(output_dir="x", fsdp=True)),
+        Case("fsdp_version", file(output_dir="x", fsdp_version=2), file(output_dir="x", fsdp_config={"version": 2})),
     ],
     "trl-value-not-allowed": [
         Case("packing_strategy", file(packing_strategy="ffd", **SFT), file(packing_strategy="bfd-requeue", **SFT)),

@@ -29,6 +29,10 @@ _SURE = {"use_reentrant": False}
 _AGAIN = {"use_reentrant": True}
 _DDP = {_SWITCH: True, "ddp_find_unused_parameters": True}
 
+_LAUNCHED = Subject(
+    launcher={"distributed_type": "FSDP", "fsdp_config": {f"fsdp_{_SWITCH}": True}}, launcher_file="acc.yaml"
+)
+
 CASES: Cases = {
     "checkpointing-two-names": [
         Case("gradient_checkpointing", Subject(arguments={"gradient_checkpointing": True, _SWITCH: False}),
@@ -67,9 +71,17 @@ CASES: Cases = {
     ],
     "checkpointing-masks-differ": Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
                                        _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),
-    "checkpointing-and-fsdp": Case(_SWITCH,
-                                   Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": {_SWITCH: True}}),
-                                   Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": {_SWITCH: True}})),
+    "checkpointing-and-fsdp": [
+        *(Case(_SWITCH, Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": twice}),
+               Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": twice}))
+          for twice in ({_SWITCH: True}, {_SWITCH: "True"}, {f"fsdp_{_SWITCH}": True})),
+        *(Case(_SWITCH, replace(_LAUNCHED, arguments={"gradient_checkpointing": True, "fsdp": fsdp}),
+               replace(_LAUNCHED, arguments={"gradient_checkpointing": False, "fsdp": fsdp}))
+          for fsdp in (None, True)),
+        Case(f"fsdp_config.{_SWITCH}",
+             Subject(arguments={"max_length": 9, "fsdp": True, "fsdp_config": {_SWITCH: True}}),
+             Subject(arguments={"max_length": 9, "fsdp": True, "fsdp_config": {_SWITCH: False}})),
+    ],
     "every-nth-of-few": [
         Case(_OPTIONS, _on({**_SURE, "every_n_layers": 25}, model=_DEEP),
              _on({**_SURE, "every_n_layers": 24}, model=_DEEP)),

@@ -22,6 +22,7 @@ CASES: Cases = {
     "accelerate-unknown-key": Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     "accelerate-wrong-value": [
         Case("distributed_type", yaml_of(distributed_type="deepspeed"), yaml_of(distributed_type=False)),
+        Case("distributed_type", Subject(launcher={"num_processes": 2}, launcher_file="acc.yaml"), yaml_of()),
         Case("mixed_precision", yaml_of(mixed_precision=False), yaml_of(mixed_precision="no")),
         Case("mixed_precision", yaml_of(mixed_precision="bfloat16"), yaml_of(mixed_precision="BF16")),
         Case("deepspeed_config", yaml_of(deepspeed_config="ds.json"), yaml_of(deepspeed_config=None)),
@@ -42,6 +43,14 @@ CASES: Cases = {
         Case("deepspeed_config", yaml_of(**section(zero_stage=3), distributed_type="MULTI_GPU"),
              yaml_of(**section(zero_stage=3))),
         Case("deepspeed_config", yaml_of(**section(zero_stage=3), distributed_type="NO"), yaml_of(**section())),
+        Case("fsdp_config", yaml_of(fsdp_config={"fsdp_version": 2}),
+             yaml_of(fsdp_config={"fsdp_version": 2}, distributed_type="FSDP")),
+    ],
+    "accelerate-precision-overruled": [
+        Case("mixed_precision", yaml_of({"bf16": True}, mixed_precision="fp16"),
+             yaml_of({"bf16": True}, mixed_precision="bf16")),
+        Case("mixed_precision", yaml_of({"fp16": True}, mixed_precision="bf16", distributed_type="FSDP"),
+             yaml_of({"fp16": True}, mixed_precision="no", distributed_type="FSDP")),
     ],
     "accelerate-key-beside-json": [
         Case("deepspeed_config.zero_stage", yaml_of(**section(deepspeed_config_file="ds.json", zero_stage=3)),

@@ -79,6 +79,7 @@ def argument_of_older_trl() -> None:
 def unknown_argument() -> None:
     refused("my_own", lambda: parse_json(my_own=1))
     refused("my_own", lambda: parse_with_trl(my_own=1))
+    refused("fsdp_strategy", lambda: parse_json(fsdp_strategy="full_shard"))
     # TRL's command line gives what its parser does not know to `accelerate launch`.
     from trl.cli.commands import training
 

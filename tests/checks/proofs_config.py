@@ -13,7 +13,7 @@ from accelerate import DeepSpeedPlugin
 from hf_memkit.checks.deepspeed_keys import REMOVED
 from tests.checks.case import CPU, ZERO
 from tests.checks.configs import GONE, ds
-from tests.checks.real import parse, refusals, refused, train, trainer
+from tests.checks.real import arguments, parse, refusals, refused, train, trainer
 from tests.checks.registry import proof
 
 refusals(
@@ -177,6 +177,7 @@ def config_not_found() -> None:
     from accelerate.utils.deepspeed import HfDeepSpeedConfig
 
     refused("Expected a string path to an existing deepspeed config", lambda: HfDeepSpeedConfig("nowhere/ds.json"))
+    refused("FileNotFoundError", lambda: arguments(None, fsdp=True, fsdp_config="nowhere/fsdp.json"))
 
 
 @proof("local-rank-ignored", fails="silent")

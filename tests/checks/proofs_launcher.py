@@ -39,6 +39,7 @@ def accelerate_wrong_value() -> None:
     refused("lower", lambda: launched({**DEEPSPEED, "mixed_precision": False}))
     refused("keys", lambda: launched({**DEEPSPEED, "deepspeed_config": "ds.json"}))
     refused("two", lambda: launched({**DEEPSPEED, "num_processes": "two"}))
+    refused("`distributed_type` must be specified", lambda: launched({"num_processes": 2}))
     launched({**DEEPSPEED, "distributed_type": False, "num_processes": 1})
 
 
@@ -61,6 +62,17 @@ def accelerate_engine_not_chosen() -> None:
     section = {"deepspeed_config": {"zero_stage": 3}}
     assert "ACCELERATE_USE_DEEPSPEED" not in launched({**DEEPSPEED, **section, "distributed_type": "MULTI_GPU"})
     assert launched({**DEEPSPEED, **section})["ACCELERATE_USE_DEEPSPEED"] == "true"
+    fsdp = {"fsdp_config": {"fsdp_version": 2}}
+    assert "ACCELERATE_USE_FSDP" not in launched({**DEEPSPEED, **fsdp, "distributed_type": "MULTI_GPU"})
+    assert launched({**DEEPSPEED, **fsdp, "distributed_type": "FSDP"})["ACCELERATE_USE_FSDP"] == "true"
+
+
+@plain_proof("accelerate-precision-overruled", fails="silent")
+def accelerate_precision_overruled() -> None:
+    for kind in ("DEEPSPEED", "FSDP", "MULTI_GPU"):
+        content = {**DEEPSPEED, "distributed_type": kind}
+        assert trained_with({**content, "mixed_precision": "fp16"}, bf16=True).mixed_precision == "bf16"
+        assert trained_with({**content, "mixed_precision": "bf16"}).mixed_precision == "bf16"
 
 
 @plain_proof("accelerate-key-beside-json", fails="loud")

@@ -71,6 +71,8 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
         ({"output_dir": "x", "bf16": True}, "arguments"),
         ({"variants": {}, "summary": "x"}, "recipe"),
         ({"num_processes": 8, "mixed_precision": "bf16", "fsdp_config": {"fsdp_version": 2}}, "accelerate"),
+        ({"fsdp_transformer_layer_cls_to_wrap": "GPT2Block", "fsdp_state_dict_type": "FULL_STATE_DICT"}, "fsdp"),
+        ({"transformer_layers_cls_to_wrap": ["GPT2Block"], "cpu_ofload": True, "version": 2}, "fsdp"),
         *((content, "other") for content in (
             {"base_model": "x", "datasets": [{"path": "y"}], "bf16": "auto", "learning_rate": "2e-5"},
             {"stage": "sft", "finetuning_type": "lora", "output_dir": "x", "warmup_ratio": 0.1},
@@ -82,7 +84,6 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
             {"added_tokens_decoder": {}, "tokenizer_class": "GPT2Tokenizer"},
             {"bos_token_id": 1, "eos_token_id": 2, "transformers_version": "5.0.0"},
             {"peft_type": "LORA", "r": 8, "lora_alpha": 16},
-            {"fsdp_transformer_layer_cls_to_wrap": "GPT2Block", "fsdp_state_dict_type": "FULL_STATE_DICT"},
         )),
         # Arguments that have a name in common with one of these.
         *((content, "arguments") for content in (

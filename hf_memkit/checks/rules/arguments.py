@@ -15,6 +15,7 @@ from hf_memkit.catalog.former_arguments import ever_fields, former_arguments, tr
 from hf_memkit.catalog.library_versions import accelerate_keys, argument_types
 from hf_memkit.catalog.optimizers import install_command
 from hf_memkit.checks.rule import Match, any_job, deepspeed
+from hf_memkit.checks.rules.fsdp import instead_in_fsdp_config
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.rules.scripts import is_for_trl
 from hf_memkit.checks.subject import Subject
@@ -22,7 +23,7 @@ from hf_memkit.checks.subject import Subject
 _PARSER: Final = "transformers 5.23.0: hf_argparser.py 382"
 
 _OF_TRAINER: Final[Mapping[str, str]] = {
-    "tokenizer": "Trainer's argument tokenizer is now processing_class: Trainer(processing_class=…) in the script"
+    "tokenizer": "Trainer's argument tokenizer is now processing_class: Trainer(processing_class=…) in the script",
 }
 """Names that were never fields, and that Trainer itself took (transformers 5.23.0: trainer.py 380-395)."""
 
@@ -86,6 +87,11 @@ def unknown_argument(subject: Subject) -> Iterator[Match]:
     for name in [name for name in strange if name in _OF_TRAINER]:
         yield Match(name, fix=_OF_TRAINER[name], argument=True)
         strange.remove(name)
+    for name in [name for name in strange if name.startswith("fsdp_") and not trl_in_use(set(others))]:
+        fix = instead_in_fsdp_config(name.removeprefix("fsdp_"), subject.own_names[name])
+        if fix:  # `trl` hands it on to the launcher
+            yield Match(name, fix=f"set fsdp: true, and in fsdp_config {fix}", argument=True, severity="error")
+            strange.remove(name)
     if len(strange) > 1:
         why = f"neither TrainingArguments nor TRL's configs have these fields: {', '.join(strange)}"
         fix = "delete those that no dataclass of your script has: HfArgumentParser and TrlParser fail on them"
@@ -269,14 +275,16 @@ def optimizer_not_installed(subject: Subject) -> Iterator[Match]:
 @any_job.error(
     why="the file does not exist; Trainer looks for it from the folder where the job starts",
     fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` writes one",
-    source="accelerate 1.15.0: utils/deepspeed.py 141-158",
+    source="accelerate 1.15.0: utils/deepspeed.py 141-158; transformers 5.23.0: training_args.py 2781-2783",
 )
 def config_not_found(subject: Subject) -> Iterator[Match]:
-    value = subject.argument("deepspeed")
-    if isinstance(value, str) and value and not value.lstrip().startswith("{"):
-        relative_to_file = Path(subject.arguments_file).parent / value
-        if not Path(value).exists() and not relative_to_file.exists():
-            yield Match("deepspeed", value, argument=True)
+    for name in ("deepspeed", "fsdp_config") if subject.argument("fsdp") else ("deepspeed",):
+        value = subject.argument(name)
+        if isinstance(value, str) and value and not value.lstrip().startswith("{"):
+            relative_to_file = Path(subject.arguments_file).parent / value
+            if not Path(value).exists() and not relative_to_file.exists():
+                fix = "" if name == "deepspeed" else "write the path of a JSON with FSDP's settings"
+                yield Match(name, value, fix=fix, argument=True)
 
 
 @deepspeed.error(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
+from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.rules.scripts import is_for_other_media, is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
@@ -126,12 +128,17 @@ def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
 @_every_layer.error(
     why="Trainer rejects its own checkpointing together with FSDP's",
     fix="set activation_checkpointing to false in one of the two places",
-    source="transformers 5.23.0: trainer.py 879-884",
+    source="transformers 5.23.0: trainer.py 879-884; trl 1.16.0: trainer/base_config.py 62-63",
 )
 def checkpointing_and_fsdp(subject: Subject) -> Iterator[Match]:
-    fsdp = subject.argument("fsdp_config")
-    if subject.on(_SWITCH) and subject.argument("fsdp") and isinstance(fsdp, Mapping) and fsdp.get(_SWITCH) is True:
+    fsdp = fsdp_of(subject)
+    if fsdp is None or not fsdp.on(_SWITCH):
+        return
+    if subject.on(_SWITCH):
         yield Match(_SWITCH, True, argument=True)
+    elif is_for_trl(subject) and subject.argument(_SWITCH) is None:
+        why = "TRL turns Trainer's own checkpointing on by default, and Trainer rejects it together with FSDP's"
+        yield replace(fsdp.place(_SWITCH), why=why, fix="set gradient_checkpointing: false in the arguments")
 
 
 @any_job.warning(

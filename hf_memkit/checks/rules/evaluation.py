@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.catalog import fit
+from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -188,13 +189,14 @@ def no_weights_saved(subject: Subject) -> Iterator[Match]:
         yield Match(_GATHER, why=why if subject.at(_GATHER) == "auto" else "")
 
 
-@deepspeed.error(
-    why="under DeepSpeed Trainer rejects save_only_model together with load_best_model_at_end",
+@any_job.error(
+    why="under DeepSpeed and FSDP Trainer rejects save_only_model together with load_best_model_at_end",
     fix="set one of the two to false",
     source="transformers 5.23.0: trainer.py 889-896",
 )
 def best_model_without_states(subject: Subject) -> Iterator[Match]:
-    if subject.on("save_only_model") and subject.on("load_best_model_at_end"):
+    sharded = subject.config is not None or fsdp_of(subject) is not None
+    if sharded and subject.on("save_only_model") and subject.on("load_best_model_at_end"):
         yield Match("save_only_model", True, argument=True)
 
 

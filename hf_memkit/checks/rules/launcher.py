@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.catalog.library_versions import accelerate_keys, accelerate_options_for_deepspeed, accelerate_values
-from hf_memkit.checks.accelerate_files import SECTION, own_engine
+from hf_memkit.catalog.library_versions import accelerate_keys, accelerate_options, accelerate_values
+from hf_memkit.checks.accelerate_files import SECTION, own_engine, section
 from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
@@ -26,8 +26,7 @@ _JSON: Final = "deepspeed_config_file"
 
 def _engine_section(subject: Subject) -> Mapping[str, Any]:
     """The YAML's section `deepspeed_config`; empty without one."""
-    section = (subject.launcher or {}).get(SECTION)
-    return section if isinstance(section, Mapping) else {}
+    return section(subject.launcher or {}, SECTION)
 
 
 @any_job.error(
@@ -40,7 +39,10 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Match]:
     for key, value in (subject.launcher or {}).items() if accelerate_keys() else ():
         if key not in known:
             proposal = did_you_mean(str(key), known)
-            yield Match(str(key), value, fix=f"delete the key{proposal}" if proposal else "", launcher=True)
+            fix = f"delete the key{proposal}" if proposal else ""
+            if str(key).startswith("fsdp_"):
+                fix = "write it below fsdp_config:, indented"
+            yield Match(str(key), value, fix=fix, launcher=True)
 
 
 @any_job.error(
@@ -50,6 +52,10 @@ def accelerate_unknown_key(subject: Subject) -> Iterator[Match]:
 )
 def accelerate_wrong_value(subject: Subject) -> Iterator[Match]:
     content = subject.launcher or {}
+    if content and "distributed_type" not in content:
+        why = "the launcher refuses a config without distributed_type"
+        yield Match("distributed_type", None, why=why, fix="add distributed_type: DEEPSPEED, FSDP, MULTI_GPU or NO",
+                    launcher=True)  # fmt: skip
     kind = content.get("distributed_type", "NO")
     kinds = accelerate_values("DistributedType")
     if kinds and kind is not False and kind not in kinds:  # YAML takes a bare NO for false, which accelerate accepts
@@ -90,7 +96,7 @@ def accelerate_json_missing(subject: Subject) -> Iterator[Match]:
     source="accelerate 1.15.0: utils/launch.py 431-597; utils/dataclasses.py 1226-1325",
 )
 def accelerate_key_unread(subject: Subject) -> Iterator[Match]:
-    known = accelerate_options_for_deepspeed()
+    known = accelerate_options("prepare_deepspeed_cmd_env")
     for key, value in _engine_section(subject).items() if known else ():
         if key not in known and not key.endswith("_nvme_path"):
             proposal = did_you_mean(str(key), known)
@@ -111,13 +117,30 @@ def accelerate_nvme_path(subject: Subject) -> Iterator[Match]:
 
 
 @any_job.warning(
-    why="it has no effect: the launcher chooses DeepSpeed only by distributed_type",
-    fix="set distributed_type: DEEPSPEED, or delete the section",
+    why="it has no effect: the launcher chooses the engine only by distributed_type",
+    fix="set distributed_type, or delete the section",
     source="accelerate 1.15.0: commands/launch.py, `_validate_launch_command`",
 )
 def accelerate_engine_not_chosen(subject: Subject) -> Iterator[Match]:
-    if _engine_section(subject) and own_engine(subject.launcher or {}) != "DEEPSPEED":
-        yield Match(SECTION, _engine_section(subject), launcher=True)
+    content = subject.launcher or {}
+    for name, engine in ((SECTION, "DEEPSPEED"), ("fsdp_config", "FSDP")):
+        if section(content, name) and own_engine(content) != engine:
+            fix = f"set distributed_type: {engine}, or delete the section"
+            yield Match(name, section(content, name), fix=fix, launcher=True)
+
+
+@any_job.warning(
+    why="the precision of Trainer's arguments takes precedence over the launcher's",
+    fix="delete it, or set the precision in the arguments",
+    source="transformers 5.23.0: training_args.py 1614-1618; trainer.py 744",
+)
+def accelerate_precision_overruled(subject: Subject) -> Iterator[Match]:
+    launched = str((subject.launcher or {}).get("mixed_precision") or "no").lower()
+    trained = next((name for name in ("bf16", "fp16") if subject.on(name)), "")
+    if launched not in ("no", "false") and trained and launched != trained:
+        why = f"Trainer's {trained}: true takes precedence: the training runs in {trained}"
+        fix = f"write mixed_precision: {trained}, or delete {trained} in the arguments"
+        yield Match("mixed_precision", launched, why=why, fix=fix, launcher=True)
 
 
 @any_job.error(

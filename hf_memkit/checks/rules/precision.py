@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import UNSEEN, keeps_small_updates
 from hf_memkit.checks.rules.scripts import trains_loaded_weights
@@ -205,7 +206,7 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Match]:
         return
     if not trains_loaded_weights(subject) or keeps_small_updates(subject):
         return
-    if subject.argument("fsdp"):
+    if fsdp_of(subject) is not None:
         why = (
             "a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the "
             "weight. FSDP keeps an fp32 copy of the weights only with mixed precision"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.subject import Subject
 
 TRL_NAMES: Final = (
@@ -66,5 +67,6 @@ def trains_loaded_weights(subject: Subject) -> bool:
     quantised = subject.has_setting("model.quantization") or subject.on("load_in_4bit") or subject.on("load_in_8bit")
     # TRL switches bf16 on where neither is said (trl 1.16.0: trainer/base_config.py).
     mixed = subject.mixed or (is_for_trl(subject) and subject.argument("bf16") is None)
-    copied = subject.config is not None or subject.argument("deepspeed") or (subject.argument("fsdp") and mixed)
+    mixed = mixed or (subject.launcher or {}).get("mixed_precision") in ("bf16", "fp16")
+    copied = subject.config is not None or subject.argument("deepspeed") or (fsdp_of(subject) is not None and mixed)
     return not (adapters or quantised or copied)
