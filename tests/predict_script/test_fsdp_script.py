@@ -8,6 +8,7 @@ import pytest
 
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
+from hf_memkit.prediction.trace.request import TORCHRUN
 from hf_memkit.prediction.trace.trace import Trace
 from tests.predict_script.conftest import Predict
 
@@ -56,6 +57,16 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     workspaces = 2 * cublas_workspace_bytes((8, 0))  # of the threads that run forward and backward
     assert bytes_alive(training.trace, "buffers") == workspaces, "gathered weights are freed"
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
+
+
+@pytest.mark.tracing
+def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
+    """Defect: one process counts as started without a launcher, where Trainer refuses FSDP."""
+    outcome = predict(_SCRIPT, "{}", environment={TORCHRUN: "none"})
+    training = outcome.training
+    assert training is not None, outcome.failed
+    assert training.fsdp
+    assert 4 * PARAMETERS <= bytes_alive(training.trace, "weights") <= 4 * PARAMETERS + ROUNDING
 
 
 @pytest.mark.parametrize(

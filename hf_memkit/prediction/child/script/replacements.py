@@ -288,7 +288,7 @@ ABOVE_TRAIN: Final = (
         "the first of several ranks; communication is done at once",
         "the script waits for ranks that are not started",
         lambda script: patch_ranks(script.request.processes, script.request.per_node, script.boundary.tracer),
-        when=lambda script: script.request.processes > 1,
+        when=lambda script: script.request.is_rank,
         order="after the GPU's row, which reports one GPU",
     ),
     Replacement(
