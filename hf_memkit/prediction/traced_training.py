@@ -107,6 +107,10 @@ class Engine:
 COMPILED: Final = "compiled by torch"
 """Begins the note of a training that torch.compile compiles."""
 
+ULYSSES: Final = (
+    "DeepSpeed's sequence parallelism (Ulysses) is not predicted. Write cp_size in its place, with FSDP version 2"
+)
+
 FSDP_1: Final = (
     "FSDP version 1 is not predicted, and transformers removes it. Write version: 2 in fsdp_config, or "
     "fsdp_version: 2 in accelerate's config"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import pytest
 
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
+from hf_memkit.prediction.launch_command import PARALLELISM
 from hf_memkit.prediction.trace.request import TORCHRUN
 from hf_memkit.prediction.trace.trace import Trace
 from tests.predict_script.conftest import Predict
@@ -23,12 +25,16 @@ model = LlamaForCausalLM(LlamaConfig(
 ))
 rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
 options = json.loads(sys.argv[1])
-if options.pop("hybrid", False):
+if "parallel" in options:
     from accelerate.parallelism_config import ParallelismConfig
 
-    options["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})}
-arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, fsdp=True, fsdp_config=config, **options)
+    options["parallelism_config"] = ParallelismConfig(**options.pop("parallel"))
+if "deepspeed" not in options:
+    options["fsdp"] = True
+    options["fsdp_config"] = {
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})
+    }
+arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, **options)
 Trainer(model, arguments, train_dataset=rows).train()
 """
 
@@ -74,7 +80,8 @@ def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
     [
         ('{"fsdp_config": {"version": 1}}', {}, "Write version: 2 in fsdp_config"),
         ("{}", {"for_plan": True}, "plans do not change FSDP2"),
-        ('{"hybrid": true}', {}, "parallelism_config: tensor, context and hybrid parallelism"),
+        ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', {}, "Write cp_size in its place"),
+        ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', {}, "DistributedConfig(tp_size=2)"),
     ],
 )
 def test_what_is_not_predicted_is_refused(
@@ -83,6 +90,39 @@ def test_what_is_not_predicted_is_refused(
     failed = predict(_SCRIPT, options, processes=4, per_node=4, **options_of_request).failed
     assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
     assert reason in failed.message and "\n" not in failed.message
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize(
+    ("sizes", "sharing", "longest"),
+    [
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, 128),
+        ({"cp_size": 2, "dp_shard_size": 2}, 4, 64),
+    ],
+)
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_ranks_share_weights_and_sequences(
+    predict: Predict, sizes: dict[str, int], sharing: int, longest: int, by_launcher: bool
+) -> None:
+    """Defect: the sizes in accelerate's environment are not read; attention is not split, and nobody is told."""
+    options = {} if by_launcher else {"parallel": sizes}
+    environment = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    environment = {PARALLELISM: "true", **environment} if by_launcher else {}
+    outcome = predict(_SCRIPT, json.dumps(options), environment=environment, processes=4, per_node=4)
+    training = outcome.training
+    assert training is not None, outcome.failed
+    share = 4 * PARAMETERS / sharing
+    assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
+    logits = 4 * 8 * longest * 514  # in fp32, of 8 rows
+    trace = training.trace
+    sizes_of_losses = {
+        size
+        for size, operation in zip(trace.sizes_bytes, trace.operation_of, strict=True)
+        if "log_softmax" in trace.operations[operation]
+    }
+    assert max(sizes_of_losses) in range(logits, logits + 512)
+    exchanges = [name for name in trace.operations if "all_to_all_single" in name]
+    assert bool(exchanges) == ("cp_size" in sizes), "gradients of keys and values go round"
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
-    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding."""
+    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding, shared sequences."""
     port = int(single_process_environment()["MASTER_PORT"])  # a free one
     started = [start("real", rank, ranks, port) for rank in range(ranks)]
     real = [answer(process) for process in started]

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.traced_training import FSDP_1
+from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -40,6 +40,21 @@ def refuse_fsdp(trainer: Any) -> None:
         raise Unmodelled(
             f"fsdp: torch {torch.__version__} lacks what the trace of FSDP2 needs ({_missing[0]}). Install torch "
             f"{TESTED_WITH[-1]}, or measure with memkit run"
+        )
+
+
+def refuse_parallelism(trainer: Any) -> None:
+    """Raises Unmodelled for a Trainer that divides the work within a batch in a way that is not traced."""
+    config = getattr(trainer.accelerator, "parallelism_config", None)
+    ranks = getattr(config, "sp_size", 1)
+    if ranks > 1:
+        raise Unmodelled(f"parallelism_config: sp_size={ranks}: {ULYSSES}")
+    engine = getattr(trainer.args, "memkit_engine", None) or {}
+    ranks = engine.get("tensor_parallel", {}).get("autotp_size", 1)
+    if ranks > 1:
+        raise Unmodelled(
+            f"tensor_parallel.autotp_size={ranks} in the DeepSpeed JSON: tensor parallelism is predicted without "
+            f"DeepSpeed only. Omit it, or load the model with distributed_config=DistributedConfig(tp_size={ranks})"
         )
 
 
@@ -136,3 +151,11 @@ def _skip_sharded_files() -> None:
     from torch.distributed import checkpoint
 
     vars(checkpoint)["save"] = lambda *args, **kwargs: None
+
+
+def skip_waits() -> None:
+    """For ranks that do not communicate: waiting for a collective returns the tensor that it wrote. Torch's rule for
+    fake tensors makes another one."""
+    from torch.distributed import _functional_collectives
+
+    vars(_functional_collectives)["wait_tensor"] = lambda tensor: tensor

@@ -280,7 +280,7 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "torch.distributed.* torch.distributed.distributed_c10d.* torch.cuda.device_count "
         "torch.nn.parallel.DistributedDataParallel accelerate.utils.operations.* "
-        "torch.distributed.fsdp._fully_shard.* "
+        "torch.distributed.fsdp._fully_shard.* torch.distributed._functional_collectives.wait_tensor "
         "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached "
         "torch.storage.UntypedStorage.resize_ torch._subclasses.fake_tensor.FakeTensor.data_ptr "
         "torch.distributed.checkpoint.save torch._C._get_accelerator "

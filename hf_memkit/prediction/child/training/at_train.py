@@ -31,7 +31,7 @@ from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, uses_fsdp
+from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, refuse_parallelism, uses_fsdp
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -285,8 +285,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
-    if getattr(arguments, "parallelism_config", None) is not None:
-        raise Unmodelled("parallelism_config: tensor, context and hybrid parallelism are not predicted; omit it")
+    refuse_parallelism(trainer)
     if uses_fsdp(trainer):
         refuse_fsdp(trainer)
 
