@@ -122,7 +122,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
     if ranks > 1:
         notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
     if traced.fsdp:
-        notes.append(FSDP_COMPARED)
+        notes.append(SHARDS_COMPARED)
     if traced.optional is not None:
         evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
         notes.append(
@@ -149,8 +149,9 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
     return ScriptPrediction(prediction, job.script, traced.without_trace(), steps.setup, batches)
 
 
-FSDP_COMPARED: Final = (
-    "FSDP2: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were not measured"
+SHARDS_COMPARED: Final = (
+    "shared parameters: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were "
+    "not measured"
 )
 
 

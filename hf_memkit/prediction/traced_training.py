@@ -284,7 +284,7 @@ class TracedTraining:
     memory_fraction: float | None = None  # of `torch.cuda.set_per_process_memory_fraction`; None: not set
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
-    fsdp: bool = False  # FSDP2 shards the model; one rank is traced
+    fsdp: bool = False  # ranks share the model's parameters, by FSDP2 or tensor parallelism; one is traced
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake

@@ -38,6 +38,23 @@ arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, **opt
 Trainer(model, arguments, train_dataset=rows).train()
 """
 
+_LOADED: Final = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
+
+LlamaConfig(
+    architectures=["LlamaForCausalLM"], hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, vocab_size=514, use_cache=False,
+).save_pretrained("saved")
+sizes = DistributedConfig(**json.loads(sys.argv[1]))
+model = AutoModelForCausalLM.from_pretrained("saved", distributed_config=sizes)
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
+arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, save_only_model=True, save_steps=1)
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+
 PARAMETERS: Final = 2 * 514 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 TENSORS: Final = 2 + 2 * 9 + 1
 ROUNDING: Final = 512 * TENSORS + 2 * 4 * 64
@@ -123,6 +140,25 @@ def test_ranks_share_weights_and_sequences(
     assert max(sizes_of_losses) in range(logits, logits + 512)
     exchanges = [name for name in trace.operations if "all_to_all_single" in name]
     assert bool(exchanges) == ("cp_size" in sizes), "gradients of keys and values go round"
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("sizes", [{"tp_size": 2, "fsdp_size": 2}, {"fsdp_size": 4}])
+def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int]) -> None:
+    """Defect: whole weights are loaded, or the buckets of DistributedDataParallel are added."""
+    outcome = predict(_LOADED, json.dumps(sizes), processes=4, per_node=4)
+    training = outcome.training
+    assert training is not None, outcome.failed
+    assert training.fsdp
+    share = 4 * PARAMETERS / 4
+    assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
+    assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)
+
+
+@pytest.mark.tracing
+def test_a_pipeline_is_refused(predict: Predict) -> None:
+    failed = predict(_LOADED, '{"pp_size": 4}', processes=4, per_node=4).failed
+    assert failed is not None and "Write fsdp_size=4" in failed.message and "\n" not in failed.message
 
 
 @pytest.mark.slow

@@ -29,9 +29,11 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers.distributed import DistributedConfig
 
 from hf_memkit.prediction.child.gpu.fake_gpu import patch_fake_values
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp, skip_waits
+from hf_memkit.prediction.child.libraries.pretrained import as_part
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.trace.trace import Trace
 
@@ -43,6 +45,9 @@ CASES: Final = (
     "llama, checkpointing",
     "llama, accumulation",
     "llama, hsdp",
+    "llama, tensor",
+    "llama, sharded when loaded",
+    "mixtral, tensor",
     "llama, context",
 )
 STEPS: Final = 5
@@ -64,7 +69,7 @@ def model_of(case: str) -> Any:
         )
     sizes |= {
         "hidden_size": 192,
-        "intermediate_size": 504,
+        "intermediate_size": 528 if "tensor" in case else 504,  # the first: half of a row has whole 16 bytes
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -72,6 +77,25 @@ def model_of(case: str) -> Any:
     if case.startswith("mixtral"):
         return MixtralForCausalLM(MixtralConfig(num_local_experts=3, num_experts_per_tok=3, **sizes))
     return LlamaForCausalLM(LlamaConfig(tie_word_embeddings="tied" in case, **sizes))
+
+
+def distributed_model(case: str, ranks: int) -> Any:
+    """A model that transformers shards before its weights are loaded; here they are zero."""
+    tensor_ranks = 2 if "tensor" in case else 1
+    sizes = DistributedConfig(tp_size=tensor_ranks, fsdp_size=ranks // tensor_ranks, fsdp_mixed_precision=True)
+    with torch.device("meta"):
+        model = model_of(case)
+    config, _, meshes = type(model).prepare_distribute_model(sizes)
+    model = type(model).maybe_distribute_model(model, config, meshes)
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None:
+                    continue
+                local = torch.zeros(getattr(tensor, "_local_tensor", tensor).shape)
+                whole = as_part(local, tensor) if hasattr(tensor, "device_mesh") else local
+                table[name] = torch.nn.Parameter(whole) if table is module._parameters else whole
+    return model
 
 
 def meshes_of(case: str, ranks: int) -> dict[str, DeviceMesh]:
@@ -146,14 +170,17 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
         "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     }
     with FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else contextlib.nullcontext(), tracer:
-        model = model_of(case)
-        layers = model.transformer.h if case.startswith("gpt2") else model.model.layers
-        if "checkpointing" in case:
-            for number, layer in enumerate(layers):
-                layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
-        for layer in layers:
-            fully_shard(layer, **policy)
-        fully_shard(model, **policy)
+        if "tensor" in case or "loaded" in case:
+            model = distributed_model(case, ranks)
+        else:
+            model = model_of(case)
+            layers = model.transformer.h if case.startswith("gpt2") else model.model.layers
+            if "checkpointing" in case:
+                for number, layer in enumerate(layers):
+                    layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+            for layer in layers:
+                fully_shard(layer, **policy)
+            fully_shard(model, **policy)
         if "context" in case:
             _attach_context_parallel_hooks(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -182,7 +209,7 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
                 }
             )
     least = {moment: min(step[moment] for step in steps[1:]) for moment in steps[0]}
-    shards = [parameter._local_tensor for parameter in model.parameters()]
+    shards = [getattr(parameter, "_local_tensor", parameter) for parameter in model.parameters()]
     return {
         "shards": sum(shard.nbytes for shard in shards),
         "padded": sum(shard.untyped_storage().nbytes() for shard in shards),

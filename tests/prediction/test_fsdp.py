@@ -45,7 +45,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
-    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding, shared sequences."""
+    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding, contexts."""
     port = int(single_process_environment()["MASTER_PORT"])  # a free one
     started = [start("real", rank, ranks, port) for rank in range(ranks)]
     real = [answer(process) for process in started]
@@ -66,6 +66,14 @@ def test_a_torch_without_a_private_name_is_refused(monkeypatch: pytest.MonkeyPat
         Unmodelled, match=r"torch \S+ lacks what the trace of FSDP2 needs \(module 'x' has no attribute"
     ):
         fsdp.refuse_fsdp(trainer)
+
+
+@pytest.mark.parametrize("size", ["pp_size", "ep_size"])
+def test_pipelines_and_shared_experts_are_refused(size: str) -> None:
+    config = SimpleNamespace(distributed_config=SimpleNamespace(**{size: 2}))
+    trainer = SimpleNamespace(accelerator=None, model=SimpleNamespace(config=config), args=None)
+    with pytest.raises(Unmodelled, match=f"{size}=2: .*Write fsdp_size"):
+        fsdp.refuse_parallelism(trainer)
 
 
 def test_no_buckets_of_ddp_are_added() -> None:

@@ -31,6 +31,11 @@ def uses_fsdp(trainer: Any) -> bool:
     return bool(getattr(trainer, "is_fsdp_enabled", False))
 
 
+def is_sharded(trainer: Any) -> bool:
+    """Whether ranks share the parameters of a Trainer's model: by FSDP, or since it was loaded, as DTensors."""
+    return uses_fsdp(trainer) or any(hasattr(parameter, "device_mesh") for parameter in trainer.model.parameters())
+
+
 def refuse_fsdp(trainer: Any) -> None:
     """Raises Unmodelled for a Trainer whose FSDP cannot be traced."""
     plugin = trainer.accelerator.state.fsdp_plugin
@@ -45,10 +50,17 @@ def refuse_fsdp(trainer: Any) -> None:
 
 def refuse_parallelism(trainer: Any) -> None:
     """Raises Unmodelled for a Trainer that divides the work within a batch in a way that is not traced."""
-    config = getattr(trainer.accelerator, "parallelism_config", None)
-    ranks = getattr(config, "sp_size", 1)
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    ranks = getattr(parallelism, "sp_size", 1)
     if ranks > 1:
         raise Unmodelled(f"parallelism_config: sp_size={ranks}: {ULYSSES}")
+    loaded = getattr(getattr(trainer.model, "config", None), "distributed_config", None)
+    ranks = getattr(loaded, "pp_size", None) or 1
+    if ranks > 1:
+        raise Unmodelled(f"pp_size={ranks}: Trainer trains no pipeline. Write fsdp_size={ranks} in its place")
+    ranks = getattr(loaded, "ep_size", None) or 1
+    if ranks > 1:
+        raise Unmodelled(f"ep_size={ranks}: expert parallelism is not predicted. Write fsdp_size in its place")
     engine = getattr(trainer.args, "memkit_engine", None) or {}
     ranks = engine.get("tensor_parallel", {}).get("autotp_size", 1)
     if ranks > 1:

@@ -31,7 +31,7 @@ from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, refuse_parallelism, uses_fsdp
+from hf_memkit.prediction.child.gpu.fsdp import is_sharded, refuse_fsdp, refuse_parallelism, uses_fsdp
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -102,7 +102,7 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
-    if for_plan and uses_fsdp(trainer):
+    if for_plan and is_sharded(trainer):
         raise Unmodelled("fsdp: plans do not change FSDP2 yet; memkit predict says what this script needs")
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
@@ -311,7 +311,7 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
-        fsdp=uses_fsdp(trainer),
+        fsdp=is_sharded(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
@@ -366,7 +366,7 @@ def _batches_tried(trainer: Any) -> list[int]:
 def _omissions(trainer: Any) -> Iterator[str]:
     """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
-    if uses_fsdp(trainer) and (arguments.resume_from_checkpoint or arguments.load_best_model_at_end):
+    if is_sharded(trainer) and (arguments.resume_from_checkpoint or arguments.load_best_model_at_end):
         yield "FSDP2: loading a checkpoint (resume_from_checkpoint, load_best_model_at_end) is not traced"
     elif given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
