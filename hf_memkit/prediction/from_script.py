@@ -201,6 +201,8 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     """The prediction with the RAM of all processes of a machine: libraries, the script's own memory, as measured here,
     and the peak of its tensors on the CPU. Each rank loads a separate model."""
     phase, tensors = max(host.tensor_bytes.items(), key=lambda item: item[1])
+    of_others = [size for phase, size in host.tensor_bytes.items() if phase not in host.first_rank_only]
+    others = max(of_others, default=0)
     libraries, own = process_row().size_bytes, host.own_bytes
     note = (
         f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
@@ -208,7 +210,9 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     )
     if processes > 1:
         note += f", {processes} times"
-    needs = processes * (libraries + own + tensors)
+    if processes > 1 and others < tensors:
+        note += f"; of the other ranks {format_gib(others)} of tensors"
+    needs = processes * (libraries + own) + tensors + (processes - 1) * others
     return replace(prediction, host_rss_bytes=needs).with_notes(note)
 
 

@@ -145,6 +145,7 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
+    first_rank_only: tuple[Phase, ...] = ()  # phases in which the other ranks of a machine have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,7 @@ class TracedTraining:
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
     fsdp: bool = False  # ranks share the model's parameters, by FSDP2 or tensor parallelism; one is traced
+    unused_savings: tuple[str, ...] = ()  # of shared parameters: settings that save memory and are not set
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake

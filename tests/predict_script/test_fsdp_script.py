@@ -35,7 +35,8 @@ if "deepspeed" not in options:
         "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})
     }
 arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, **options)
-Trainer(model, arguments, train_dataset=rows).train()
+evaluated = rows if "eval_strategy" in options else None
+Trainer(model, arguments, train_dataset=rows, eval_dataset=evaluated).train()
 """
 
 _LOADED: Final = """
@@ -161,6 +162,38 @@ def test_a_pipeline_is_refused(predict: Predict) -> None:
     assert failed is not None and "Write fsdp_size=4" in failed.message and "\n" not in failed.message
 
 
+@pytest.mark.tracing
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:
+    """Defect: the first rank reads the whole model and its states, which needs RAM; or every rank is said to."""
+    options = {"resume_from_checkpoint": "out/checkpoint-1", "fsdp_config": {"state_dict_type": kind}}
+    training = predict(_SCRIPT, json.dumps(options), processes=4, per_node=4).training
+    assert training is not None and training.host is not None
+    assert "resume" in {phase for _, _, phase in training.trace.spans()}
+    full = 4 * 3 * PARAMETERS  # fp32 weights and two moments
+    of_first, others = (training.host.tensor_bytes[phase] for phase in ("resume", "optimizer"))
+    if kind == "FULL_STATE_DICT":
+        assert of_first > full * 2 / 3 > others and {"resume", "save"} <= set(training.host.first_rank_only)
+    else:
+        assert of_first < full / 3 and not training.host.first_rank_only
+
+
+@pytest.mark.tracing
+def test_what_saves_memory_is_named(predict: Predict) -> None:
+    """Defect: a search that silently finds nothing, because plans do not change FSDP2."""
+    training = predict(_SCRIPT, "{}", processes=4, per_node=4).training
+    assert training is not None
+    named = [saving.partition(":")[0] for saving in training.unused_savings]
+    assert named == ["activation_checkpointing", "per_device_train_batch_size", "cpu_offload"]
+    options = (
+        '{"fsdp_config": {"activation_checkpointing": true, "cpu_offload": true, "reshard_after_forward": false}}'
+    )
+    training = predict(_SCRIPT, options, processes=4, per_node=4).training
+    assert training is not None
+    named = [saving.partition(":")[0] for saving in training.unused_savings]
+    assert named == ["reshard_after_forward", "per_device_train_batch_size"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -170,7 +203,7 @@ def test_a_pipeline_is_refused(predict: Predict) -> None:
         '{"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_steps": 1}',
         '{"fsdp_config": {"cpu_ram_efficient_loading": true}}',
         '{"gradient_accumulation_steps": 4}',
-        '{"resume_from_checkpoint": "out/checkpoint-1"}',
+        '{"load_best_model_at_end": true, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}',
         '{"torch_compile": true}',
     ],
 )

@@ -15,11 +15,14 @@ import pytest
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.prediction.child.gpu import fsdp
+from hf_memkit.prediction.from_script import _with_ram
 from hf_memkit.prediction.from_setup import _rank_trace
-from hf_memkit.setup.job import Job
+from hf_memkit.prediction.traced_training import HostMemory
+from hf_memkit.setup.job import Job, process_row
 from hf_memkit.setup.process_group import single_process_environment
 from hf_memkit.setup.setup import Setup
 from tests.prediction.fsdp_rank import CASES
+from tests.prediction.test_prediction import made
 from tests.prediction.test_split_states import MACHINE
 from tests.prediction.traces import trace_of
 
@@ -74,6 +77,12 @@ def test_pipelines_and_shared_experts_are_refused(size: str) -> None:
     trainer = SimpleNamespace(accelerator=None, model=SimpleNamespace(config=config), args=None)
     with pytest.raises(Unmodelled, match=f"{size}=2: .*Write fsdp_size"):
         fsdp.refuse_parallelism(trainer)
+
+
+def test_ram_of_a_full_save_is_the_first_ranks() -> None:
+    host = HostMemory(10, {"load": 100, "save": 400}, first_rank_only=("save",))
+    libraries = process_row().size_bytes
+    assert _with_ram(made(), host, 4).host_rss_bytes == 4 * (libraries + 10) + 400 + 3 * 100
 
 
 def test_no_buckets_of_ddp_are_added() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.common.terms import Category
+from hf_memkit.common.terms import Category, Phase
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES
 
@@ -34,6 +34,49 @@ def uses_fsdp(trainer: Any) -> bool:
 def is_sharded(trainer: Any) -> bool:
     """Whether ranks share the parameters of a Trainer's model: by FSDP, or since it was loaded, as DTensors."""
     return uses_fsdp(trainer) or any(hasattr(parameter, "device_mesh") for parameter in trainer.model.parameters())
+
+
+def unused_savings(trainer: Any) -> tuple[str, ...]:
+    """Settings of shared parameters that save memory and are not set, those that cost least time first."""
+    if not is_sharded(trainer):
+        return ()
+    arguments = trainer.args
+    plugin = trainer.accelerator.state.fsdp_plugin if uses_fsdp(trainer) else None
+    savings = []
+    if not arguments.gradient_checkpointing and not getattr(plugin, "activation_checkpointing", False):
+        of_fsdp = "activation_checkpointing: true in fsdp_config"
+        savings.append(of_fsdp if plugin is not None else "gradient_checkpointing: true")
+    if plugin is not None and plugin.reshard_after_forward is False:
+        savings.append("reshard_after_forward: true in fsdp_config")
+    rows, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    if rows > 1:
+        parts = 2 if rows % 2 == 0 else rows
+        smaller = f"per_device_train_batch_size: {rows // parts}, gradient_accumulation_steps: {parts * accumulation}"
+        # Otherwise each rank keeps the whole gradient between micro-batches (transformers 5.23: trainer.py 1899).
+        savings.append(
+            f"{smaller} and accelerator_config: {{gradient_accumulation_kwargs: {{sync_each_batch: true}}}}"
+        )
+    if plugin is not None and type(plugin.cpu_offload).__name__ != "CPUOffloadPolicy":
+        savings.append("cpu_offload: true in fsdp_config")
+    return tuple(savings)
+
+
+def phases_of_first_rank(trainer: Any, *, loaded: bool) -> tuple[Phase, ...]:
+    """Phases in which only the first rank has whole tensors in RAM: it saves and loads full states, and with
+    RAM-efficient loading the others leave theirs empty.
+
+    Args:
+        loaded: whether `from_pretrained` created the model. Otherwise each rank creates it.
+    """
+    if not uses_fsdp(trainer):
+        return ("save",) if is_sharded(trainer) else ()
+    plugin = trainer.accelerator.state.fsdp_plugin
+    phases: list[Phase] = []
+    if "FULL" in str(plugin.state_dict_type):
+        phases += ["save", "resume", "best_model"]
+    if plugin.cpu_ram_efficient_loading and loaded:
+        phases.append("load")
+    return tuple(phases)
 
 
 def refuse_fsdp(trainer: Any) -> None:
@@ -159,10 +202,12 @@ def _set_categories(tracer: StorageTracer) -> None:
 
 
 def _skip_sharded_files() -> None:
-    """SHARDED_STATE_DICT: torch copies one shard after another to the host to write it; here nothing is written."""
+    """SHARDED_STATE_DICT: torch copies one shard after another to the host to write it, and reads it into the shards
+    that there are; here nothing is written or read."""
     from torch.distributed import checkpoint
 
     vars(checkpoint)["save"] = lambda *args, **kwargs: None
+    vars(checkpoint)["load"] = lambda *args, **kwargs: None
 
 
 def skip_waits() -> None:
