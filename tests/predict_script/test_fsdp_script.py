@@ -179,19 +179,21 @@ def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None
 
 
 @pytest.mark.tracing
-def test_what_saves_memory_is_named(predict: Predict) -> None:
+@pytest.mark.parametrize(
+    ("config", "savings"),
+    [
+        ({}, ["activation_checkpointing", "per_device_train_batch_size", "cpu_offload"]),
+        (
+            {"activation_checkpointing": True, "cpu_offload": True, "reshard_after_forward": False},
+            ["reshard_after_forward", "per_device_train_batch_size"],
+        ),
+    ],
+)
+def test_what_saves_memory_is_named(predict: Predict, config: dict[str, bool], savings: list[str]) -> None:
     """Defect: a search that silently finds nothing, because plans do not change FSDP2."""
-    training = predict(_SCRIPT, "{}", processes=4, per_node=4).training
+    training = predict(_SCRIPT, json.dumps({"fsdp_config": config}), processes=4, per_node=4).training
     assert training is not None
-    named = [saving.partition(":")[0] for saving in training.unused_savings]
-    assert named == ["activation_checkpointing", "per_device_train_batch_size", "cpu_offload"]
-    options = (
-        '{"fsdp_config": {"activation_checkpointing": true, "cpu_offload": true, "reshard_after_forward": false}}'
-    )
-    training = predict(_SCRIPT, options, processes=4, per_node=4).training
-    assert training is not None
-    named = [saving.partition(":")[0] for saving in training.unused_savings]
-    assert named == ["reshard_after_forward", "per_device_train_batch_size"]
+    assert [saving.partition(":")[0] for saving in training.unused_savings] == savings
 
 
 @pytest.mark.slow
