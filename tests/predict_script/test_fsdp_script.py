@@ -179,6 +179,21 @@ def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None
 
 
 @pytest.mark.tracing
+def test_offloaded_shards_are_rounded_to_powers_of_two(predict: Predict) -> None:
+    """Defect: page-locked memory is counted without the rounding of its allocator."""
+    training = predict(_SCRIPT, '{"fsdp_config": {"cpu_offload": true}}', processes=4, per_node=4).training
+    assert training is not None and training.host is not None
+    rows_of_a_rank = (514 + 3) // 4
+    matrices = 2 * [rows_of_a_rank * 64] + 2 * [*(4 * [64 * 64 // 4]), *(3 * [64 * 128 // 4])]
+    vectors = 5 * [64 // 4]
+    pinned = sum(2 * (1 << (4 * elements - 1).bit_length()) for elements in (*matrices, *vectors))  # and gradients
+    states = 2 * 4 * sum(matrices + vectors)
+    at_step = training.host.tensor_bytes["optimizer"]
+    assert pinned + states <= at_step <= pinned + states + 4 * max(matrices) + 4096
+    assert bytes_alive(training.trace, "weights") <= 1024, "rotary frequencies, which are buffers"
+
+
+@pytest.mark.tracing
 @pytest.mark.parametrize(
     ("config", "savings"),
     [

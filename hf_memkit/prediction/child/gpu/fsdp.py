@@ -105,7 +105,7 @@ def refuse_parallelism(trainer: Any) -> None:
     if ranks > 1:
         raise Unmodelled(f"ep_size={ranks}: expert parallelism is not predicted. Write fsdp_size in its place")
     engine = getattr(trainer.args, "memkit_engine", None) or {}
-    ranks = engine.get("tensor_parallel", {}).get("autotp_size", 1)
+    ranks = (engine.get("tensor_parallel") or {}).get("autotp_size", 1)
     if ranks > 1:
         raise Unmodelled(
             f"tensor_parallel.autotp_size={ranks} in the DeepSpeed JSON: tensor parallelism is predicted without "
@@ -120,6 +120,7 @@ def patch_fsdp(tracer: StorageTracer) -> None:
         _watch_resized_storages(tracer)
         _propagate_shapes_untraced()
         _set_categories(tracer)
+        _count_pinned_shards(tracer)
         _skip_sharded_files()
     except (ImportError, AttributeError) as error:
         _missing.append(str(error))
@@ -184,6 +185,10 @@ def _set_categories(tracer: StorageTracer) -> None:
     def reduce_gradients(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         result = reduce(parameters, *args, **kwargs)
         tracer.label((parameter.sharded_param.grad for parameter in parameters), "gradients")
+        for parameter in parameters:
+            gradient = parameter.sharded_param.grad
+            if tracer.host is not None and parameter.pin_memory and gradient is not None:
+                tracer.host.pin(gradient._local_tensor)
         return result
 
     group.foreach_reduce = reduce_gradients
@@ -199,6 +204,28 @@ def _set_categories(tracer: StorageTracer) -> None:
             )
 
     parameter_class.init_unsharded_param = init_unsharded_param
+
+
+def _count_pinned_shards(tracer: StorageTracer) -> None:
+    """CPU offload keeps shards in page-locked memory."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    parameter_class: Any = _fsdp_param.FSDPParam
+    original = parameter_class.reset_sharded_param
+
+    def reset_sharded_param(self: Any) -> None:
+        original(self)
+        if tracer.host is not None and self.pin_memory:
+            tracer.host.pin(self._sharded_param_data)
+
+    parameter_class.reset_sharded_param = reset_sharded_param
+
+
+def reshard(model: Any) -> None:
+    """Frees the parameters of FSDP2 that an evaluation has left gathered. In a run a save does so before a load."""
+    for module in model.modules():
+        if hasattr(module, "set_reshard_after_forward"):  # an FSDPModule
+            module.reshard()
 
 
 def _skip_sharded_files() -> None:

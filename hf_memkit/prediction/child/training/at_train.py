@@ -36,6 +36,7 @@ from hf_memkit.prediction.child.gpu.fsdp import (
     phases_of_first_rank,
     refuse_fsdp,
     refuse_parallelism,
+    reshard,
     unused_savings,
     uses_fsdp,
 )
@@ -473,15 +474,21 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
         trainer._save_checkpoint(trainer.model, trial=None)
         tracer.end_phase("save")
     checkpoint = get_last_checkpoint(folder)
+    reshard(trainer.model)
     if arguments["resume_from_checkpoint"]:
-        if uses_fsdp(trainer):  # which loads into the model and the optimizer that it has prepared
-            trainer.optimizer.state.clear()
-            tracer.end_phase(tracer.trace.marks[-1][1])
-            trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped)
-            trainer._load_optimizer_and_scheduler(checkpoint)
-            tracer.end_phase("resume")
-            return
+        _trace_resuming(trainer, checkpoint, tracer)
+    if arguments["load_best_model_at_end"]:
+        trainer.state.best_model_checkpoint = checkpoint
+        trainer._load_best_model()
+        tracer.end_phase("best_model")
 
+
+def _trace_resuming(trainer: Any, checkpoint: Any, tracer: StorageTracer) -> None:
+    if uses_fsdp(trainer):  # loads into the model and the optimizer that are sharded already
+        trainer.optimizer.state.clear()
+        tracer.end_phase(tracer.trace.marks[-1][1])
+        trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped)
+    else:
         trainer.accelerator.free_memory()
         trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
         trainer.callback_handler.lr_scheduler = None
@@ -489,9 +496,5 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
         trainer._load_from_checkpoint(checkpoint)
         trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
         trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
-        trainer._load_optimizer_and_scheduler(checkpoint)
-        tracer.end_phase("resume")
-    if arguments["load_best_model_at_end"]:
-        trainer.state.best_model_checkpoint = checkpoint
-        trainer._load_best_model()
-        tracer.end_phase("best_model")
+    trainer._load_optimizer_and_scheduler(checkpoint)
+    tracer.end_phase("resume")
