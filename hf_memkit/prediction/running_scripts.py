@@ -86,7 +86,7 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     if is_on(environment.get(PARALLELISM)):
         if (ranks := environment.get(_ULYSSES_RANKS, "1")) != "1":
             raise InputError(f"{_ULYSSES_RANKS}={ranks}: {ULYSSES}")
-        if not is_on(environment.get(DEEPSPEED)):  # with FSDP2, or by itself, it is traced
+        if not is_on(environment.get(DEEPSPEED)):  # with FSDP2, or without an engine, it is traced
             environment = {name: value for name, value in environment.items() if name != PARALLELISM}
 
     variable, engine = launchers_engine(environment) or ("", "")
