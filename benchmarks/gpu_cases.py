@@ -7,6 +7,7 @@ language model, and of fields of TrainingArguments where it is not.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -103,6 +104,7 @@ class Case:
         evaluates: an evaluation is predicted and measured too.
         kind: what is done.
         script: of kind `script`: the file and its arguments; empty: `gpu_script.py`.
+        launcher: of kind `script`: the words before the script; empty: `memkit run` runs it.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Case:
     evaluates: bool = False
     kind: Kind = "train"
     script: str = ""
+    launcher: tuple[str, ...] = ()
 
     def shape(self, *, on_cpu: bool) -> tuple[int, int]:
         """(sequences of a forward pass, tokens of one)."""
@@ -133,6 +136,7 @@ def cases() -> list[Case]:
         *_more(),
         *_histories(),
         *_compiled(),
+        *_fsdp2(),
         *_kernels(),
     ]
 
@@ -219,6 +223,32 @@ def _compiled() -> list[Case]:
         _case("llama-1b", "bf16-autocast", "compile", length=2048),
         _case("gpt2-xl", "bf16-autocast", "activation-checkpointing", "compile", micro_batch=8),
     ]
+
+
+def _fsdp2() -> list[Case]:
+    """One rank, which has every stream, gather and reduction of several."""
+    variants: dict[str, dict[str, Any]] = {
+        "": {},
+        ", compiled": {"torch_compile": True},
+        ", accumulation 2": {"gradient_accumulation_steps": 2},
+        ", checkpointing": {"fsdp_config": {"activation_checkpointing": True}},
+        ", offload": {"fsdp_config": {"cpu_offload": True}},
+        ", not resharded": {"fsdp_config": {"reshard_after_forward": False}},
+    }
+    cases = []
+    for name, own in variants.items():
+        config = {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"], **own.get("fsdp_config", {})}
+        arguments = {"bf16": True, "fsdp": "full_shard", **own, "fsdp_config": json.dumps(config)}
+        cases.append(
+            Case(
+                f"FSDP2, one rank: gpt2, bf16, micro batch 8{name}",
+                kind="script",
+                micro_batch=8,
+                arguments=arguments,
+                launcher=("torchrun", "--nproc_per_node", "1"),
+            )
+        )
+    return cases
 
 
 def _case(model: str, *techniques: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> Case:

@@ -359,30 +359,46 @@ def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None)
 
 
 def _ran_script(case: Case, *, on_cpu: bool) -> dict[str, Any]:
-    """`memkit run --predict` of a user's script, by the record that it leaves."""
+    """`memkit run --predict` of a user's script, by the record that it leaves. What a launcher starts is predicted
+    first by `memkit predict`."""
     with tempfile.TemporaryDirectory(prefix="memkit-benchmark-") as folder:
         options = {"output_dir": folder, "max_steps": STEPS, "report_to": "none", "save_strategy": "no"}
         options |= {"per_device_train_batch_size": case.shape(on_cpu=on_cpu)[0], **case.arguments}
         options |= {"use_cpu": True} if on_cpu else {}
         own = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         script, *words = shlex.split(case.script) or [str(Path(__file__).with_name("gpu_script.py")), *own]
-        memkit = [sys.executable, "-m", "hf_memkit", "run", script, "--predict", "--records", folder, "--", *words]
+        memkit = [sys.executable, "-m", "hf_memkit"]
+        prediction = None
+        if case.launcher:
+            training = [*case.launcher, script, *words]
+            if not on_cpu:
+                told = subprocess.run([*memkit, "predict", "--json", "--", *training], capture_output=True, text=True)
+                if told.returncode not in (0, 1):
+                    return {"status": "refused", "why": told.stderr[-1500:]}
+                prediction = json.loads(told.stdout)
+            memkit += ["run", "--records", folder, *training]
+        else:
+            memkit += ["run", script, "--predict", "--records", folder, "--", *words]
+        ran = subprocess.Popen(memkit, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            ran = subprocess.run(memkit, capture_output=True, text=True, timeout=case_limit_s(case))
+            output, _ = ran.communicate(timeout=case_limit_s(case))
         except subprocess.TimeoutExpired:
+            ran.terminate()  # so that a launcher can end its processes
+            ran.communicate()
             return {"status": "failed", "why": f"stopped after {case_limit_s(case):.0f} s"}
         if ran.returncode != 0:
-            tail = " | ".join(line for line in (ran.stdout + ran.stderr).splitlines()[-8:] if line.strip())
+            tail = " | ".join(line for line in output.splitlines()[-8:] if line.strip())
             return {"status": "failed", "why": f"exit code {ran.returncode}: {tail[-1500:]}"}
-        return of_record(Path(folder) / "memory-rank0.jsonl")
+        return of_record(Path(folder) / "memory-rank0.jsonl", prediction)
 
 
-def of_record(path: Path) -> dict[str, Any]:
-    """What was predicted and measured, by the record of a run that ended well."""
+def of_record(path: Path, prediction: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What was predicted and measured, by the record of a run that ended well. `prediction`: instead of the one in
+    the record."""
     records = read_records(path)
     made = steps(records)
     found = {"status": "fits", **summarize(made), "phases": phase_peaks(made), **_by_record(path.parent)}
-    prediction = next(record.get("prediction") for record in records if record["kind"] == "run")
+    prediction = prediction or next(record.get("prediction") for record in records if record["kind"] == "run")
     if prediction is None:  # a rehearsal: there is no GPU to predict for
         return found
     return {**found, "prediction": prediction, "errors": errors(prediction, found)}

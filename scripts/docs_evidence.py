@@ -14,6 +14,7 @@ from docs_blocks import RESULTS, block, shown, table
 from benchmarks import published_summary
 from benchmarks.gpu_summary import Summary, summary
 from benchmarks.published_summary import allocated_error, reserved_error, total_error
+from hf_memkit.common.units import GIB
 
 Row = Mapping[str, Any]
 
@@ -169,6 +170,29 @@ def compiled_on_our_gpus() -> str:
     )
     legend = "Each cell: measured → predicted."
     return f"{table(columns, rows)}\n\n{legend} `benchmarks/results/predict-h200.json`, made by `benchmarks/gpu.py`."
+
+
+@block("docs/predict.md", "fsdp2")
+def fsdp2_on_our_gpu() -> str:
+    """Trainings with FSDP2 on our GPU, each beside its prediction."""
+    evidence = read("fsdp2-h200")
+    rows = []
+    for row in evidence["rows"]:
+        allocated = max(step["peak_allocated_bytes"] for step in row["steps"]) / GIB
+        reserved = max(step["reserved_bytes"] for step in row["steps"]) / GIB
+        low, high = row["prediction"]["peak_reserved_gib"]
+        rows.append(
+            [
+                "compiled" if row["torch_compile"] else "eager",
+                beside(allocated, row["prediction"]["peak_allocated_gib"]),
+                f"{reserved:.2f} → {low:.2f} to {high:.2f}",
+            ]
+        )
+    figures = table("training | peak allocated, GiB | peak reserved, GiB", rows)
+
+    versions = evidence["torch"].partition("+")[0], evidence["predicted_on"]["versions"]["torch"].partition("+")[0]
+    legend = f"Each cell: measured with torch {versions[0]} → predicted with {versions[1]}. {evidence['what']}."
+    return f"{figures}\n\n{legend} `benchmarks/results/fsdp2-h200.json`, predicted by `python benchmarks/fsdp2.py`."
 
 
 def compiled_cells(row: Row, since: Row) -> list[str]:

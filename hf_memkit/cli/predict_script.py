@@ -63,7 +63,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     if why_not:
         prediction = prediction.with_notes(why_not)
     fails = prediction.verdict == "does not fit"
-    remedies = _remedies(prediction) if fails else []
+    remedies = _remedies(prediction, training) if fails else []
 
     def search() -> NextSetup | None:
         """The nearest setup that fits; a search is for one machine."""
@@ -199,8 +199,8 @@ def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSet
     return lines
 
 
-def _remedies(prediction: Prediction) -> list[str]:
-    """What to change where a smaller batch does not help; empty if it may help."""
+def _remedies(prediction: Prediction, training: ScriptPrediction) -> list[str]:
+    """What to change where a smaller batch does not help, or no search is made; empty if it may help."""
     metrics = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and metrics is not None:
         if "preprocess_logits_for_metrics" in metrics:  # the script may have it already
@@ -209,6 +209,9 @@ def _remedies(prediction: Prediction) -> list[str]:
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]
+    if training.traced.fsdp:
+        settings = [*training.traced.unused_savings, "more GPUs"]
+        return [f"What ranks share is not searched. Try, in this order: {'; '.join(settings)}."]
     return []
 
 

@@ -122,7 +122,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
     if ranks > 1:
         notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
     if traced.fsdp:
-        notes.append(FSDP_COMPARED)
+        notes.append(SHARDS_COMPARED)
     if traced.optional is not None:
         evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
         notes.append(
@@ -149,8 +149,9 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
     return ScriptPrediction(prediction, job.script, traced.without_trace(), steps.setup, batches)
 
 
-FSDP_COMPARED: Final = (
-    "FSDP2: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were not measured"
+SHARDS_COMPARED: Final = (
+    "shared parameters: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were "
+    "not measured"
 )
 
 
@@ -200,6 +201,8 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     """The prediction with the RAM of all processes of a machine: libraries, the script's own memory, as measured here,
     and the peak of its tensors on the CPU. Each rank loads a separate model."""
     phase, tensors = max(host.tensor_bytes.items(), key=lambda item: item[1])
+    of_others = [size for phase, size in host.tensor_bytes.items() if phase not in host.first_rank_only]
+    others = max(of_others, default=0)
     libraries, own = process_row().size_bytes, host.own_bytes
     note = (
         f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
@@ -207,7 +210,9 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     )
     if processes > 1:
         note += f", {processes} times"
-    needs = processes * (libraries + own + tensors)
+    if processes > 1 and others < tensors:
+        note += f"; of the other ranks {format_gib(others)} of tensors"
+    needs = processes * (libraries + own) + tensors + (processes - 1) * others
     return replace(prediction, host_rss_bytes=needs).with_notes(note)
 
 

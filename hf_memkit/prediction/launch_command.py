@@ -39,11 +39,13 @@ FRONT_ENDS: Final = {
 
 _LIMIT_S: Final = 120.0
 
+PARALLELISM: Final = "ACCELERATE_USE_PARALLELISM_CONFIG"
+DEEPSPEED: Final = "ACCELERATE_USE_DEEPSPEED"
 _ENGINES: Final = {
-    "ACCELERATE_USE_PARALLELISM_CONFIG": "tensor, context or sequence parallelism",  # first: it comes with an engine
+    PARALLELISM: "tensor, context or sequence parallelism",  # first: it comes with an engine
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    DEEPSPEED: "DeepSpeed",
 }
 """Variables by which `accelerate launch` chooses the engine of each process (accelerate 1.15.0: utils/launch.py)."""
 

@@ -19,9 +19,9 @@ from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.prediction.launch_command import launchers_engine
+from hf_memkit.prediction.launch_command import DEEPSPEED, PARALLELISM, launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
-from hf_memkit.prediction.traced_training import FSDP_1, BatchLengths, Outcome, TracedTraining
+from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES, BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 
@@ -83,6 +83,12 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
     """Raises InputError if variables of `accelerate launch` choose an engine that is not modelled."""
     if is_live(script):
         return
+    if is_on(environment.get(PARALLELISM)):
+        if (ranks := environment.get(_ULYSSES_RANKS, "1")) != "1":
+            raise InputError(f"{_ULYSSES_RANKS}={ranks}: {ULYSSES}")
+        if not is_on(environment.get(DEEPSPEED)):  # with FSDP2, or without an engine, it is traced
+            environment = {name: value for name, value in environment.items() if name != PARALLELISM}
+
     variable, engine = launchers_engine(environment) or ("", "")
     if engine == "FSDP" and environment.get("FSDP_VERSION") != "2":
         raise InputError(f"{variable}: {FSDP_1}")
@@ -194,6 +200,7 @@ def worker_errors(script: UserScript) -> Iterator[None]:
 
 
 _LAST_LINES: Final = 20
+_ULYSSES_RANKS: Final = "PARALLELISM_CONFIG_SP_SIZE"
 _ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 

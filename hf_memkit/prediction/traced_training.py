@@ -107,6 +107,10 @@ class Engine:
 COMPILED: Final = "compiled by torch"
 """Begins the note of a training that torch.compile compiles."""
 
+ULYSSES: Final = (
+    "DeepSpeed's sequence parallelism (Ulysses) is not predicted. Write cp_size in its place, with FSDP version 2"
+)
+
 FSDP_1: Final = (
     "FSDP version 1 is not predicted, and transformers removes it. Write version: 2 in fsdp_config, or "
     "fsdp_version: 2 in accelerate's config"
@@ -141,6 +145,7 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
+    first_rank_only: tuple[Phase, ...] = ()  # phases in which the other ranks of a machine have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +285,8 @@ class TracedTraining:
     memory_fraction: float | None = None  # of `torch.cuda.set_per_process_memory_fraction`; None: not set
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
-    fsdp: bool = False  # FSDP2 shards the model; one rank is traced
+    fsdp: bool = False  # ranks share the model's parameters, by FSDP2 or tensor parallelism; one is traced
+    unused_savings: tuple[str, ...] = ()  # of shared parameters: settings that save memory and are not set
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake

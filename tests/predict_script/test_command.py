@@ -454,6 +454,19 @@ def test_an_engine_that_accelerate_would_choose_is_refused_before_anything_runs(
     assert f"{variable}=true" in last(capsys.readouterr().err) and not (tmp_path / "ran").exists()
 
 
+def test_ulysses_by_accelerates_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    for name in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "2")
+    assert main(["predict", "train.py", "--gpu", "T4"]) == 2
+    message = last(capsys.readouterr().err)
+    assert "PARALLELISM_CONFIG_SP_SIZE=2" in message and "cp_size" in message and not (tmp_path / "ran").exists()
+
+
 def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> None:
     """Would notice: ten seconds of loading before that, and memkit's own frames."""
     code, _, stderr, written = run("x = (\n")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import pytest
 
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
+from hf_memkit.prediction.launch_command import PARALLELISM
+from hf_memkit.prediction.trace.request import TORCHRUN
 from hf_memkit.prediction.trace.trace import Trace
 from tests.predict_script.conftest import Predict
 
@@ -22,12 +25,34 @@ model = LlamaForCausalLM(LlamaConfig(
 ))
 rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
 options = json.loads(sys.argv[1])
-if options.pop("hybrid", False):
+if "parallel" in options:
     from accelerate.parallelism_config import ParallelismConfig
 
-    options["parallelism_config"] = ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)
-config = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})}
-arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, fsdp=True, fsdp_config=config, **options)
+    options["parallelism_config"] = ParallelismConfig(**options.pop("parallel"))
+if "deepspeed" not in options:
+    options["fsdp"] = True
+    options["fsdp_config"] = {
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], **options.pop("fsdp_config", {})
+    }
+arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, **options)
+evaluated = rows if "eval_strategy" in options else None
+Trainer(model, arguments, train_dataset=rows, eval_dataset=evaluated).train()
+"""
+
+_LOADED: Final = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
+
+LlamaConfig(
+    architectures=["LlamaForCausalLM"], hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+    num_attention_heads=2, num_key_value_heads=2, vocab_size=514, use_cache=False,
+).save_pretrained("saved")
+sizes = DistributedConfig(**json.loads(sys.argv[1]))
+model = AutoModelForCausalLM.from_pretrained("saved", distributed_config=sizes)
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
+arguments = TrainingArguments("out", max_steps=3, report_to=[], bf16=True, save_only_model=True, save_steps=1)
 Trainer(model, arguments, train_dataset=rows).train()
 """
 
@@ -58,12 +83,23 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
 
 
+@pytest.mark.tracing
+def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
+    """Defect: one process counts as started without a launcher, where Trainer refuses FSDP."""
+    outcome = predict(_SCRIPT, "{}", environment={TORCHRUN: "none"})
+    training = outcome.training
+    assert training is not None, outcome.failed
+    assert training.fsdp
+    assert 4 * PARAMETERS <= bytes_alive(training.trace, "weights") <= 4 * PARAMETERS + ROUNDING
+
+
 @pytest.mark.parametrize(
     ("options", "options_of_request", "reason"),
     [
         ('{"fsdp_config": {"version": 1}}', {}, "Write version: 2 in fsdp_config"),
         ("{}", {"for_plan": True}, "plans do not change FSDP2"),
-        ('{"hybrid": true}', {}, "parallelism_config: tensor, context and hybrid parallelism"),
+        ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', {}, "Write cp_size in its place"),
+        ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', {}, "DistributedConfig(tp_size=2)"),
     ],
 )
 def test_what_is_not_predicted_is_refused(
@@ -72,6 +108,107 @@ def test_what_is_not_predicted_is_refused(
     failed = predict(_SCRIPT, options, processes=4, per_node=4, **options_of_request).failed
     assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
     assert reason in failed.message and "\n" not in failed.message
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize(
+    ("sizes", "sharing", "longest"),
+    [
+        ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, 128),
+        ({"cp_size": 2, "dp_shard_size": 2}, 4, 64),
+    ],
+)
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_ranks_share_weights_and_sequences(
+    predict: Predict, sizes: dict[str, int], sharing: int, longest: int, by_launcher: bool
+) -> None:
+    """Defect: the sizes in accelerate's environment are not read; attention is not split, and nobody is told."""
+    options = {} if by_launcher else {"parallel": sizes}
+    environment = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
+    environment = {PARALLELISM: "true", **environment} if by_launcher else {}
+    outcome = predict(_SCRIPT, json.dumps(options), environment=environment, processes=4, per_node=4)
+    training = outcome.training
+    assert training is not None, outcome.failed
+    share = 4 * PARAMETERS / sharing
+    assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
+    logits = 4 * 8 * longest * 514  # in fp32, of 8 rows
+    trace = training.trace
+    sizes_of_losses = {
+        size
+        for size, operation in zip(trace.sizes_bytes, trace.operation_of, strict=True)
+        if "log_softmax" in trace.operations[operation]
+    }
+    assert max(sizes_of_losses) in range(logits, logits + 512)
+    exchanges = [name for name in trace.operations if "all_to_all_single" in name]
+    assert bool(exchanges) == ("cp_size" in sizes), "gradients of keys and values go round"
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("sizes", [{"tp_size": 2, "fsdp_size": 2}, {"fsdp_size": 4}])
+def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int]) -> None:
+    """Defect: whole weights are loaded, or the buckets of DistributedDataParallel are added."""
+    outcome = predict(_LOADED, json.dumps(sizes), processes=4, per_node=4)
+    training = outcome.training
+    assert training is not None, outcome.failed
+    assert training.fsdp
+    share = 4 * PARAMETERS / 4
+    assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
+    assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)
+
+
+@pytest.mark.tracing
+def test_a_pipeline_is_refused(predict: Predict) -> None:
+    failed = predict(_LOADED, '{"pp_size": 4}', processes=4, per_node=4).failed
+    assert failed is not None and "Write fsdp_size=4" in failed.message and "\n" not in failed.message
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:
+    """Defect: the first rank reads the whole model and its states, which needs RAM; or every rank is said to."""
+    options = {"resume_from_checkpoint": "out/checkpoint-1", "fsdp_config": {"state_dict_type": kind}}
+    training = predict(_SCRIPT, json.dumps(options), processes=4, per_node=4).training
+    assert training is not None and training.host is not None
+    assert "resume" in {phase for _, _, phase in training.trace.spans()}
+    full = 4 * 3 * PARAMETERS  # fp32 weights and two moments
+    of_first, others = (training.host.tensor_bytes[phase] for phase in ("resume", "optimizer"))
+    if kind == "FULL_STATE_DICT":
+        assert of_first > full * 2 / 3 > others and {"resume", "save"} <= set(training.host.first_rank_only)
+    else:
+        assert of_first < full / 3 and not training.host.first_rank_only
+
+
+@pytest.mark.tracing
+def test_offloaded_shards_are_rounded_to_powers_of_two(predict: Predict) -> None:
+    """Defect: page-locked memory is counted without the rounding of its allocator."""
+    training = predict(_SCRIPT, '{"fsdp_config": {"cpu_offload": true}}', processes=4, per_node=4).training
+    assert training is not None and training.host is not None
+    rows_of_a_rank = (514 + 3) // 4
+    matrices = 2 * [rows_of_a_rank * 64] + 2 * [*(4 * [64 * 64 // 4]), *(3 * [64 * 128 // 4])]
+    vectors = 5 * [64 // 4]
+    pinned = sum(2 * (1 << (4 * elements - 1).bit_length()) for elements in (*matrices, *vectors))  # and gradients
+    states = 2 * 4 * sum(matrices + vectors)
+    at_step = training.host.tensor_bytes["optimizer"]
+    assert pinned + states <= at_step <= pinned + states + 4 * max(matrices) + 4096
+    assert bytes_alive(training.trace, "weights") <= 1024, "rotary frequencies, which are buffers"
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize(
+    ("config", "savings"),
+    [
+        ({}, ["activation_checkpointing", "per_device_train_batch_size", "cpu_offload"]),
+        (
+            {"activation_checkpointing": True, "cpu_offload": True, "reshard_after_forward": False},
+            ["reshard_after_forward", "per_device_train_batch_size"],
+        ),
+    ],
+)
+def test_what_saves_memory_is_named(predict: Predict, config: dict[str, bool], savings: list[str]) -> None:
+    """Defect: a search that silently finds nothing, because plans do not change FSDP2."""
+    training = predict(_SCRIPT, json.dumps({"fsdp_config": config}), processes=4, per_node=4).training
+    assert training is not None
+    assert [saving.partition(":")[0] for saving in training.unused_savings] == savings
 
 
 @pytest.mark.slow
@@ -83,7 +220,7 @@ def test_what_is_not_predicted_is_refused(
         '{"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_steps": 1}',
         '{"fsdp_config": {"cpu_ram_efficient_loading": true}}',
         '{"gradient_accumulation_steps": 4}',
-        '{"resume_from_checkpoint": "out/checkpoint-1"}',
+        '{"load_best_model_at_end": true, "eval_strategy": "steps", "eval_steps": 1, "save_steps": 1}',
         '{"torch_compile": true}',
     ],
 )

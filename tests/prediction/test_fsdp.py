@@ -15,11 +15,14 @@ import pytest
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import CATEGORIES
 from hf_memkit.prediction.child.gpu import fsdp
+from hf_memkit.prediction.from_script import _with_ram
 from hf_memkit.prediction.from_setup import _rank_trace
-from hf_memkit.setup.job import Job
+from hf_memkit.prediction.traced_training import HostMemory
+from hf_memkit.setup.job import Job, process_row
 from hf_memkit.setup.process_group import single_process_environment
 from hf_memkit.setup.setup import Setup
 from tests.prediction.fsdp_rank import CASES
+from tests.prediction.test_prediction import made
 from tests.prediction.test_split_states import MACHINE
 from tests.prediction.traces import trace_of
 
@@ -45,7 +48,7 @@ def answer(process: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
-    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding."""
+    """Uneven shards, tied weights, a mixture of experts, checkpointing, accumulation, hybrid sharding, contexts."""
     port = int(single_process_environment()["MASTER_PORT"])  # a free one
     started = [start("real", rank, ranks, port) for rank in range(ranks)]
     real = [answer(process) for process in started]
@@ -66,6 +69,20 @@ def test_a_torch_without_a_private_name_is_refused(monkeypatch: pytest.MonkeyPat
         Unmodelled, match=r"torch \S+ lacks what the trace of FSDP2 needs \(module 'x' has no attribute"
     ):
         fsdp.refuse_fsdp(trainer)
+
+
+@pytest.mark.parametrize("size", ["pp_size", "ep_size"])
+def test_pipelines_and_shared_experts_are_refused(size: str) -> None:
+    config = SimpleNamespace(distributed_config=SimpleNamespace(**{size: 2}))
+    trainer = SimpleNamespace(accelerator=None, model=SimpleNamespace(config=config), args=None)
+    with pytest.raises(Unmodelled, match=f"{size}=2: .*Write fsdp_size"):
+        fsdp.refuse_parallelism(trainer)
+
+
+def test_ram_of_a_full_save_is_the_first_ranks() -> None:
+    host = HostMemory(10, {"load": 100, "save": 400}, first_rank_only=("save",))
+    libraries = process_row().size_bytes
+    assert _with_ram(made(), host, 4).host_rss_bytes == 4 * (libraries + 10) + 400 + 3 * 100
 
 
 def test_no_buckets_of_ddp_are_added() -> None:

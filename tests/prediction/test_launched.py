@@ -18,6 +18,7 @@ from hf_memkit.cli import main
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import is_command, read_command
+from hf_memkit.prediction.trace.request import TORCHRUN
 from tests.conftest import ROOT
 
 pytest.importorskip("trl", reason="its accelerate configs are read")
@@ -36,6 +37,7 @@ COMMANDS: Final = (
         "--main_process_ip 10.0.0.1 --main_process_port 29501 train.py", 8, 2, "", "",
     ),
     ("accelerate launch train.py", None, 1, "", ""),
+    (f"accelerate launch --config_file {YAML}/fsdp2.yaml --num_processes 1 train.py", 1, 1, "FSDP", ""),
     ("accelerate launch --multi_gpu --num_processes 2 -m pkg.train --a -m", 2, 1, "", ""),
     ("accelerate launch --use_deepspeed --zero_stage 2 --num_processes 2 train.py", 2, 1, "DEEPSPEED", "2"),
     ("accelerate-launch --num_processes 2 train.py", 2, 1, "", ""),
@@ -132,6 +134,8 @@ def test_gpus_engine_and_stage_are_those_of_the_command(found: list[dict[str, An
     variables = answer["environment"]
     chosen = [name for name in ("DEEPSPEED", "FSDP") if variables.get(f"ACCELERATE_USE_{name}") == "true"]
     assert (answer["gpus"], answer["nodes"], answer["script"]["target"]) == (gpus, nodes, script)
+    plain = answer["gpus"] == 1 and not engine and command.startswith("accelerate")  # no process group
+    assert (TORCHRUN in variables) == (engine != "DEEPSPEED" and "deepspeed" not in command and not plain)
     assert "".join(chosen) == engine and variables.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "") == stage
     words = shlex.split(command)
     assert [*words[: answer["at"]], script, *answer["script"]["arguments"]] == words

@@ -17,6 +17,9 @@ LIVE: Final = "hf_memkit.prediction.child.training.live_trainer"
 
 SETUP: Final = "hf_memkit.prediction.child.training.setup_trainer"  # module that replaces a script to predict a setup
 
+TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
+"""The variable that shows a script that torchrun (or `accelerate launch`, with its code) started it, as one rank."""
+
 EARLY: Final = "early"
 LATE: Final = "late"
 """Names of the sockets on which a script waits: before a subclass of Trainer has prepared anything, and after
@@ -51,6 +54,12 @@ class ScriptRequest:
     forks: str | None = None
     for_plan: bool = False  # also record operations (`Trace.work`) and the facts for plans (`PlanFacts`)
     lengths_of: tuple[str, ...] = ()
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether a launcher starts the script as a rank; with torchrun it may be the only one."""
+        alone = TORCHRUN in self.environment and self.script.target not in (LIVE, SETUP)
+        return self.processes > 1 or alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
     """Replaces torch's function for tensors on a fake GPU of this compute capability."""
     original = F.scaled_dot_product_attention
 
-    def attention(
+    # Context parallelism replaces the function by its name (torch 2.13: distributed/tensor/experimental/
+    # _context_parallel/_attention.py, `_distribute_function`).
+    def scaled_dot_product_attention(
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -62,7 +64,7 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
         chosen = kernel_on_gpu(capability, call)
         return _KERNELS[chosen](query, key, value, attn_mask, dropout_p, is_causal, scale, fewer_keys)
 
-    F.scaled_dot_product_attention = attention
+    F.scaled_dot_product_attention = scaled_dot_product_attention
 
 
 @dataclass(frozen=True, slots=True)

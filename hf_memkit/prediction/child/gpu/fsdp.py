@@ -15,9 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.common.terms import Category
+from hf_memkit.common.terms import Category, Phase
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.traced_training import FSDP_1
+from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -29,6 +29,54 @@ _missing: list[str] = []
 def uses_fsdp(trainer: Any) -> bool:
     """Whether FSDP shards the model of a Trainer."""
     return bool(getattr(trainer, "is_fsdp_enabled", False))
+
+
+def is_sharded(trainer: Any) -> bool:
+    """Whether ranks share the parameters of a Trainer's model: by FSDP, or since it was loaded, as DTensors."""
+    return uses_fsdp(trainer) or any(hasattr(parameter, "device_mesh") for parameter in trainer.model.parameters())
+
+
+def unused_savings(trainer: Any) -> tuple[str, ...]:
+    """Settings of shared parameters that save memory and are not set, those that cost least time first."""
+    if not is_sharded(trainer):
+        return ()
+    arguments = trainer.args
+    plugin = trainer.accelerator.state.fsdp_plugin if uses_fsdp(trainer) else None
+    savings = []
+    if not arguments.gradient_checkpointing and not getattr(plugin, "activation_checkpointing", False):
+        of_fsdp = "activation_checkpointing: true in fsdp_config"
+        savings.append(of_fsdp if plugin is not None else "gradient_checkpointing: true")
+    if plugin is not None and plugin.reshard_after_forward is False:
+        savings.append("reshard_after_forward: true in fsdp_config")
+    rows, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    if rows > 1:
+        parts = 2 if rows % 2 == 0 else rows
+        smaller = f"per_device_train_batch_size: {rows // parts}, gradient_accumulation_steps: {parts * accumulation}"
+        # Otherwise each rank keeps the whole gradient between micro-batches (transformers 5.23: trainer.py 1899).
+        savings.append(
+            f"{smaller} and accelerator_config: {{gradient_accumulation_kwargs: {{sync_each_batch: true}}}}"
+        )
+    if plugin is not None and type(plugin.cpu_offload).__name__ != "CPUOffloadPolicy":
+        savings.append("cpu_offload: true in fsdp_config")
+    return tuple(savings)
+
+
+def phases_of_first_rank(trainer: Any, *, loaded: bool) -> tuple[Phase, ...]:
+    """Phases in which only the first rank has whole tensors in RAM: it saves and loads full states, and with
+    RAM-efficient loading the others leave theirs empty.
+
+    Args:
+        loaded: whether `from_pretrained` created the model. Otherwise each rank creates it.
+    """
+    if not uses_fsdp(trainer):
+        return ("save",) if is_sharded(trainer) else ()
+    plugin = trainer.accelerator.state.fsdp_plugin
+    phases: list[Phase] = []
+    if "FULL" in str(plugin.state_dict_type):
+        phases += ["save", "resume", "best_model"]
+    if plugin.cpu_ram_efficient_loading and loaded:
+        phases.append("load")
+    return tuple(phases)
 
 
 def refuse_fsdp(trainer: Any) -> None:
@@ -43,6 +91,28 @@ def refuse_fsdp(trainer: Any) -> None:
         )
 
 
+def refuse_parallelism(trainer: Any) -> None:
+    """Raises Unmodelled for a Trainer that divides the work within a batch in a way that is not traced."""
+    parallelism = getattr(trainer.accelerator, "parallelism_config", None)
+    ranks = getattr(parallelism, "sp_size", 1)
+    if ranks > 1:
+        raise Unmodelled(f"parallelism_config: sp_size={ranks}: {ULYSSES}")
+    loaded = getattr(getattr(trainer.model, "config", None), "distributed_config", None)
+    ranks = getattr(loaded, "pp_size", None) or 1
+    if ranks > 1:
+        raise Unmodelled(f"pp_size={ranks}: Trainer trains no pipeline. Write fsdp_size={ranks} in its place")
+    ranks = getattr(loaded, "ep_size", None) or 1
+    if ranks > 1:
+        raise Unmodelled(f"ep_size={ranks}: expert parallelism is not predicted. Write fsdp_size in its place")
+    engine = getattr(trainer.args, "memkit_engine", None) or {}
+    ranks = (engine.get("tensor_parallel") or {}).get("autotp_size", 1)
+    if ranks > 1:
+        raise Unmodelled(
+            f"tensor_parallel.autotp_size={ranks} in the DeepSpeed JSON: tensor parallelism is predicted without "
+            f"DeepSpeed only. Omit it, or load the model with distributed_config=DistributedConfig(tp_size={ranks})"
+        )
+
+
 def patch_fsdp(tracer: StorageTracer) -> None:
     """Patches FSDP2, DTensor and storages, so that `tracer` records what FSDP2 allocates. If the installed torch lacks
     a private name, `refuse_fsdp` names it."""
@@ -50,6 +120,7 @@ def patch_fsdp(tracer: StorageTracer) -> None:
         _watch_resized_storages(tracer)
         _propagate_shapes_untraced()
         _set_categories(tracer)
+        _count_pinned_shards(tracer)
         _skip_sharded_files()
     except (ImportError, AttributeError) as error:
         _missing.append(str(error))
@@ -114,6 +185,10 @@ def _set_categories(tracer: StorageTracer) -> None:
     def reduce_gradients(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         result = reduce(parameters, *args, **kwargs)
         tracer.label((parameter.sharded_param.grad for parameter in parameters), "gradients")
+        for parameter in parameters:
+            gradient = parameter.sharded_param.grad
+            if tracer.host is not None and parameter.pin_memory and gradient is not None:
+                tracer.host.pin(gradient._local_tensor)
         return result
 
     group.foreach_reduce = reduce_gradients
@@ -131,8 +206,40 @@ def _set_categories(tracer: StorageTracer) -> None:
     parameter_class.init_unsharded_param = init_unsharded_param
 
 
+def _count_pinned_shards(tracer: StorageTracer) -> None:
+    """CPU offload keeps shards in page-locked memory."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    parameter_class: Any = _fsdp_param.FSDPParam
+    original = parameter_class.reset_sharded_param
+
+    def reset_sharded_param(self: Any) -> None:
+        original(self)
+        if tracer.host is not None and self.pin_memory:
+            tracer.host.pin(self._sharded_param_data)
+
+    parameter_class.reset_sharded_param = reset_sharded_param
+
+
+def reshard(model: Any) -> None:
+    """Frees the parameters of FSDP2 that an evaluation has left gathered. In a run a save does so before a load."""
+    for module in model.modules():
+        if hasattr(module, "set_reshard_after_forward"):  # an FSDPModule
+            module.reshard()
+
+
 def _skip_sharded_files() -> None:
-    """SHARDED_STATE_DICT: torch copies one shard after another to the host to write it; here nothing is written."""
+    """SHARDED_STATE_DICT: torch copies one shard after another to the host to write it, and reads it into the shards
+    that there are; here nothing is written or read."""
     from torch.distributed import checkpoint
 
     vars(checkpoint)["save"] = lambda *args, **kwargs: None
+    vars(checkpoint)["load"] = lambda *args, **kwargs: None
+
+
+def skip_waits() -> None:
+    """For ranks that do not communicate: waiting for a collective returns the tensor that it wrote. Torch's rule for
+    fake tensors makes another one."""
+    from torch.distributed import _functional_collectives
+
+    vars(_functional_collectives)["wait_tensor"] = lambda tensor: tensor

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hf_memkit.common.when_imported import when_imported
-from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp
+from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp, skip_waits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 
 
@@ -50,6 +50,7 @@ def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
     operations._gpu_broadcast = lambda data, src=0: data
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
+    when_imported("torch.distributed._functional_collectives", lambda _: skip_waits())
     when_imported("torch.distributed.fsdp._fully_shard._fsdp_param_group", lambda _: patch_fsdp(tracer))
     # Its gradient buckets are added to the trace later. `compiler_patches.py` splits compiled graphs.
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]

@@ -131,15 +131,28 @@ def _materialize(model: Any, devices: Mapping[str, Any], options: LoadingOptions
             table = module._parameters if name in module._parameters else module._buffers
             if id(tensor) not in made:
                 dtype = options.kept_dtype(path) if tensor.is_floating_point() else None
-                shaped = torch.empty_like(tensor, dtype=dtype or tensor.dtype)
+                local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's part
+                shaped = torch.empty_like(local, dtype=dtype or tensor.dtype)
                 device = devices.get(path, "cpu")
                 new: Any
                 if quantizer is not None and quantizer.param_needs_quantization(model, path):
                     new = quantised(quantizer, model, path, shaped, device, boundary)
                 else:
                     new = boundary.empty_like(shaped, device)
+                    if local is not tensor:
+                        new = as_part(new, tensor)
                     if isinstance(tensor, nn.Parameter):  # frozen ones get gradients: core_model_loading.py, 1447
                         new = nn.Parameter(new, new.is_floating_point())
                 new._is_hf_initialized = True
                 made[id(tensor)] = tensor, new  # keeps the old one alive, so that its id is not reused
             table[name] = made[id(tensor)][1]
+
+
+def as_part(local: torch.Tensor, whole: Any) -> torch.Tensor:
+    """A DTensor like `whole`, of which this rank has `local` (transformers 5.23.0: distributed/sharding_utils.py,
+    `_dtensor_from_local_like`)."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )

@@ -28,10 +28,13 @@ from hf_memkit.prediction.child.gpu.fake_gpu import patch_cuda_device, skip_own_
 from hf_memkit.prediction.child.script.refuse_training_processes import STARTS, program_started
 from hf_memkit.prediction.child.script.training_commands import training_command
 from hf_memkit.prediction.launch_command import FRONT_ENDS
-from hf_memkit.prediction.trace.request import ReadCommand
+from hf_memkit.prediction.trace.request import TORCHRUN, ReadCommand
 
 _UNKNOWN: Final = 3
 """Assumed number of GPUs of the machine that will train. accelerate only tests whether there are several."""
+
+_STARTED_BY_TORCHRUN: Final = {TORCHRUN: "none"}
+"""The name of a run that is given none, in the environment of its ranks."""
 
 _REQUIRED_FOR_NODES: Final = ("machine_rank", "main_process_ip")
 """Options without which accelerate fails if several machines train."""
@@ -92,7 +95,7 @@ def _accelerate(words: list[str]) -> ReadCommand:
         arguments.deepspeed_fields_from_accelerate_config = ",".join(fields)
         environment = variables.prepare_deepspeed_cmd_env(arguments)[1]
     elif (arguments.use_fsdp or arguments.use_megatron_lm or arguments.multi_gpu) and not on_cpu:
-        environment = variables.prepare_multi_gpu_env(arguments)
+        environment = {**variables.prepare_multi_gpu_env(arguments), **_STARTED_BY_TORCHRUN}
     else:
         environment, processes = variables.prepare_simple_launcher_cmd_env(arguments)[1], 1
     all_gpus = defaults is None and given is None and processes == _UNKNOWN
@@ -116,7 +119,7 @@ def _torchrun(words: list[str]) -> ReadCommand:
         _script(arguments),
         gpus=int(per_node) if str(per_node).isdigit() else None,
         nodes=maximum,
-        environment={"ACCELERATE_USE_CPU": "true"} if per_node == "cpu" else {},
+        environment={**_STARTED_BY_TORCHRUN, **({"ACCELERATE_USE_CPU": "true"} if per_node == "cpu" else {})},
     )
 
 

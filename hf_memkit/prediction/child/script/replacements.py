@@ -280,15 +280,15 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "torch.distributed.* torch.distributed.distributed_c10d.* torch.cuda.device_count "
         "torch.nn.parallel.DistributedDataParallel accelerate.utils.operations.* "
-        "torch.distributed.fsdp._fully_shard.* "
+        "torch.distributed.fsdp._fully_shard.* torch.distributed._functional_collectives.wait_tensor "
         "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached "
         "torch.storage.UntypedStorage.resize_ torch._subclasses.fake_tensor.FakeTensor.data_ptr "
-        "torch.distributed.checkpoint.save torch._C._get_accelerator "
+        "torch.distributed.checkpoint.save torch.distributed.checkpoint.load torch._C._get_accelerator "
         "accelerate.data_loader.synchronize_rng_states",
         "the first of several ranks; communication is done at once",
         "the script waits for ranks that are not started",
         lambda script: patch_ranks(script.request.processes, script.request.per_node, script.boundary.tracer),
-        when=lambda script: script.request.processes > 1,
+        when=lambda script: script.request.is_rank,
         order="after the GPU's row, which reports one GPU",
     ),
     Replacement(

@@ -46,6 +46,7 @@ class HostWatch:
         self._began, self._own = anonymous_bytes(), 0
         self._live: dict[int, tuple[weakref.ref[Any], _File | None]] = {}  # with the file that it is mapped from
         self._now = self._highest = 0
+        self._pinned: set[int] = set()  # addresses of storages in page-locked memory
         self._loading: tuple[_File, torch.dtype | None] | None = None
 
     def training_begins(self) -> None:
@@ -82,6 +83,22 @@ class HostWatch:
             self._add(size)
             held[1].written_bytes += size
             self._live[address] = held[0], None
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Counts what a tensor needs on top of its bytes in page-locked memory: torch rounds each of its allocations
+        there up to a power of two (pytorch:aten/src/ATen/core/CachingHostAllocator.h, `allocate`)."""
+        storage = tensor.untyped_storage()
+        address, size = storage._cdata, storage.nbytes()
+        if size == 0 or address in self._pinned:
+            return
+        rounding = (1 << (size - 1).bit_length()) - size
+        self._pinned.add(address)
+        self._add(rounding)
+        weakref.finalize(storage, self._unpin, address, rounding)
+
+    def _unpin(self, address: int, rounding: int) -> None:
+        self._pinned.discard(address)
+        self._now -= rounding
 
     def _add(self, size: int) -> None:
         self._now += size

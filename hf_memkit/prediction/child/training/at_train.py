@@ -31,8 +31,17 @@ from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, uses_fsdp
+from hf_memkit.prediction.child.gpu.fsdp import (
+    is_sharded,
+    phases_of_first_rank,
+    refuse_fsdp,
+    refuse_parallelism,
+    reshard,
+    unused_savings,
+    uses_fsdp,
+)
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
+from hf_memkit.prediction.child.libraries.pretrained import is_loaded
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.generation import generates, generation_notes
@@ -102,7 +111,7 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
-    if for_plan and uses_fsdp(trainer):
+    if for_plan and is_sharded(trainer):
         raise Unmodelled("fsdp: plans do not change FSDP2 yet; memkit predict says what this script needs")
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
@@ -159,7 +168,7 @@ def traced_training(
                 optional = _trace_optional_evaluation(trainer, evaluations, dtype, tracer, watch)
             watch.end()
             del trainer.get_train_dataloader
-            if training.engine is None and not training.fsdp:
+            if training.engine is None and training.fsdp == uses_fsdp(trainer):
                 _trace_loading(trainer, original, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
         for name, value in original.items():
@@ -181,6 +190,9 @@ def traced_training(
     host = tracer.host.used() if tracer.host is not None else None
     if host is not None and optional is not None:
         host.tensor_bytes.pop("evaluate", None)
+    if host is not None:
+        loaded = is_loaded(base_model(trainer.model))
+        host = replace(host, first_rank_only=phases_of_first_rank(trainer, loaded=loaded))
     return replace(
         training,
         trace=trace,
@@ -285,8 +297,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
-    if getattr(arguments, "parallelism_config", None) is not None:
-        raise Unmodelled("parallelism_config: tensor, context and hybrid parallelism are not predicted; omit it")
+    refuse_parallelism(trainer)
     if uses_fsdp(trainer):
         refuse_fsdp(trainer)
 
@@ -312,7 +323,8 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
-        fsdp=uses_fsdp(trainer),
+        fsdp=is_sharded(trainer),
+        unused_savings=unused_savings(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
@@ -367,8 +379,9 @@ def _batches_tried(trainer: Any) -> list[int]:
 def _omissions(trainer: Any) -> Iterator[str]:
     """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
-    if uses_fsdp(trainer) and (arguments.resume_from_checkpoint or arguments.load_best_model_at_end):
-        yield "FSDP2: loading a checkpoint (resume_from_checkpoint, load_best_model_at_end) is not traced"
+    loads = arguments.resume_from_checkpoint or arguments.load_best_model_at_end
+    if loads and is_sharded(trainer) and not uses_fsdp(trainer):
+        yield "a model that was sharded when loaded: resume_from_checkpoint and load_best_model_at_end are not traced"
     elif given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
         yield f"resume_from_checkpoint: not read; a checkpoint of the traced training is used instead{missing}"
@@ -461,7 +474,21 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
         trainer._save_checkpoint(trainer.model, trial=None)
         tracer.end_phase("save")
     checkpoint = get_last_checkpoint(folder)
+    reshard(trainer.model)
     if arguments["resume_from_checkpoint"]:
+        _trace_resuming(trainer, checkpoint, tracer)
+    if arguments["load_best_model_at_end"]:
+        trainer.state.best_model_checkpoint = checkpoint
+        trainer._load_best_model()
+        tracer.end_phase("best_model")
+
+
+def _trace_resuming(trainer: Any, checkpoint: Any, tracer: StorageTracer) -> None:
+    if uses_fsdp(trainer):  # loads into the model and the optimizer that are sharded already
+        trainer.optimizer.state.clear()
+        tracer.end_phase(tracer.trace.marks[-1][1])
+        trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped)
+    else:
         trainer.accelerator.free_memory()
         trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
         trainer.callback_handler.lr_scheduler = None
@@ -469,9 +496,5 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
         trainer._load_from_checkpoint(checkpoint)
         trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
         trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
-        trainer._load_optimizer_and_scheduler(checkpoint)
-        tracer.end_phase("resume")
-    if arguments["load_best_model_at_end"]:
-        trainer.state.best_model_checkpoint = checkpoint
-        trainer._load_best_model()
-        tracer.end_phase("best_model")
+    trainer._load_optimizer_and_scheduler(checkpoint)
+    tracer.end_phase("resume")
