@@ -50,6 +50,7 @@ class HostRates:
         core_gb_per_s: the same for one core.
         nvme_read_gb_per_s, nvme_write_gb_per_s: of the disk that DeepSpeed swaps to.
         cores_source: source of `cores`.
+        network_gb_per_s: of all network cards between machines, in one direction; None: as its GPUs' servers have.
     """
 
     cores: int
@@ -58,6 +59,7 @@ class HostRates:
     nvme_read_gb_per_s: Figure
     nvme_write_gb_per_s: Figure
     cores_source: str = "assumed"
+    network_gb_per_s: Figure | None = None
 
     @property
     def knows_disk(self) -> bool:

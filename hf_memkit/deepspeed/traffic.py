@@ -75,6 +75,17 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTra
     return StepTraffic(nonempty(row), gpus)
 
 
+def offloaded_fsdp_traffic(model: ModelFacts, *, gpus: int, state_bytes: int) -> StepTraffic:
+    """What FSDP2 with `cpu_offload` does on the host in a step; its other transfers are in the trace.
+
+    Args:
+        model: the trained parameters that the shards of one machine add up to.
+        state_bytes: of one element of a weight, a gradient or a moment: AdamW reads four of them and writes three.
+    """
+    source = "torch 2.13: optim/adamw.py, fused on the CPU"
+    return StepTraffic((_in_ram(ADAM, 7 * state_bytes * model.parameters, source),), gpus, on_gpu=0.0)
+
+
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
     """Elements of the bucket that is reduced after backward ends. Gradients arrive in reverse module order, and one
     that no longer fits starts another bucket (stage_1_and_2.py 1422, stage3.py 1587)."""

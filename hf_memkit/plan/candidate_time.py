@@ -22,13 +22,26 @@ from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.range import Range
 from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
-from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
-from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.traffic import (
+    ADAM,
+    StepTraffic,
+    ddp_traffic,
+    offloaded_fsdp_traffic,
+    unmodelled_keys,
+    zero_traffic,
+)
+from hf_memkit.deepspeed.transfer_time import (
+    EngineHooks,
+    TracedSeconds,
+    collective_seconds,
+    engine_hooks,
+    step_cost,
+)
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
 from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.time.step_time import StepTime, step_time
-from hf_memkit.prediction.trace.work import Work
+from hf_memkit.prediction.trace.work import Operation, Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
 _ADAM_BYTES: Final = 30
@@ -142,6 +155,7 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     step = step_time(
         work, speeds.rates, capability=speeds.capability, span=span, micro_batches=accumulation,
         loader_workers=training.arguments.dataloader_num_workers or 0, hooks_s=_engine_hooks(training, gpus).beside,
+        collective_s=functools.partial(_collective_seconds, speeds.rates, speeds.host, gpus),
     )  # fmt: skip
 
     tokens = facts.tokens.get(kind)
@@ -241,10 +255,23 @@ def _with_transfers(
     return replace(step, seconds=seconds, unknown=tuple(unknown), rests_on=(*step.rests_on, *basis))
 
 
+def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operation: Operation) -> Range:
+    """Seconds of a traced collective."""
+    return collective_seconds(
+        operation.moved_bytes, rates, host, ranks=operation.ranks, on_node=operation.on_node, node_gpus=node_gpus,
+        is_all_reduce=operation.name == "all-reduce",
+    )  # fmt: skip
+
+
 def _traffic(training: TracedTraining, gpus: int) -> StepTraffic | None:
-    """The transfers of a step between GPUs, host and disk; None if those of the DeepSpeed config are unknown."""
+    """The transfers of a step between GPUs, host and disk that the trace does not have; None if those of the DeepSpeed
+    config are unknown."""
     arguments, weights = training.arguments, training.facts.weights
     model = facts_from_sizes([(size, True) for size in weights.trained or [0]])
+    if training.fsdp is not None and training.fsdp.cpu_offload:
+        return offloaded_fsdp_traffic(model, gpus=gpus, state_bytes=weights.gradient_bytes)
+    if training.fsdp is not None:
+        return StepTraffic(gpus=gpus)
     if training.engine is None:
         return ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
     frozen = facts_from_sizes([(size, True) for size in weights.frozen]) if weights.frozen else None

@@ -104,6 +104,15 @@ class Engine:
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
 
 
+@dataclass(frozen=True, slots=True)
+class Fsdp:
+    """FSDP2's settings, from arguments or accelerate's config."""
+
+    reshard_after_forward: bool
+    cpu_offload: bool
+    activation_checkpointing: bool
+
+
 COMPILED: Final = "compiled by torch"
 """Begins the note of a training that torch.compile compiles."""
 
@@ -280,7 +289,7 @@ class TracedTraining:
     memory_fraction: float | None = None  # of `torch.cuda.set_per_process_memory_fraction`; None: not set
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
-    fsdp: bool = False  # FSDP2 shards the model; one rank is traced
+    fsdp: Fsdp | None = None  # FSDP2 shards the model, and one rank is traced; None: no FSDP
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake

@@ -14,7 +14,14 @@ from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.range import Range
 from hf_memkit.deepspeed.presets import load
 from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, last_bucket, zero_traffic
-from hf_memkit.deepspeed.transfer_time import CostRow, StepCost, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.transfer_time import (
+    CostRow,
+    StepCost,
+    TracedSeconds,
+    collective_seconds,
+    engine_hooks,
+    step_cost,
+)
 
 N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
@@ -234,3 +241,29 @@ def test_adam_on_the_host_is_as_fast_as_its_cores(model: ModelFacts) -> None:
     assert traffic is not None
     cost = step_cost(traffic, TRACED, GPU, replace(HOST, cores=2))
     assert of(cost, "Adam on the host").total.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"
+
+
+def test_a_collective_is_a_ring_at_the_rate_of_its_slowest_link() -> None:
+    """NVLink within a machine; between machines the cards of the group's GPUs, as in NVIDIA's servers or as given."""
+    sent = 10e9
+    options = {"ranks": 8, "on_node": 8, "node_gpus": 8}
+    within = collective_seconds(sent, GPU, HOST, **options)
+    assert within.middle == pytest.approx(10 / (300 * 0.78), rel=0.01)
+    assert within.low < within.middle < within.high
+    options["ranks"] = 16
+    between = collective_seconds(sent, GPU, HOST, **options)
+    assert between.middle == pytest.approx(10 / (8 * 25 * 0.75), rel=0.01), "eight cards of 200 Gbit/s"
+    slow = replace(HOST, network_gb_per_s=Figure(10, "given"))
+    assert collective_seconds(sent, GPU, slow, **options).middle == pytest.approx(10 / (10 * 0.75), rel=0.01)
+
+    # Replicas of hybrid sharding: each of eight groups has one GPU on a machine, and an eighth of its cards.
+    replicas = collective_seconds(sent, GPU, slow, ranks=2, on_node=1, node_gpus=8)
+    assert replicas.middle == pytest.approx(10 / (10 / 8 * 0.75), rel=0.01)
+
+
+def test_a_small_collective_takes_its_latency() -> None:
+    """A step of the ring for each other rank, and twice as many for an all-reduce."""
+    two, eight = (collective_seconds(4, GPU, HOST, ranks=n, on_node=n, node_gpus=8).middle for n in (2, 8))
+    assert eight - two == pytest.approx(6 * 0.47e-6, rel=0.01)
+    all_reduce = collective_seconds(4, GPU, HOST, ranks=8, on_node=8, node_gpus=8, is_all_reduce=True)
+    assert all_reduce.middle - eight == pytest.approx(7 * 0.47e-6, rel=0.01)

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.traced_training import FSDP_1
+from hf_memkit.prediction.traced_training import FSDP_1, Fsdp
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -29,6 +29,18 @@ _missing: list[str] = []
 def uses_fsdp(trainer: Any) -> bool:
     """Whether FSDP shards the model of a Trainer."""
     return bool(getattr(trainer, "is_fsdp_enabled", False))
+
+
+def fsdp_settings(trainer: Any) -> Fsdp | None:
+    """The settings of a Trainer's FSDP; None without FSDP."""
+    if not uses_fsdp(trainer):
+        return None
+    plugin = trainer.accelerator.state.fsdp_plugin
+    return Fsdp(
+        reshard_after_forward=bool(plugin.reshard_after_forward),
+        cpu_offload=type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        activation_checkpointing=bool(plugin.activation_checkpointing),
+    )
 
 
 def refuse_fsdp(trainer: Any) -> None:

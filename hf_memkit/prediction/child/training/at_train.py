@@ -31,7 +31,7 @@ from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.gpu.fsdp import refuse_fsdp, uses_fsdp
+from hf_memkit.prediction.child.gpu.fsdp import fsdp_settings, refuse_fsdp, uses_fsdp
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -102,8 +102,8 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
-    if for_plan and uses_fsdp(trainer):
-        raise Unmodelled("fsdp: plans do not change FSDP2 yet; memkit predict says what this script needs")
+    if tracer.recorder is not None:
+        tracer.recorder.with_streams = uses_fsdp(trainer)
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
@@ -312,7 +312,7 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
-        fsdp=uses_fsdp(trainer),
+        fsdp=fsdp_settings(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
