@@ -103,6 +103,15 @@ _PASSES: Final = Range(1, 3, 5)
 written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 FSDP's published runs need the maximum or more (`benchmarks/published_two_gpus.py`)."""
 
+_RING_PASSES: Final = Range(1, 2, 3)
+"""The same for a collective whose copies into and out of a bucket are in the trace, as FSDP2's: the ring reads and
+writes what it sends, and a reduction reads once more. They slow the computation beside them."""
+
+_UNIT_S: Final = Range(0.25e-3, 0.5e-3, 0.9e-3)
+"""Host time of FSDP2's hooks around one gather, in addition to the operations of the trace. Measured on one core of an
+AMD EPYC, with a process group that sends nothing: 0.50 ms forward and 0.59 ms backward (torch 2.13; 16 small layers of
+Llama, each a unit; without about nine operations of 7 us); low and high: assumed, for other processors."""
+
 _ENGINE_S: Final = {2: Range(20e-6, 50e-6, 150e-6), 3: Range(100e-6, 250e-6, 800e-6)}
 """Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
 and that gather and release weights in both passes (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
@@ -130,6 +139,11 @@ def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) ->
     if stage == 3 and gpus > 1:
         return EngineHooks(alone=hooks_s, of_step=_ENGINE_STEP_S)
     return EngineHooks(beside=hooks_s, of_step=_ENGINE_STEP_S)
+
+
+def fsdp_hooks(gathers: float) -> Range:
+    """Host time of FSDP2's hooks in a micro-batch with so many gathers, while the GPU executes queued work."""
+    return _UNIT_S.times(gathers)
 
 
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
@@ -168,11 +182,19 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
     return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveSeconds:
+    """Seconds of one collective."""
+
+    on_links: Range  # until it is finished, alone on its links
+    in_memory: Range  # that it takes from the computation beside it: passes through the GPU's memory
+
+
 def collective_seconds(
     sent_bytes: float, gpu: GpuRates, host: HostRates, *, ranks: int, on_node: int, node_gpus: int,
     is_all_reduce: bool = False,
-) -> Range:  # fmt: skip
-    """Seconds of one collective, as a ring of all ranks, alone on its links.
+) -> CollectiveSeconds:  # fmt: skip
+    """Seconds of one collective, as a ring of all ranks.
 
     Between machines, the ring is as fast as the slower of two links: the one between GPUs, and the network, on which
     a machine sends through the cards of all its GPUs in the group.
@@ -199,7 +221,8 @@ def collective_seconds(
         latency_s = protocol.start_s + (rounds * (ranks - 1) - between) * step_s + between * protocol.network_s
         times.append(per_gb.times(sent_bytes / GB / protocol.speed) + Range(latency_s, latency_s, latency_s))
     simple, small = times
-    return simple.minimum(small)
+    memory = _RING_PASSES.times(sent_bytes / GB / gpu.achievable_memory_gb_per_s.value)
+    return CollectiveSeconds(simple.minimum(small), memory)
 
 
 def _network_gb_per_s(gpu: GpuRates, host: HostRates, node_gpus: int) -> float:

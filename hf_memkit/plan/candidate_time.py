@@ -31,10 +31,12 @@ from hf_memkit.deepspeed.traffic import (
     zero_traffic,
 )
 from hf_memkit.deepspeed.transfer_time import (
+    CollectiveSeconds,
     EngineHooks,
     TracedSeconds,
     collective_seconds,
     engine_hooks,
+    fsdp_hooks,
     step_cost,
 )
 from hf_memkit.plan.judgement import Judgement
@@ -154,7 +156,7 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     span = next(step.calls for step in reversed(training.steps) if step.kind == kind)
     step = step_time(
         work, speeds.rates, capability=speeds.capability, span=span, micro_batches=accumulation,
-        loader_workers=training.arguments.dataloader_num_workers or 0, hooks_s=_engine_hooks(training, gpus).beside,
+        loader_workers=training.arguments.dataloader_num_workers or 0, hooks_s=_hooks_s(training, work, span, gpus),
         collective_s=functools.partial(_collective_seconds, speeds.rates, speeds.host, gpus),
     )  # fmt: skip
 
@@ -255,7 +257,19 @@ def _with_transfers(
     return replace(step, seconds=seconds, unknown=tuple(unknown), rests_on=(*step.rests_on, *basis))
 
 
-def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operation: Operation) -> Range:
+def _hooks_s(training: TracedTraining, work: Work, span: tuple[int, int], gpus: int) -> Range:
+    """Host time per micro-batch of hooks that run while the GPU is busy."""
+    if training.fsdp is None:
+        return _engine_hooks(training, gpus).beside
+    gathers = micro_batches = 0
+    for begin, end, phase in work.spans():
+        if span[0] <= begin < span[1] and phase in ("forward", "backward"):
+            gathers += sum(work.operations[call].name == "all-gather" for call in work.calls[begin:end])
+            micro_batches += phase == "backward"
+    return fsdp_hooks(gathers / max(1, micro_batches))
+
+
+def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operation: Operation) -> CollectiveSeconds:
     """Seconds of a traced collective."""
     return collective_seconds(
         operation.moved_bytes, rates, host, ranks=operation.ranks, on_node=operation.on_node, node_gpus=node_gpus,

@@ -247,23 +247,28 @@ def test_a_collective_is_a_ring_at_the_rate_of_its_slowest_link() -> None:
     """NVLink within a machine; between machines the cards of the group's GPUs, as in NVIDIA's servers or as given."""
     sent = 10e9
     options = {"ranks": 8, "on_node": 8, "node_gpus": 8}
-    within = collective_seconds(sent, GPU, HOST, **options)
+    both = collective_seconds(sent, GPU, HOST, **options)
+    assert both.in_memory.middle == pytest.approx(2 * 10 / 1700), "it is read and written"
+    within = both.on_links
     assert within.middle == pytest.approx(10 / (300 * 0.78), rel=0.01)
     assert within.low < within.middle < within.high
     options["ranks"] = 16
-    between = collective_seconds(sent, GPU, HOST, **options)
+    between = collective_seconds(sent, GPU, HOST, **options).on_links
     assert between.middle == pytest.approx(10 / (8 * 25 * 0.75), rel=0.01), "eight cards of 200 Gbit/s"
     slow = replace(HOST, network_gb_per_s=Figure(10, "given"))
-    assert collective_seconds(sent, GPU, slow, **options).middle == pytest.approx(10 / (10 * 0.75), rel=0.01)
+    assert collective_seconds(sent, GPU, slow, **options).on_links.middle == pytest.approx(10 / (10 * 0.75), rel=0.01)
 
     # Replicas of hybrid sharding: each of eight groups has one GPU on a machine, and an eighth of its cards.
-    replicas = collective_seconds(sent, GPU, slow, ranks=2, on_node=1, node_gpus=8)
+    replicas = collective_seconds(sent, GPU, slow, ranks=2, on_node=1, node_gpus=8).on_links
     assert replicas.middle == pytest.approx(10 / (10 / 8 * 0.75), rel=0.01)
 
 
 def test_a_small_collective_takes_its_latency() -> None:
     """A step of the ring for each other rank, and twice as many for an all-reduce."""
-    two, eight = (collective_seconds(4, GPU, HOST, ranks=n, on_node=n, node_gpus=8).middle for n in (2, 8))
-    assert eight - two == pytest.approx(6 * 0.47e-6, rel=0.01)
-    all_reduce = collective_seconds(4, GPU, HOST, ranks=8, on_node=8, node_gpus=8, is_all_reduce=True)
-    assert all_reduce.middle - eight == pytest.approx(7 * 0.47e-6, rel=0.01)
+
+    def seconds(ranks: int, *, is_all_reduce: bool = False) -> float:
+        options = {"ranks": ranks, "on_node": ranks, "node_gpus": 8, "is_all_reduce": is_all_reduce}
+        return collective_seconds(4, GPU, HOST, **options).on_links.middle
+
+    assert seconds(8) - seconds(2) == pytest.approx(6 * 0.47e-6, rel=0.01)
+    assert seconds(8, is_all_reduce=True) - seconds(8) == pytest.approx(7 * 0.47e-6, rel=0.01)

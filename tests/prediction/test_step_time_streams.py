@@ -10,6 +10,7 @@ import pytest
 from hf_memkit.catalog.gpu_rates import RATES
 from hf_memkit.common.range import Range
 from hf_memkit.common.terms import Phase
+from hf_memkit.deepspeed.transfer_time import CollectiveSeconds
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.time.step_time import StepTime, step_time
 from hf_memkit.prediction.trace.work import HOST, Operation, Wait, Work
@@ -42,11 +43,12 @@ class Step:
         self.work.marks.append((len(self.work.calls), phase))
 
 
-def timed(step: Step, gather_s: float, **options: float) -> StepTime:
-    """The time with a host that takes no time and collectives of these seconds."""
+def timed(step: Step, gather_s: float, *, stolen_s: float = 0.0, micro_batches: int = 1) -> StepTime:
+    """The time with a host that takes no time, and collectives of these seconds."""
+    collective = CollectiveSeconds(Range(gather_s, gather_s, gather_s), Range(stolen_s, stolen_s, stolen_s))
     return step_time(
         step.work, RATES["A100 80GB"], capability=8.0, host=0.0,
-        collective_s=lambda operation: Range(gather_s, gather_s, gather_s), **options,
+        collective_s=lambda operation: collective, micro_batches=micro_batches,
     )  # fmt: skip
 
 
@@ -93,6 +95,12 @@ def test_a_gather_is_hidden_by_the_computation_beside_it(share: float) -> None:
     assert found.exposed_s == pytest.approx(gather_s + 2 * late, rel=1e-3)
     assert found.by_kind["collective"] == pytest.approx(3 * gather_s)
     assert any("no computation hides" in each for each in found.rests_on)
+
+
+def test_a_hidden_gather_takes_some_of_the_memory_from_the_computation() -> None:
+    """Defect: communication that is free once it is hidden. The last gather's share falls to the second layer."""
+    found = timed(two_layers(), 0.25 * ONE, stolen_s=0.1 * ONE)
+    assert found.by_phase["forward"] == pytest.approx(0.25 * ONE + 2.2 * ONE)
 
 
 def test_collectives_share_the_links() -> None:

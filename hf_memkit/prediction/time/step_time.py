@@ -18,7 +18,8 @@ reduce-scatters                 ─██ layer 3 ███
 ```
 
 An operation starts when its stream's previous one is finished and everything is that its stream waits for (events).
-Collectives follow one another on the links.
+Collectives follow one another on the links, and take time from the computation beside them, as they read and write the
+GPU's memory.
 
 At most two micro-batches are traced: the first, before which there are no gradients, and one like all others; with
 FSDP2 the first is like all but the last, which reduces gradients. Not included: tokenizing and decoding data,
@@ -36,6 +37,7 @@ from typing import Final
 from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.range import ZERO, Range
 from hf_memkit.common.terms import PHASES, Phase
+from hf_memkit.deepspeed.transfer_time import CollectiveSeconds
 from hf_memkit.prediction.time.operation_time import OperationSeconds, computes_as, product_tflops
 from hf_memkit.prediction.trace.work import HOST, KINDS, Caller, Operation, Wait, Work
 
@@ -134,7 +136,7 @@ def step_time(
     loader_workers: int = 0,
     hooks_s: Range = ZERO,
     host: float = 1.0,
-    collective_s: Callable[[Operation], Range] = lambda operation: ZERO,
+    collective_s: Callable[[Operation], CollectiveSeconds] = lambda operation: CollectiveSeconds(ZERO, ZERO),
 ) -> StepTime:
     """The time of one optimizer step. Raises ValueError if there is no step, or fewer than one micro-batch.
 
@@ -145,7 +147,7 @@ def step_time(
         loader_workers: `dataloader_num_workers`; with any, batches are collated in parallel to the training.
         hooks_s: host time per micro-batch for hooks of an engine that is not traced.
         host: factor by which the host is slower than computed here.
-        collective_s: seconds of a collective, alone on its links. Default: communication takes no time.
+        collective_s: seconds of a collective. Default: communication takes no time.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
@@ -156,11 +158,17 @@ def step_time(
     parts = _parts(work, steps[-1], micro_batches)
     if not loader_workers:
         _add_collating(work, parts)
+    collectives = {
+        index: collective_s(operation)
+        for index, operation in enumerate(work.operations)
+        if operation.kind == "collective"
+    }
     durations = [
-        collective_s(operation) if operation.kind == "collective" else _computing(seconds.of(operation), operation)
-        for operation in work.operations
+        collectives[index].on_links if index in collectives else _computing(seconds.of(operation), operation)
+        for index, operation in enumerate(work.operations)
     ]
-    low, likely, high = (_Clocks(work, durations, variant, host, hooks_s[variant]) for variant in range(3))
+    stolen = {index: collective.in_memory for index, collective in collectives.items()}
+    low, likely, high = (_Clocks(work, durations, stolen, variant, host, hooks_s[variant]) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
             clocks.run(part)
@@ -249,11 +257,23 @@ def _add_collating(work: Work, parts: list[_Part]) -> None:
 
 
 class _Clocks:
-    """Simulates the clocks of host and GPU over the parts of a step, in seconds. `durations`: of each operation on the
-    GPU; `variant`: 0: low, 1: middle, 2: high; `hooks_s`: per micro-batch, spread over its operations."""
+    """Simulates the clocks of host and GPU over the parts of a step, in seconds.
+
+    Args:
+        durations: of each operation on the GPU.
+        stolen: seconds that a collective takes from the computation beside it, by the index of its operation.
+        variant: 0: low, 1: middle, 2: high.
+        hooks_s: per micro-batch, spread over its operations.
+    """
 
     def __init__(
-        self, work: Work, durations: Sequence[Range], variant: int, host_factor: float, hooks_s: float
+        self,
+        work: Work,
+        durations: Sequence[Range],
+        stolen: Mapping[int, Range],
+        variant: int,
+        host_factor: float,
+        hooks_s: float,
     ) -> None:
         self.by_phase: dict[Phase, float] = {}
         self.of_micro_batches: dict[Phase, float] = {}
@@ -269,6 +289,7 @@ class _Clocks:
         self._hooks_s = host_factor * hooks_s
         self._waits = [operation.waits for operation in work.operations]
         self._seconds = [duration[variant] for duration in durations]
+        self._stolen = {index: seconds[variant] for index, seconds in stolen.items()}
         self._queueing = [
             host_factor * (_CALL_S[operation.called_by][variant] + _LAUNCH_S * (operation.launches - 1))
             for operation in work.operations
@@ -317,6 +338,7 @@ class _Clocks:
         clocks: dict[int, float] = {0: host}  # stream -> when its last operation is finished
         ends: dict[int, list[tuple[int, float]]] = {}  # stream -> (call, when it is finished), in order
         links = 0.0  # when the last collective is finished
+        stolen = 0.0  # by collectives, from the next operation of the default stream
         exposed = 0.0
         hooks = self._hooks_s / max(1, len(part.calls())) if part.number >= 0 else 0.0
 
@@ -337,13 +359,16 @@ class _Clocks:
                 stream = operation.stream
                 host += self._queueing[call] + hooks
                 start = clocks.get(stream, 0.0)
+                seconds = self._seconds[call]
                 if stream == 0:
                     idle += max(0.0, host - start)
+                    seconds, stolen = seconds + stolen, 0.0
                 start = max(start, host)
                 if operation.kind == "collective":
                     start = max(start, links)
-                    links = start + self._seconds[call]
-                clocks[stream] = start + self._seconds[call]
+                    links = start + seconds
+                    stolen += self._stolen[call]
+                clocks[stream] = start + seconds
                 ends.setdefault(stream, []).append((index, clocks[stream]))
                 if self._waits[call]:
                     host = clocks[stream]
