@@ -270,7 +270,7 @@ def _slower(judgement: Judgement, best: Judgement) -> str:
 def _seconds_by_part(judgement: Judgement) -> dict[str, float]:
     time = judgement.step_time
     assert time is not None
-    transfers_s = time.seconds[1] - sum(time.by_phase.values())
+    transfers_s = time.seconds[1] - sum(time.by_phase.values()) + time.exposed_s
     return {_TRANSFERS: transfers_s, **{str(phase): seconds for phase, seconds in time.by_phase.items()}}
 
 

@@ -172,6 +172,7 @@ class _StepPredictor:
         zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
         sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
         offloads = any(section.get("device") in ("cpu", "nvme") for section in sections)
+        offloads |= traced.fsdp is not None and traced.fsdp.cpu_offload
         self.ram_decides = job.ram_is_given or (gpu is not None and gpu.here) or offloads
 
     def predict(self, trace: Trace, notes: Sequence[str] = (), enough_bytes: int | None = None) -> Prediction:

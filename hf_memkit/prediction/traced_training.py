@@ -37,6 +37,8 @@ class TracedArguments:
     save_steps: float | None = None
     dataloader_drop_last: bool | None = None
     deepspeed: Any = None
+    fsdp: Any = None
+    fsdp_config: Any = None
     packing: bool | None = None
     padding_free: bool | None = None
     loss_type: str | None = None
