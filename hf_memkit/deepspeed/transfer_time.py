@@ -43,7 +43,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One optimizer step on one machine."""
+    """One optimizer step."""
 
     rows: tuple[CostRow, ...]
 
@@ -157,6 +157,9 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
             (benchmarks/cpu_adam.py).
     """
     per_gb = _seconds_per_gb(gpu, host)
+    if traffic.nodes > 1:
+        each = traffic.gpus // traffic.nodes
+        per_gb["gpus"] = _ring_seconds_per_gb(gpu, host, machines=traffic.nodes, on_node=each, node_gpus=each)
     rows = []
     occupied: dict[tuple[str, Link], Range] = {}  # seconds of one micro-batch's computation that hide a transfer
     for transfer in traffic.rows:
@@ -207,13 +210,7 @@ def collective_seconds(
     """
     rounds = 2 if is_all_reduce else 1
     machines = -(-ranks // on_node)
-    per_gb = _seconds_per_gb(gpu, host)["gpus"]
-    if on_node == 1:
-        per_gb = ZERO
-    if machines > 1:
-        cards_gb_per_s = _network_gb_per_s(gpu, host, node_gpus) * on_node / node_gpus
-        network = Range(*(1 / (cards_gb_per_s * share) for share in _NETWORK))
-        per_gb = Range(*map(max, per_gb, network))
+    per_gb = _ring_seconds_per_gb(gpu, host, machines=machines, on_node=on_node, node_gpus=node_gpus)
     times = []
     for protocol in _PROTOCOLS:
         step_s = protocol.pcie_s if gpu.nvlink_gb_per_s is None else protocol.nvlink_s
@@ -223,6 +220,16 @@ def collective_seconds(
     simple, small = times
     memory = _RING_PASSES.times(sent_bytes / GB / gpu.achievable_memory_gb_per_s.value)
     return CollectiveSeconds(simple.minimum(small), memory)
+
+
+def _ring_seconds_per_gb(gpu: GpuRates, host: HostRates, *, machines: int, on_node: int, node_gpus: int) -> Range:
+    """Seconds for each GB that a GPU sends in a ring, in which the slowest link decides."""
+    within = ZERO if on_node == 1 else _seconds_per_gb(gpu, host)["gpus"]
+    if machines == 1:
+        return within
+    cards_gb_per_s = _network_gb_per_s(gpu, host, node_gpus) * on_node / node_gpus
+    network = Range(*(1 / (cards_gb_per_s * share) for share in _NETWORK))
+    return Range(*map(max, within, network))
 
 
 def _network_gb_per_s(gpu: GpuRates, host: HostRates, node_gpus: int) -> float:

@@ -57,7 +57,12 @@ def combine(*choices: Choice | None) -> Combination:
     given = [choice for choice in choices if choice is not None]
     slots = {choice.slot: choice for choice in given}
     if "checkpointing" in slots and uses_fsdp(given):
-        slots["checkpointing"] = _by_fsdp(slots["checkpointing"])
+        checkpointing = slots.pop("checkpointing")
+        kwargs = checkpointing.settings.get("arguments.activation_checkpointing_kwargs") or {}
+        if not checkpointing.settings.get("arguments.activation_checkpointing"):
+            slots["checkpointing"] = checkpointing
+        elif kwargs.get("every_n_layers", 1) == 1:  # FSDP saves all layers or none
+            slots["checkpointing"] = replace(checkpointing, settings=CHECKPOINTING_BY_FSDP)
     if "engine" in slots or any("arguments.optim" in each.settings for each in given if each.slot != "optimizer"):
         slots.pop("optimizer", None)
     if "padding" in slots:
@@ -68,14 +73,6 @@ def combine(*choices: Choice | None) -> Combination:
 def uses_fsdp(choices: Iterable[Choice]) -> bool:
     """Whether one of them makes FSDP2 the engine."""
     return any("arguments.fsdp" in choice.settings for choice in choices)
-
-
-def _by_fsdp(choice: Choice) -> Choice:
-    """A choice of checkpointing beside FSDP2: by FSDP, as Trainer's gathers once more; that of some layers stays."""
-    kwargs = choice.settings.get("arguments.activation_checkpointing_kwargs") or {}
-    if not choice.settings.get("arguments.activation_checkpointing") or kwargs.get("every_n_layers", 1) != 1:
-        return choice
-    return replace(choice, settings=CHECKPOINTING_BY_FSDP)
 
 
 def without(combination: Combination, *slots: str) -> Combination:

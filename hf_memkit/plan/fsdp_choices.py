@@ -74,7 +74,7 @@ def engine(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice]:
     if why := next((each for each, is_there in obstacles.items() if is_there), ""):
         left_out[NAME] = why
         return
-    settings: dict[str, Any] = {"arguments.fsdp": "full_shard", f"arguments.{FSDP_CONFIG}": {"version": 2}}
+    settings: dict[str, Any] = {"arguments.fsdp": True, f"arguments.{FSDP_CONFIG}": {"version": 2}}
     if own.arguments.deepspeed:
         settings["arguments.deepspeed"] = None
     copies = own.arguments.bf16 and "float32" in own.model.trained_dtypes

@@ -129,7 +129,7 @@ class CandidateJudge:
         """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
         job = self.tracer.job
         assert self.unchanged.training is not None
-        if why := refused(candidate.settings, self.unchanged.training.arguments, job.machine, job.gpus):
+        if why := refused(candidate.settings, self.unchanged.training.arguments, job.machine, job.gpus * job.nodes):
             return Judgement(candidate, why=why)
         try:  # variables set up the allocator, which the trace does not depend on
             return self.tracer.judge(candidate, replace(candidate.overrides, environment={}))
@@ -191,7 +191,9 @@ def judge_trace(
     if work is None or device != "cuda":
         return judgement
     row_products = _row_products(work, training.arguments.per_device_train_batch_size)
-    return with_times(replace(judgement, row_products=row_products), work, summary, speeds, gpus=job.gpus)
+    return with_times(
+        replace(judgement, row_products=row_products), work, summary, speeds, gpus=job.gpus, nodes=job.nodes
+    )
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Fsdp, TracedTraining
-from hf_memkit.setup.script_overrides import Overrides, _is_same_value
+from hf_memkit.setup.script_overrides import Overrides, _is_same_value, read_plan
 from tests.plan.made_trainings import MADE, changed
 
 MACHINE: Final = described_machine("RTX 4090", None, None, None)
@@ -112,9 +112,25 @@ def test_no_fsdp2_for_what_it_cannot_train(fields: dict[str, Any]) -> None:
 
 def test_its_flags_are_words_that_trainer_reads() -> None:
     candidate = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), change(PLAIN, "engine", -1)))
-    flags = dict(flag.split(" ", 1) for flag in pasted(candidate, PLAIN).flags)
-    assert flags["--fsdp"] == "full_shard"
-    assert json.loads(*shlex.split(flags["--fsdp_config"])) == candidate.arguments["fsdp_config"]
+    flags = pasted(candidate, PLAIN).flags
+    assert "--fsdp" in flags, "a value would be the name of a strategy"
+    (config,) = (flag.partition(" ")[2] for flag in flags if flag.startswith("--fsdp_config "))
+    assert json.loads(*shlex.split(config)) == candidate.arguments["fsdp_config"]
+
+
+def test_checkpointing_of_some_layers_is_not_for_fsdp2() -> None:
+    """Defect: Trainer's checkpointing beside FSDP2, which gathers every layer once more."""
+    choice = change(PLAIN, "checkpointing", 1)
+    assert choice.settings["arguments.activation_checkpointing_kwargs"]["every_n_layers"] == 2
+    fsdp = change(PLAIN, "engine", -1)
+    assert combine(choice, fsdp) == (fsdp,)
+
+
+def test_a_plan_file_with_it_is_read(tmp_path: Path) -> None:
+    candidate = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), change(PLAIN, "engine", -1)))
+    (tmp_path / "plan.yaml").write_text(json.dumps(candidate.overrides.to_json()))
+    overrides, _ = read_plan(tmp_path / "plan.yaml")
+    assert overrides.arguments == candidate.arguments
 
 
 def test_keys_that_trainer_adds_are_no_difference_of_a_run() -> None:
