@@ -13,7 +13,7 @@ from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, mea
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.range import Range
 from hf_memkit.deepspeed.presets import load
-from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, last_bucket, zero_traffic
+from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, last_bucket, zero_traffic
 from hf_memkit.deepspeed.transfer_time import (
     CostRow,
     StepCost,
@@ -272,3 +272,26 @@ def test_a_small_collective_takes_its_latency() -> None:
 
     assert seconds(8) - seconds(2) == pytest.approx(6 * 0.47e-6, rel=0.01)
     assert seconds(8, is_all_reduce=True) - seconds(8) == pytest.approx(7 * 0.47e-6, rel=0.01)
+
+
+def test_several_machines_share_the_work_and_exchange_over_the_network(model: ModelFacts) -> None:
+    """Two machines of four GPUs: gradients of eight, over cards of 200 Gbit/s each, or over what the user gives."""
+    eight, two = (ddp_traffic(model, gpus=8 // n, nodes=n, gradient_bytes=4) for n in (1, 2))
+    assert (two.gpus, two.nodes) == (8, 2) and two.rows == eight.rows
+    name = "all-reduce of gradients"
+    assert of(step_cost(two, TRACED, GPU, HOST), name).total.middle == pytest.approx(7 * N / 1e9 / (4 * 25 * 0.75))
+    slow = replace(HOST, network_gb_per_s=Figure(10, "given"))
+    assert of(step_cost(two, TRACED, GPU, slow), name).total.middle == pytest.approx(7 * N / 1e9 / (10 * 0.75))
+
+    config = bf16("zero2-offload")
+    one, both = (zero_traffic(config, model, gpus=4, nodes=n) for n in (1, 2))
+    assert one is not None and both is not None
+    adam = [next(row.moved_bytes for row in traffic.rows if row.name == ADAM) for traffic in (one, both)]
+    assert adam[1] == pytest.approx(adam[0] / 2, rel=1e-3), "each machine steps its half"
+    assert both.on_gpu == pytest.approx(one.on_gpu, abs=1e-3)
+
+
+def test_swapping_on_several_machines_has_no_time(model: ModelFacts) -> None:
+    swapping = bf16("zero3-infinity")
+    assert zero_traffic(swapping, model, gpus=4) is not None
+    assert zero_traffic(swapping, model, gpus=4, nodes=2) is None

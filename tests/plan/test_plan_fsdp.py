@@ -15,9 +15,11 @@ from hf_memkit.plan.candidate import Candidate, Choice, combine
 from hf_memkit.plan.choices import choices_for, refused
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces
+from hf_memkit.plan.wording import gpu_of
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Fsdp, TracedTraining
 from hf_memkit.setup.script_overrides import Overrides, _is_same_value, read_plan
+from tests.plan.made_plans import plan, setup
 from tests.plan.made_trainings import MADE, changed
 
 MACHINE: Final = described_machine("RTX 4090", None, None, None)
@@ -138,6 +140,16 @@ def test_keys_that_trainer_adds_are_no_difference_of_a_run() -> None:
     added = {**WRITTEN, "min_num_params": 0, "xla": False}
     assert _is_same_value(added, WRITTEN)
     assert not _is_same_value({**added, "version": 1}, WRITTEN)
+
+
+def test_a_plan_for_several_machines() -> None:
+    """Defect: sequences or the price of one machine, or a launcher that starts on one."""
+    own = setup(2, 4, 10.0, 1.0)
+    made = plan(own, gpus=8, nodes=2)
+    assert (made.ranks, made.own_sequences) == (16, 128)
+    assert "--nnodes 2 " in made.launch and "--nproc_per_node 8 " in made.launch
+    assert gpu_of(made) == "2 × 8 × RTX 3090"
+    assert made.file(own)["about"]["gpus"] == 16
 
 
 SCRIPT: Final = """
