@@ -250,7 +250,7 @@ def _wait(stream: int, event: Event) -> None:
 
 
 class Stream:
-    """A stream of the GPU. In a trace operations follow one another; who waits for whom is recorded with the work."""
+    """A stream of the GPU. In a trace operations follow one another; waits are recorded with the work."""
 
     _numbers: ClassVar = itertools.count()
 
