@@ -208,7 +208,8 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
     before: Phase | None = None
     for start, end, phase in work.spans():
         begin, stop = max(start, span[0]), min(end, span[1])
-        if begin >= stop or phase == "save":  # a save after the last step, for which FSDP2 gathers
+        gathers_to_save = phase == "save" and bool(work.waits)  # FSDP2, after the last step
+        if begin >= stop or gathers_to_save:
             continue
         stretch = _Stretch(phase, begin, work.calls[begin:stop])
         if not parts or (parts[-1].number >= 0 and before == "backward" and phase not in ("backward", "optimizer")):
