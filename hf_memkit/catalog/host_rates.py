@@ -50,6 +50,7 @@ class HostRates:
         core_gb_per_s: the same for one core.
         nvme_read_gb_per_s, nvme_write_gb_per_s: of the disk that DeepSpeed swaps to.
         cores_source: source of `cores`.
+        network_gb_per_s: of all network cards between machines, in one direction; None: as its GPUs' servers have.
     """
 
     cores: int
@@ -58,6 +59,7 @@ class HostRates:
     nvme_read_gb_per_s: Figure
     nvme_write_gb_per_s: Figure
     cores_source: str = "assumed"
+    network_gb_per_s: Figure | None = None
 
     @property
     def knows_disk(self) -> bool:
@@ -96,6 +98,7 @@ class GivenHost:
         cores: of each machine.
         ram_gb_per_s, nvme_read_gb_per_s, nvme_write_gb_per_s: as in `HostRates`.
         pcie_gb_per_s: achieved rate in one direction.
+        network_gb_per_s: as in `HostRates`.
         nvme_path: folder that DeepSpeed may swap to; None: no swapping.
     """
 
@@ -105,6 +108,7 @@ class GivenHost:
     nvme_write_gb_per_s: float | None = None
     pcie_gb_per_s: float | None = None
     nvme_path: str | None = None
+    network_gb_per_s: float | None = None
 
     def overridden_on(self, host: HostRates) -> HostRates:
         """The given figures, and those of `host` for the rest."""
@@ -112,6 +116,9 @@ class GivenHost:
         def figure(value: float | None, other: Figure) -> Figure:
             return other if value is None else Figure(value, "given by --host")
 
+        network = host.network_gb_per_s
+        if self.network_gb_per_s is not None:
+            network = Figure(self.network_gb_per_s, "given by --host")
         return replace(
             host,
             cores=host.cores if self.cores is None else self.cores,
@@ -119,6 +126,7 @@ class GivenHost:
             ram_gb_per_s=figure(self.ram_gb_per_s, host.ram_gb_per_s),
             nvme_read_gb_per_s=figure(self.nvme_read_gb_per_s, host.nvme_read_gb_per_s),
             nvme_write_gb_per_s=figure(self.nvme_write_gb_per_s, host.nvme_write_gb_per_s),
+            network_gb_per_s=network,
         )
 
     def over_pcie(self, rates: GpuRates) -> GpuRates:
@@ -130,7 +138,7 @@ class GivenHost:
         """`"times use the machine of --host: 32 cores, RAM 200 GB/s"`; empty if nothing is given."""
         rates = {
             "RAM": self.ram_gb_per_s, "NVMe reads": self.nvme_read_gb_per_s, "NVMe writes": self.nvme_write_gb_per_s,
-            "PCIe": self.pcie_gb_per_s,
+            "PCIe": self.pcie_gb_per_s, "network": self.network_gb_per_s,
         }  # fmt: skip
         figures = [f"{self.cores} cores"] if self.cores is not None else []
         figures += [f"{name} {value:.4g} GB/s" for name, value in rates.items() if value is not None]

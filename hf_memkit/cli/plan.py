@@ -65,11 +65,10 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     from hf_memkit.prediction.running_scripts import refuse_unreadable
 
     options.refuse_other_subjects()
-    launched = options.started("plan", context.obj) if options.script is not None else None
-    if launched is not None and launched.nodes > 1:
-        raise InputError(f"{launched.nodes} machines: a plan is for one; give the command for one machine")
+    launched = options.started("plan", context.obj, options.nodes) if options.script is not None else None
     gpus = (launched.gpus if launched is not None else options.gpus) or 1
-    options.refuse_contradictions(gpus)
+    nodes = launched.nodes if launched is not None else options.nodes
+    options.refuse_contradictions(gpus, nodes)
     if launched is not None:
         refuse_unreadable(launched.script)
     if options.verify:
@@ -84,10 +83,10 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     if options.html is not None:
         check_file(options.html)
 
-    setups = options.setups(machines, gpus) if launched is None else []
+    setups = options.setups(machines, gpus, nodes) if launched is None else []
     script, environment = (launched.script, launched.environment) if launched is not None else (None, None)
     request = PlanRequest(
-        gpus=gpus, environment=environment, also=tuple(options.also or ()), limit_s=options.limit,
+        gpus=gpus, nodes=nodes, environment=environment, also=tuple(options.also or ()), limit_s=options.limit,
         ram_is_given=options.ram is not None, host=host, sequences=options.sequences_per_step, keeps=True,
     )  # fmt: skip
     plans = _planned(script, setups, machines, request, trust_remote_code=options.trust_remote_code)

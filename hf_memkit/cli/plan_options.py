@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.catalog.host_rates import GivenHost
-from hf_memkit.cli.options import NvmePath, flags_given, more, option
+from hf_memkit.cli.options import Nodes, NvmePath, flags_given, more, option
 from hf_memkit.cli.training_options import SubjectOptions, TrainingOptions
 from hf_memkit.common.errors import InputError, did_you_mean
 from hf_memkit.common.units import GB, MIB, parse_rate
@@ -35,10 +35,12 @@ class PlanOptions(TrainingOptions):
     host: Annotated[
         list[str] | None,
         more(
-            "The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
+            "The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s, "
+            "network=50GB/s.",
             metavar="NAME=VALUE,…",
         ),
     ] = None
+    nodes: Nodes = 1
     nvme_path: NvmePath = None
     also: Annotated[
         list[str] | None,
@@ -85,7 +87,7 @@ class PlanOptions(TrainingOptions):
         if self.verify:
             raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
-    def refuse_contradictions(self, gpus: int) -> None:
+    def refuse_contradictions(self, gpus: int, nodes: int = 1) -> None:
         """Refuses options that contradict one another or have no effect, with a line each."""
         from hf_memkit.catalog.optimizers import OPTIMIZERS
         from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
@@ -103,8 +105,12 @@ class PlanOptions(TrainingOptions):
                 wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
         elif self.price and self.gpu is None and self.gpu_memory is None:
             wrong.append(f"--price {self.price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
-        if self.sequences_per_step is not None and (line := wrong_sequences(self.sequences_per_step, gpus)):
+        if self.sequences_per_step is not None and (line := wrong_sequences(self.sequences_per_step, gpus * nodes)):
             wrong.append(line)
+        if nodes > 1 and self.verify:
+            wrong.append(f"--verify: runs on one machine, and the plan is for {nodes}; omit it")
+        if nodes > 1 and self.nvme_path is not None:
+            wrong.append(f"--nvme-path: a plan for {nodes} machines does not swap to their disks; omit it")
         if self.limit is not None and not math.isfinite(self.limit):
             wrong.append(f"--limit {self.limit}: not a number of seconds; write one, such as --limit 120")
         methods = (*ADAPTERS, *OPTIMIZERS)
@@ -142,7 +148,7 @@ class PlanOptions(TrainingOptions):
             raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram repeats for each GPU
         return tuple(machines.values())
 
-    def setups(self, machines: Sequence[Machine], gpus: int) -> list[Setup]:
+    def setups(self, machines: Sequence[Machine], gpus: int, nodes: int = 1) -> list[Setup]:
         """The setup of a model or a recipe for each machine."""
         from hf_memkit.recipes.resolve import resolve
         from hf_memkit.setup.request import Request
@@ -153,7 +159,7 @@ class PlanOptions(TrainingOptions):
             capacity = f"{machine.gpu.capacity_bytes / MIB:.0f}MiB"
             named = machine.gpu.name.removesuffix(" PCIe") in KNOWN_GPUS
             request = Request(
-                ram=self.ram, gpus=gpus, gpu=machine.gpu.name if named else None,
+                ram=self.ram, gpus=gpus, nodes=nodes, gpu=machine.gpu.name if named else None,
                 gpu_memory=None if named else capacity,
             )  # fmt: skip
             recipe, request = self.read(request)
@@ -204,6 +210,7 @@ _RATES: Final = {
     "nvme-read": "nvme_read_gb_per_s",
     "nvme-write": "nvme_write_gb_per_s",
     "pcie": "pcie_gb_per_s",
+    "network": "network_gb_per_s",
 }
 _CORES: Final = "cores"
 

@@ -209,7 +209,7 @@ def _remedies(prediction: Prediction, training: ScriptPrediction) -> list[str]:
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]
-    if training.traced.fsdp:
+    if training.traced.sharded:
         settings = [*training.traced.unused_savings, "more GPUs"]
         return [f"What ranks share is not searched. Try, in this order: {'; '.join(settings)}."]
     return []

@@ -59,20 +59,34 @@ class StepTraffic:
     """
 
     rows: tuple[Traffic, ...] = ()  # the transfers
-    gpus: int = 1  # GPUs of the machine
+    gpus: int = 1  # of all machines
+    nodes: int = 1  # machines
     on_gpu: float = 1.0  # share of the whole optimizer step that one GPU computes
     reads_ahead: bool = False
     writes_behind: bool = False
 
 
-def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTraffic:
+def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int, nodes: int = 1) -> StepTraffic:
     """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` before it (transformers
-    5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 for fp32 weights under autocast."""
+    5.23: trainer.py 1897). `gpus`: of each machine; `gradient_bytes`: of one element, 4 for fp32 weights under
+    autocast."""
+    gpus *= nodes
     sent = 2 * (gpus - 1) / gpus * gradient_bytes
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    return StepTraffic(nonempty(row), gpus)
+    return StepTraffic(nonempty(row), gpus, nodes)
+
+
+def offloaded_fsdp_traffic(model: ModelFacts, *, nodes: int, state_bytes: int) -> StepTraffic:
+    """What FSDP2 with `cpu_offload` does on the host in a step; its other transfers are in the trace.
+
+    Args:
+        nodes: machines, each of which has an equal part of the trained parameters.
+        state_bytes: of one element of a weight, a gradient or a moment: AdamW reads four of them and writes three.
+    """
+    source = "torch 2.13: optim/adamw.py, fused on the CPU"
+    return StepTraffic((_in_ram(ADAM, 7 * state_bytes * model.parameters / nodes, source),), on_gpu=0.0)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
@@ -90,10 +104,11 @@ def zero_traffic(
     frozen: ModelFacts | None = None,
     *,
     gpus: int = 1,
+    nodes: int = 1,
     accumulation: int = 1,
     recomputes: bool = False,
 ) -> StepTraffic | None:
-    """DeepSpeed's transfers on `gpus` GPUs of one machine, in a step of `accumulation` micro-batches.
+    """DeepSpeed's transfers on `gpus` GPUs of each machine, in a step of `accumulation` micro-batches.
 
     Args:
         config: a DeepSpeed JSON.
@@ -102,27 +117,32 @@ def zero_traffic(
         recomputes: whether activation checkpointing is on.
 
     Returns:
-        The transfers; None if the config has keys that are not modelled (`unmodelled_keys`).
+        The transfers; None if the config has keys that are not modelled (`unmodelled_keys`), or swaps to the disks of
+        several machines.
     """
     if unmodelled_keys(config):
         return None
     settings = ZeroSettings.from_config(config, model.width)
+    if nodes > 1 and (settings.swaps_parameters or settings.swaps_optimizer):
+        return None
     zero = section_of(config, "zero_optimization")
     overlap = zero.get("overlap_comm")
     job = _Job(
-        settings, zero, model, frozen, gpus, accumulation, recomputes,
+        settings, zero, model, frozen, gpus * nodes, nodes, accumulation, recomputes,
         overlaps=overlap is True or (overlap is not False and settings.stage == 3),
         sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
         clips=bool(config.get("gradient_clipping")),
         fp16=section_of(config, "fp16").get("enabled") is True,
     )  # fmt: skip
     rows = nonempty(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
-    on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
+    of_machine = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings)
+    on_host = nodes * of_machine / model.parameters
     offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
         rows,
-        gpus,
-        on_gpu=max(0.0, 1 - on_host) / (gpus if settings.stage else 1),
+        job.gpus,
+        nodes,
+        on_gpu=max(0.0, 1 - on_host) / (job.gpus if settings.stage else 1),
         reads_ahead=offload.get("pipeline_read") is True,
         writes_behind=offload.get("pipeline_write") is True,
     )
@@ -154,7 +174,8 @@ class _Job:
     zero: Mapping[str, Any]
     model: ModelFacts
     frozen: ModelFacts | None
-    gpus: int
+    gpus: int  # of all machines
+    nodes: int
     accumulation: int
     recomputes: bool
     overlaps: bool
@@ -218,7 +239,7 @@ def _stages_1_2(job: _Job) -> list[Traffic]:
     )
     link: Link = "pcie" if settings.optimizer.pin_memory else "pageable"
     rows.append(Traffic("weights to the GPU", link, element * share, "optimizer", 0, 0, f"{_STAGES_1_2} 3097"))
-    machine = job.gpus * share
+    machine = job.gpus // job.nodes * share
     if job.clips or job.fp16:
         rows.append(_in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGES_1_2} 3216"))
     return [
@@ -325,10 +346,10 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
     # Each partition is copied to RAM and back, or fetched, added to, and copied back (2024-2039).
     accumulated = 2 * job.accumulation * accumulator * parts.share
     rows = _gradients_to_ram(job, accumulated, master * share, f"{_STAGE_3} 2024, 1455")
-    machine = job.gpus * share
+    machine = job.gpus // job.nodes * share
     if job.fp16:
         # isinf writes absolute values, then a byte for each comparison; isnan a byte for each comparison.
-        checked = (4 * accumulator + 4) * job.gpus * parts.share
+        checked = (4 * accumulator + 4) * job.gpus // job.nodes * parts.share
         rows.append(_in_ram("gradients checked on the host", checked, f"{_STAGE_3} 2816, 3005: isinf and isnan"))
     rows += [
         _in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGE_3} 2988"),

@@ -43,7 +43,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One optimizer step on one machine."""
+    """One optimizer step."""
 
     rows: tuple[CostRow, ...]
 
@@ -62,6 +62,33 @@ _BETWEEN_OVER_PCIE: Final = Range(0.8, 0.6, 0.3)
 """docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst:
 assumed, through RAM where GPUs cannot reach one another."""
 
+_NETWORK: Final = Range(0.9, 0.75, 0.5)
+"""NVIDIA/nccl-tests#232: 41 of 50 GB/s through a card of 400 Gbit/s; NVIDIA/nccl#495: 600 of 8 x 100 Gbit/s, which
+NVIDIA calls a bit low; worst: NVIDIA/nccl#527: 30 of 50 GB/s between four machines of AWS."""
+
+_CARDS_GB_PER_S: Final = ((400.0, 50.0), (300.0, 25.0), (0.0, 6.25))
+"""NVLink's GB/s -> GB/s of the network for each GPU, as in NVIDIA's servers: eight cards of 400 Gbit/s beside H100 and
+later (DGX H100 user guide), of 200 beside A100 (DGX A100 user guide), four of 100 beside eight V100 (DGX-1)."""
+
+_CARD_WITHOUT_NVLINK: Final = 12.5
+"""GB/s of a machine's network if its GPUs have no NVLink: one card of 100 Gbit/s; assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Latency:
+    """Seconds that a collective takes however little it sends: to start, and for each step of the ring."""
+
+    start_s: float
+    nvlink_s: float
+    pcie_s: float
+    network_s: float
+    speed: float  # share of the link's rate
+
+
+_PROTOCOLS: Final = (_Latency(8.4e-6, 3.4e-6, 5.7e-6, 9.6e-6, 1.0), _Latency(3.6e-6, 0.47e-6, 1.0e-6, 2.7e-6, 0.25))
+"""NCCL's rings for large and for small tensors (protocols Simple and LL), as NCCL itself estimates them to choose one
+(NVIDIA/nccl@01afd20, src/graph/tuning.cc: `baseLat`, `hwLat`, `ncclTopoTuneModel`)."""
+
 _PCIE: Final = Range(1.0, 0.9, 0.7)  # the figure is as reached; likely and worst: assumed, for tensors one by one
 _PAGEABLE: Final = Range(0.5, 0.25, 0.16)
 """deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed."""
@@ -75,6 +102,15 @@ _PASSES: Final = Range(1, 3, 5)
 """Passes of a collective's tensor through the GPU's memory, which no overlap hides: into a bucket, divided, read and
 written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 FSDP's published runs need the maximum or more (`benchmarks/published_two_gpus.py`)."""
+
+_RING_PASSES: Final = Range(1, 2, 3)
+"""The same for a collective whose copies into and out of a bucket are in the trace, as FSDP2's: the ring reads and
+writes what it sends, and a reduction reads once more. They slow the computation beside them."""
+
+_UNIT_S: Final = Range(0.25e-3, 0.5e-3, 0.9e-3)
+"""Host time of FSDP2's hooks around one gather, in addition to the operations of the trace. Measured on one core of an
+AMD EPYC, with a process group that sends nothing: 0.50 ms forward and 0.59 ms backward (torch 2.13; 16 small layers of
+Llama, each a unit; without about nine operations of 7 us); low and high: assumed, for other processors."""
 
 _ENGINE_S: Final = {2: Range(20e-6, 50e-6, 150e-6), 3: Range(100e-6, 250e-6, 800e-6)}
 """Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
@@ -105,6 +141,11 @@ def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) ->
     return EngineHooks(beside=hooks_s, of_step=_ENGINE_STEP_S)
 
 
+def fsdp_hooks(gathers: float) -> Range:
+    """Host time of FSDP2's hooks in a micro-batch with so many gathers, while the GPU executes queued work."""
+    return _UNIT_S.times(gathers)
+
+
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
     """Seconds of one optimizer step beyond forward and backward.
 
@@ -116,6 +157,9 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
             (benchmarks/cpu_adam.py).
     """
     per_gb = _seconds_per_gb(gpu, host)
+    if traffic.nodes > 1:
+        each = traffic.gpus // traffic.nodes
+        per_gb["gpus"] = _ring_seconds_per_gb(gpu, host, machines=traffic.nodes, on_node=each, node_gpus=each)
     rows = []
     occupied: dict[tuple[str, Link], Range] = {}  # seconds of one micro-batch's computation that hide a transfer
     for transfer in traffic.rows:
@@ -139,6 +183,62 @@ def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: 
     optimizer = Range(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer))
     return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSeconds:
+    """Seconds of one collective."""
+
+    on_links: Range  # until it is finished, alone on its links
+    in_memory: Range  # that it takes from the computation beside it: passes through the GPU's memory
+
+
+def collective_seconds(
+    sent_bytes: float, gpu: GpuRates, host: HostRates, *, ranks: int, on_node: int, node_gpus: int,
+    is_all_reduce: bool = False,
+) -> CollectiveSeconds:  # fmt: skip
+    """Seconds of one collective, as a ring of all ranks.
+
+    Between machines, the ring is as fast as the slower of two links: the one between GPUs, and the network, on which
+    a machine sends through the cards of all its GPUs in the group.
+
+    Args:
+        sent_bytes: of one rank: (n-1)/n of the whole tensor, twice that for an all-reduce.
+        ranks: of the group.
+        on_node: ranks of the group on one machine.
+        node_gpus: GPUs of one machine that train; they share its network.
+    """
+    rounds = 2 if is_all_reduce else 1
+    machines = -(-ranks // on_node)
+    per_gb = _ring_seconds_per_gb(gpu, host, machines=machines, on_node=on_node, node_gpus=node_gpus)
+    times = []
+    for protocol in _PROTOCOLS:
+        step_s = protocol.pcie_s if gpu.nvlink_gb_per_s is None else protocol.nvlink_s
+        between = rounds * (machines - 1)
+        latency_s = protocol.start_s + (rounds * (ranks - 1) - between) * step_s + between * protocol.network_s
+        times.append(per_gb.times(sent_bytes / GB / protocol.speed) + Range(latency_s, latency_s, latency_s))
+    simple, small = times
+    memory = _RING_PASSES.times(sent_bytes / GB / gpu.achievable_memory_gb_per_s.value)
+    return CollectiveSeconds(simple.minimum(small), memory)
+
+
+def _ring_seconds_per_gb(gpu: GpuRates, host: HostRates, *, machines: int, on_node: int, node_gpus: int) -> Range:
+    """Seconds for each GB that a GPU sends in a ring, in which the slowest link decides."""
+    within = ZERO if on_node == 1 else _seconds_per_gb(gpu, host)["gpus"]
+    if machines == 1:
+        return within
+    cards_gb_per_s = _network_gb_per_s(gpu, host, node_gpus) * on_node / node_gpus
+    network = Range(*(1 / (cards_gb_per_s * share) for share in _NETWORK))
+    return Range(*map(max, within, network))
+
+
+def _network_gb_per_s(gpu: GpuRates, host: HostRates, node_gpus: int) -> float:
+    """GB/s of one machine's network."""
+    if host.network_gb_per_s is not None:
+        return host.network_gb_per_s.value
+    if gpu.nvlink_gb_per_s is None:
+        return _CARD_WITHOUT_NVLINK
+    return node_gpus * next(rate for nvlink, rate in _CARDS_GB_PER_S if gpu.nvlink_gb_per_s.value >= nvlink)
 
 
 def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Range]:

@@ -85,7 +85,7 @@ def _best_gpu(ranked: Sequence[Plan], prices: Prices) -> tuple[str, str]:
     stopped = any(plan.stopped for plan in ranked)
     if best is None:
         return f"{'NO SETUP FOUND YET' if stopped else 'NOTHING FITS'} ON ANY OF THESE GPUS", wording.lacking(first)
-    spent = wording.cost(run_cost(best, price_of(first, prices), first.gpus))
+    spent = wording.cost(run_cost(best, price_of(first, prices), first.ranks))
     run, speed = wording.run_of(best), wording.rate(first, best)
     figures = {f"{run} in total": run, f"{speed} {first.rate_unit}": speed, f"costs {spent}": spent}
     known = [text for text, value in figures.items() if value != NONE]
@@ -105,7 +105,7 @@ def _gpus(ranked: Sequence[Plan], prices: Prices) -> Table:
         changes = best.candidate.group != "same result"
         setup = Cell(best.candidate.name, f"{best.candidate.group}: {best.candidate.result}" if changes else "")
         gib, _, speed, run = wording.figures(plan, best).values()
-        costs = run_cost(best, price, plan.gpus), million_tokens_cost(best, price, plan.gpus)
+        costs = run_cost(best, price, plan.ranks), million_tokens_cost(best, price, plan.ranks)
         rows.append((name, setup, gib, speed, run, *map(wording.cost, costs)))
     columns = ("GPU", "best setup, or what is missing", ">GiB", f">{ranked[0].rate_unit}", ">run", ">cost",
                ">per 1M tokens")  # fmt: skip
@@ -147,8 +147,8 @@ def _best_to_paste(plan: Plan) -> Iterator[AnswerBlock]:
 
 def _start(plan: Plan) -> Iterator[Code]:
     """The command that starts the script with a launcher; none if `python SCRIPT` suffices."""
-    if plan.proposed is not None and (plan.launched is not None or plan.gpus > 1 or plan.needs_launcher):
-        why = "DeepSpeed needs a launcher. " if plan.launched is None and plan.gpus == 1 else ""
+    if plan.proposed is not None and (plan.launched is not None or plan.ranks > 1 or plan.needs_launcher):
+        why = "DeepSpeed needs a launcher. " if plan.launched is None and plan.ranks == 1 else ""
         yield Code(f"{why}Start it with:", [f"{plan.launch} ARGUMENTS"])
 
 
@@ -190,7 +190,7 @@ def _row(plan: Plan, judgement: Judgement, price: float | None) -> tuple[str | C
     time = judgement.step_time if judgement.is_priced else None
     low_to_high = f"{wording.digits(time.seconds[0])}–{wording.digits(time.seconds[2])}" if time is not None else ""
     name = Cell(judgement.candidate.name, wording.remark(plan, judgement), judgement is plan.proposed)
-    return name, gib, Cell(step_s, low_to_high), speed, run, wording.cost(run_cost(judgement, price, plan.gpus))
+    return name, gib, Cell(step_s, low_to_high), speed, run, wording.cost(run_cost(judgement, price, plan.ranks))
 
 
 def _to_paste(plan: Plan, judgement: Judgement, heading: str) -> list[Code]:
@@ -264,6 +264,7 @@ def _plan_json(plan: Plan, price: float | None) -> dict[str, Any]:
         "name": plan.name,
         "gpu": plan.gpu.to_json(),
         "gpus": plan.gpus,
+        "nodes": plan.nodes,
         "sequences_a_step": plan.sequences,
         "own_sequences_a_step": plan.own_sequences,
         "full_share": FULL_SHARE,
@@ -278,8 +279,8 @@ def _plan_json(plan: Plan, price: float | None) -> dict[str, Any]:
         "warnings": list(wording.warnings(plan)),
         "notes": list(plan.notes),
         "price_an_hour": price,
-        "run_cost": run_cost(best, price, plan.gpus),
-        "million_tokens_cost": million_tokens_cost(best, price, plan.gpus),
+        "run_cost": run_cost(best, price, plan.ranks),
+        "million_tokens_cost": million_tokens_cost(best, price, plan.ranks),
     }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from hf_memkit.setup.script_overrides import Overrides
 from hf_memkit.setup.techniques.registry import GROUPS, Group
@@ -17,7 +17,8 @@ class Choice:
     Attributes:
         slot: kind of change, such as `"checkpointing"`. A setup has at most one choice of each slot.
         name: label in tables, such as `"activation checkpointing"`.
-        settings: key → value: `arguments.NAME` is a field of TrainingArguments, `model.NAME` an option of
+        settings: key → value: `arguments.NAME` is a field of TrainingArguments, `fsdp_config.NAME` a key of its field
+            `fsdp_config` (beside `arguments.fsdp_config`, the script's own), `model.NAME` an option of
             from_pretrained, `environment.NAME` an environment variable, `adapter.NAME` a field of a LoraConfig,
             `loss.chunked` whether memkit's chunked loss replaces the model's.
         group: how it changes the result.
@@ -39,6 +40,14 @@ class Choice:
     code: str = ""
 
 
+FSDP_CONFIG: Final = "fsdp_config"
+
+CHECKPOINTING_BY_FSDP: Final = {
+    "arguments.activation_checkpointing": False,
+    f"{FSDP_CONFIG}.activation_checkpointing": True,
+}
+"""Settings of checkpointing by FSDP, which Trainer's excludes."""
+
 Combination = tuple[Choice, ...]
 """Choices, at most one of each slot."""
 
@@ -47,11 +56,23 @@ def combine(*choices: Choice | None) -> Combination:
     """One choice per slot, the last one given; without choices that conflict with another one."""
     given = [choice for choice in choices if choice is not None]
     slots = {choice.slot: choice for choice in given}
+    if "checkpointing" in slots and uses_fsdp(given):
+        checkpointing = slots.pop("checkpointing")
+        kwargs = checkpointing.settings.get("arguments.activation_checkpointing_kwargs") or {}
+        if not checkpointing.settings.get("arguments.activation_checkpointing"):
+            slots["checkpointing"] = checkpointing
+        elif kwargs.get("every_n_layers", 1) == 1:  # FSDP saves all layers or none
+            slots["checkpointing"] = replace(checkpointing, settings=CHECKPOINTING_BY_FSDP)
     if "engine" in slots or any("arguments.optim" in each.settings for each in given if each.slot != "optimizer"):
         slots.pop("optimizer", None)
     if "padding" in slots:
         slots.pop("attention", None)  # training without padding sets its own
     return tuple(slots.values())
+
+
+def uses_fsdp(choices: Iterable[Choice]) -> bool:
+    """Whether one of them makes FSDP2 the engine."""
+    return any("arguments.fsdp" in choice.settings for choice in choices)
 
 
 def without(combination: Combination, *slots: str) -> Combination:
@@ -99,13 +120,18 @@ class Candidate:
         return next((choice.engine for choice in self.choices if choice.engine), "")
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of all choices."""
+        return {key: value for choice in self.choices for key, value in choice.settings.items()}
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Fields of TrainingArguments that override the script's."""
         batch = {
             "per_device_train_batch_size": self.micro_batch_size,
             "gradient_accumulation_steps": self.accumulation,
         }
-        return {**batch, **self._section("arguments")}
+        return {**batch, **training_arguments(self.settings)}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -131,5 +157,16 @@ class Candidate:
         return replace(self, batch_group=group, batch_result=result)
 
     def _section(self, section: str) -> dict[str, Any]:
-        settings = [item for choice in self.choices for item in choice.settings.items()]
-        return {key.partition(".")[2]: value for key, value in settings if key.partition(".")[0] == section}
+        return _section_of(self.settings, section)
+
+
+def training_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of TrainingArguments that these settings of choices override."""
+    fields = _section_of(settings, "arguments")
+    if changes := _section_of(settings, FSDP_CONFIG):
+        fields[FSDP_CONFIG] = {**fields.get(FSDP_CONFIG, {}), **changes}
+    return fields
+
+
+def _section_of(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {key.partition(".")[2]: value for key, value in settings.items() if key.partition(".")[0] == section}

@@ -22,13 +22,28 @@ from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.range import Range
 from hf_memkit.common.units import GB, GIB
 from hf_memkit.common.user_files import user_path
-from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, unmodelled_keys, zero_traffic
-from hf_memkit.deepspeed.transfer_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.traffic import (
+    ADAM,
+    StepTraffic,
+    ddp_traffic,
+    offloaded_fsdp_traffic,
+    unmodelled_keys,
+    zero_traffic,
+)
+from hf_memkit.deepspeed.transfer_time import (
+    CollectiveSeconds,
+    EngineHooks,
+    TracedSeconds,
+    collective_seconds,
+    engine_hooks,
+    fsdp_hooks,
+    step_cost,
+)
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
 from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.time.step_time import StepTime, step_time
-from hf_memkit.prediction.trace.work import Work
+from hf_memkit.prediction.trace.work import Operation, Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
 _ADAM_BYTES: Final = 30
@@ -132,8 +147,15 @@ def _most_similar_gpu(gpu: Gpu) -> str | None:
     return min(known, key=distance, default=None)
 
 
-def with_times(judgement: Judgement, work: Work, training: TracedTraining, speeds: Speeds, *, gpus: int) -> Judgement:
-    """A copy with step time, tokens and run time, as far as they are known. `work`: the traced operations."""
+def with_times(
+    judgement: Judgement, work: Work, training: TracedTraining, speeds: Speeds, *, gpus: int, nodes: int = 1
+) -> Judgement:
+    """A copy with step time, tokens and run time, as far as they are known.
+
+    Args:
+        work: the traced operations.
+        gpus, nodes: GPUs of each machine, and machines.
+    """
     if speeds.rates is None:
         return judgement
     facts, accumulation = training.facts, training.arguments.gradient_accumulation_steps
@@ -141,7 +163,9 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
     span = next(step.calls for step in reversed(training.steps) if step.kind == kind)
     step = step_time(
         work, speeds.rates, capability=speeds.capability, span=span, micro_batches=accumulation,
-        loader_workers=training.arguments.dataloader_num_workers or 0, hooks_s=_engine_hooks(training, gpus).beside,
+        loader_workers=training.arguments.dataloader_num_workers or 0,
+        hooks_s=_hooks_s(training, work, span, gpus * nodes),
+        collective_s=functools.partial(_collective_seconds, speeds.rates, speeds.host, gpus),
     )  # fmt: skip
 
     tokens = facts.tokens.get(kind)
@@ -150,13 +174,13 @@ def with_times(judgement: Judgement, work: Work, training: TracedTraining, speed
         step = _scaled(step, padded_ratio, accumulation)
         tokens = tokens and tokens * token_ratio
     forward_s = step.forward_s
-    step = _with_transfers(step, judgement, training, speeds, gpus=gpus)
+    step = _with_transfers(step, judgement, training, speeds, gpus=gpus, nodes=nodes)
     step = _with_paging(step, judgement, training, speeds)
     given = filter(None, (speeds.substitute_note, speeds.given.describe()))
     return replace(
         judgement,
         step_time=replace(step, rests_on=(*given, *step.rests_on)),
-        tokens=round(tokens * accumulation * gpus) if tokens else None,
+        tokens=round(tokens * accumulation * gpus * nodes) if tokens else None,
         run_seconds=_run_seconds(step, forward_s, judgement, training, speeds.host),
         compiling_s=compiling_s(training) if training.arguments.torch_compile else 0.0,
     )
@@ -201,15 +225,15 @@ def _with_paging(step: StepTime, judgement: Judgement, training: TracedTraining,
 
 
 def _with_transfers(
-    step: StepTime, judgement: Judgement, training: TracedTraining, speeds: Speeds, *, gpus: int
+    step: StepTime, judgement: Judgement, training: TracedTraining, speeds: Speeds, *, gpus: int, nodes: int
 ) -> StepTime:
     """Adds the transfers between GPUs, host and disk, and the optimizer step of DeepSpeed's engine."""
     engine = training.engine
-    if gpus == 1 and engine is None:
+    if gpus * nodes == 1 and engine is None:
         return step
     assert speeds.rates is not None
     unknown = [*step.unknown, *(unmodelled_keys(engine.config) if engine is not None else ())]
-    traffic = _traffic(training, gpus)
+    traffic = _traffic(training, gpus, nodes)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
 
@@ -219,7 +243,7 @@ def _with_transfers(
         # The trace runs a stand-in for the engine's optimizer, without states.
         adam_bytes = _ADAM_BYTES * sum(training.facts.weights.trained)
         optimizer_s = adam_bytes / (speeds.rates.achievable_memory_gb_per_s.value * GB)
-        hooks, accumulation = _engine_hooks(training, gpus), training.arguments.gradient_accumulation_steps
+        hooks, accumulation = _engine_hooks(training, gpus * nodes), training.arguments.gradient_accumulation_steps
         low += accumulation * hooks.alone[0] + hooks.of_step[0]
         middle += accumulation * hooks.alone[1] + hooks.of_step[1]
         high += accumulation * hooks.alone[2] + hooks.of_step[2]
@@ -241,15 +265,41 @@ def _with_transfers(
     return replace(step, seconds=seconds, unknown=tuple(unknown), rests_on=(*step.rests_on, *basis))
 
 
-def _traffic(training: TracedTraining, gpus: int) -> StepTraffic | None:
-    """The transfers of a step between GPUs, host and disk; None if those of the DeepSpeed config are unknown."""
+def _hooks_s(training: TracedTraining, work: Work, span: tuple[int, int], gpus: int) -> Range:
+    """Host time per micro-batch of hooks that run while the GPU is busy."""
+    if training.fsdp is None:
+        return _engine_hooks(training, gpus).beside
+    gathers = micro_batches = 0
+    for begin, end, phase in work.spans():
+        if span[0] <= begin < span[1] and phase in ("forward", "backward"):
+            gathers += sum(work.operations[call].name == "all-gather" for call in work.calls[begin:end])
+            micro_batches += phase == "backward"
+    return fsdp_hooks(gathers / max(1, micro_batches))
+
+
+def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operation: Operation) -> CollectiveSeconds:
+    """Seconds of a traced collective."""
+    return collective_seconds(
+        operation.moved_bytes, rates, host, ranks=operation.ranks, on_node=operation.on_node, node_gpus=node_gpus,
+        is_all_reduce=operation.name == "all-reduce",
+    )  # fmt: skip
+
+
+def _traffic(training: TracedTraining, gpus: int, nodes: int) -> StepTraffic | None:
+    """The transfers of a step between GPUs, host and disk that the trace does not have; None if those of the DeepSpeed
+    config are unknown."""
     arguments, weights = training.arguments, training.facts.weights
     model = facts_from_sizes([(size, True) for size in weights.trained or [0]])
+    if training.fsdp is not None and training.fsdp.cpu_offload:
+        return offloaded_fsdp_traffic(model, nodes=nodes, state_bytes=weights.gradient_bytes)
+    if training.fsdp is not None:
+        return StepTraffic()
     if training.engine is None:
-        return ddp_traffic(model, gpus=gpus, gradient_bytes=weights.gradient_bytes)
+        return ddp_traffic(model, gpus=gpus, nodes=nodes, gradient_bytes=weights.gradient_bytes)
     frozen = facts_from_sizes([(size, True) for size in weights.frozen]) if weights.frozen else None
     return zero_traffic(
-        training.engine.config, model, frozen, gpus=gpus, accumulation=arguments.gradient_accumulation_steps,
+        training.engine.config, model, frozen, gpus=gpus, nodes=nodes,
+        accumulation=arguments.gradient_accumulation_steps,
         recomputes=bool(arguments.activation_checkpointing),
     )  # fmt: skip
 

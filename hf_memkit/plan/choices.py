@@ -19,8 +19,8 @@ from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
-from hf_memkit.plan import other_code
-from hf_memkit.plan.candidate import Choice
+from hf_memkit.plan import fsdp_choices, other_code
+from hf_memkit.plan.candidate import Choice, training_arguments
 from hf_memkit.plan.compile_choice import compile_choice, too_old_for_triton
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
@@ -32,7 +32,7 @@ ROWS_COMPARED: Final = "the loss compares the rows of a micro-batch with one ano
 
 _SLOTS: Final = (
     "loss", "loss with code", "attention", "optimizer", "checkpointing", "allocator", "precision", "small optimizer",
-    "padding", "engine", "method", "compile",
+    "padding", "sharding", "engine", "method", "compile",
 )  # fmt: skip
 """In this order."""
 
@@ -112,6 +112,7 @@ def choices_for(
     script = _Script(own, machine, environment, gpus)
     special: dict[str, Callable[[], list[Choice | None]]] = {
         "checkpointing": lambda: list(_checkpointing(own, left_out)),
+        "sharding": lambda: [None, *fsdp_choices.sharding(own)],
         "engine": lambda: [None, *_engines(script, left_out, nvme_path)],
         "method": lambda: [None, *_methods(script, also, left_out)],
     }
@@ -199,6 +200,9 @@ def undivided(batch: BatchEffects) -> str:
 
 
 def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Choice | None]:
+    if own.fsdp is not None:
+        yield from fsdp_choices.checkpointing(own, left_out)
+        return
     if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
@@ -290,6 +294,8 @@ def _eight_bit(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     optimizer = OPTIMIZERS.get(str(own.arguments.optim))
     if own.arguments.deepspeed:
         return "memkit does not plan it together with DeepSpeed"
+    if own.fsdp is not None:
+        return fsdp_choices.NO_8_BITS
     if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
         return "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
     return _not_installed(*row.packages) or choice
@@ -343,6 +349,14 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
 
 
 def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Choice]:
+    if script.own.fsdp is not None:
+        left_out["DeepSpeed"] = "the script trains with FSDP2"
+        return
+    yield from _deepspeed(script, left_out, nvme_path)
+    yield from fsdp_choices.engine(script.own, left_out) if script.gpus > 1 else ()
+
+
+def _deepspeed(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Choice]:
     own, gpus = script.own, script.gpus
     if own.arguments.deepspeed:
         if nvme_path is not None:
@@ -467,11 +481,10 @@ def _legal(
 def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
     """The error of a rule about the script with these settings that the script alone does not have; empty: none."""
     before = {each.rule for each in _problems(arguments.known(), machine, gpus)}
-    given = {key.partition(".")[2]: value for key, value in settings.items() if key.startswith("arguments.")}
     others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
     if "model.quantization_config" in settings:
         others["model.quantization"] = settings["model.quantization_config"]
-    problems = _problems({**arguments.known(), **given}, machine, gpus, others)
+    problems = _problems({**arguments.known(), **training_arguments(settings)}, machine, gpus, others)
     return next((f"{each.why} (rule {each.rule})" for each in problems if each.rule not in before), "")
 
 

@@ -127,10 +127,9 @@ class CandidateJudge:
 
     def _judge(self, candidate: Candidate) -> Judgement:
         """The judgement of a candidate; without a prediction if a rule, the script or a library refuses it."""
-        settings = {key: value for choice in candidate.choices for key, value in choice.settings.items()}
         job = self.tracer.job
         assert self.unchanged.training is not None
-        if why := refused(settings, self.unchanged.training.arguments, job.machine, job.gpus):
+        if why := refused(candidate.settings, self.unchanged.training.arguments, job.machine, job.gpus * job.nodes):
             return Judgement(candidate, why=why)
         try:  # variables set up the allocator, which the trace does not depend on
             return self.tracer.judge(candidate, replace(candidate.overrides, environment={}))
@@ -184,13 +183,17 @@ def judge_trace(
     prediction = predict_traced(training, job, enough_bytes=enough).prediction
     config = training.engine.config if training.engine is not None else {}
     on_cpu = ZeroSettings.from_config(config).optimizer.device != "none"
+    if training.fsdp is not None:
+        on_cpu = training.fsdp.cpu_offload
     summary = training.without_trace()
     judgement = judge_prediction(candidate, prediction, training=summary, steps_on_cpu=on_cpu)
     work = training.trace.work
     if work is None or device != "cuda":
         return judgement
     row_products = _row_products(work, training.arguments.per_device_train_batch_size)
-    return with_times(replace(judgement, row_products=row_products), work, summary, speeds, gpus=job.gpus)
+    return with_times(
+        replace(judgement, row_products=row_products), work, summary, speeds, gpus=job.gpus, nodes=job.nodes
+    )
 
 
 def _row_products(work: Work, rows: int) -> frozenset[tuple[int, int, int]]:

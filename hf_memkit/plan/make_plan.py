@@ -49,7 +49,7 @@ class PlanRequest:
     """The user's options for plans.
 
     Attributes:
-        gpus: GPUs that train on each machine.
+        gpus, nodes: GPUs that train on each machine, and machines.
         environment: environment variables of the script; None: those of this process.
         also: further methods to try: `"lora"`, `"qlora"`, and optimizers (values of `optim`).
         limit_s: seconds to trace candidates for each machine, counted from the script's own preparation. None:
@@ -64,6 +64,7 @@ class PlanRequest:
     """
 
     gpus: int = 1
+    nodes: int = 1
     environment: Mapping[str, str] | None = None
     also: tuple[str, ...] = ()
     limit_s: float | None = None
@@ -77,7 +78,14 @@ class PlanRequest:
 
     def job(self, script: UserScript, machine: Machine) -> ScriptJob:
         variables = dict(os.environ if self.environment is None else self.environment)
-        return ScriptJob(script, machine, self.gpus, environment=variables, ram_is_given=self.ram_is_given)
+        return ScriptJob(
+            script, machine, self.gpus, self.nodes, environment=variables, ram_is_given=self.ram_is_given
+        )  # fmt: skip
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of all machines."""
+        return self.gpus * self.nodes
 
 
 def plan_setup(setup: Setup, request: PlanRequest, *, trust_remote_code: bool = False) -> Plan:
@@ -104,13 +112,21 @@ def _as_script(
     sizes = {"per_device_train_batch_size": job.micro_batch_size, "gradient_accumulation_steps": job.accumulation}
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
-    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, request.sequences or 0)
+    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.processes, request.sequences or 0)
     training = SetupJob(setup, job.sequence_length, rows, trust_remote_code=trust_remote_code)
     variables = {**os.environ, **{name: str(value) for name, value in setup.section("environment").items()}}
     with as_script(training) as script:
         yield (
             script,
-            replace(request, gpus=job.gpus, environment=variables, ram_is_given=True, keeps=False, made_up_rows=True),
+            replace(
+                request,
+                gpus=job.gpus,
+                nodes=job.nodes,
+                environment=variables,
+                ram_is_given=True,
+                keeps=False,
+                made_up_rows=True,
+            ),
         )
 
 
@@ -189,7 +205,7 @@ def _new_search(judge: CandidateJudge, request: PlanRequest, left_out: LeftOut) 
     own = unchanged.training
     assert own is not None
     choices = choices_for(
-        own, job.machine, job.environment, gpus=request.gpus, left_out=left_out, also=request.also,
+        own, job.machine, job.environment, gpus=request.ranks, left_out=left_out, also=request.also,
         nvme_path=judge.tracer.speeds.given.nvme_path,
     )  # fmt: skip
     group, effect = of_batch(own.facts.batch)
@@ -200,7 +216,7 @@ def _new_search(judge: CandidateJudge, request: PlanRequest, left_out: LeftOut) 
         _refuse_sequences(request.sequences, own.facts.length.rows, fixed)
     search = Search(
         judge, unchanged.candidate, choices, (group, effect), request.on_judged, TimeLimit(request.limit_s),
-        judge.tracer.cancel, functools.partial(smaller_evaluations, own), (request.sequences or 0) // request.gpus,
+        judge.tracer.cancel, functools.partial(smaller_evaluations, own), (request.sequences or 0) // request.ranks,
     )  # fmt: skip
     search.judgements[unchanged.candidate] = unchanged
     return search
@@ -229,6 +245,7 @@ def _make_plan(tracer: TraceJudge, request: PlanRequest) -> Plan:
         name=name_of(tracer.job.script),
         machine=tracer.job.machine,
         gpus=request.gpus,
+        nodes=request.nodes,
         own=judge.unchanged,
         traced=tuple(judgement for judgement in search.judgements.values() if not judgement.is_other),
         excluded=dict(search.excluded),

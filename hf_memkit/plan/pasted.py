@@ -91,7 +91,7 @@ def pasted(candidate: Candidate, own: TracedTraining | None = None, *, command: 
     return Pasted(
         before=before,
         environment=environment,
-        flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items() if value is not None),
+        flags=tuple(_flag(name, value) for name, value in arguments.items() if value is not None),
         yaml="".join(exported) + yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True, width=1000),
         python="".join(variables) + _call("TrainingArguments", arguments),
         no_flag=tuple(f"{name}=None" for name, value in arguments.items() if value is None),
@@ -110,6 +110,11 @@ def _copy_preset(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
     size = weights.get("buffer_size")
     if size != presets.load(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size"):
         yield f"""sed -i 's/"buffer_size": [0-9]*/"buffer_size": {size}/' {engine}.json"""
+
+
+def _flag(name: str, value: Any) -> str:
+    """A flag with its value; `--fsdp` has none (transformers 5.23: training_args.py)."""
+    return "--fsdp" if name == "fsdp" and value is True else f"--{name} {_word(value)}"
 
 
 def _word(value: Any) -> str:

@@ -33,6 +33,7 @@ class Plan:
         name: of the script, model or recipe.
         machine: the machine to train on.
         gpus: number of its GPUs that train.
+        nodes: number of such machines.
         own: the script's own setup.
         traced: all traced setups, with the script's own.
         excluded: candidates excluded without a trace → name of the setup that excludes them.
@@ -67,6 +68,7 @@ class Plan:
     launched: Launched | None = None
     front_end: str = ""
     typed: tuple[str, ...] = ()
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
@@ -75,6 +77,11 @@ class Plan:
     def gpu(self) -> Gpu:
         assert self.machine.gpu is not None
         return self.machine.gpu
+
+    @property
+    def ranks(self) -> int:
+        """GPUs of all machines."""
+        return self.gpus * self.nodes
 
     @property
     def launch(self) -> str:
@@ -105,7 +112,10 @@ class Plan:
     @property
     def _launcher(self) -> str:
         """The launcher of several processes, which also works with DeepSpeed; empty for one GPU."""
-        return f"{self._threads}torchrun --nproc_per_node {self.gpus}" if self.gpus > 1 else ""
+        if self.ranks == 1:
+            return ""
+        several = f"--nnodes {self.nodes} --node_rank RANK --master_addr HOST " if self.nodes > 1 else ""
+        return f"{self._threads}torchrun {several}--nproc_per_node {self.gpus}"
 
     @property
     def _threads(self) -> str:
@@ -124,7 +134,7 @@ class Plan:
     @property
     def own_sequences(self) -> int:
         """Sequences per optimizer step of the unchanged script, on all GPUs."""
-        return self.own.candidate.micro_batch_size * self.own.candidate.accumulation * self.gpus
+        return self.own.candidate.micro_batch_size * self.own.candidate.accumulation * self.ranks
 
     @property
     def other_batch(self) -> bool:
@@ -252,7 +262,7 @@ class Plan:
             "script": self.name if self.script is not None else None,
             "setup": best.candidate.name,
             "gpu": self.gpu.name,
-            "gpus": self.gpus,
+            "gpus": self.ranks,
             "sequences_a_step": self.sequences,
             **({"own_sequences_a_step": self.own_sequences} if self.other_batch else {}),
             "result": best.candidate.result or best.candidate.group,

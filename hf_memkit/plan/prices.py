@@ -47,9 +47,9 @@ def ranked_gpus(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
         if not best.is_priced or not best.seconds:
             return 2, 0.0, 0.0
         price = price_of(plan, prices)
-        cost = run_cost(best, price, plan.gpus)
+        cost = run_cost(best, price, plan.ranks)
         if cost is None:
-            cost = million_tokens_cost(best, price, plan.gpus)
+            cost = million_tokens_cost(best, price, plan.ranks)
         return (0, cost, best.seconds) if cost is not None else (1, best.seconds, 0.0)
 
     return tuple(sorted(plans, key=key))

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from hf_memkit.plan.candidate import Candidate, Choice, Combination, combine, without
+from hf_memkit.plan.candidate import Candidate, Choice, Combination, combine, uses_fsdp, without
 from hf_memkit.plan.choices import ROWS_COMPARED, micro_batches
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.plan.time_limit import TimeLimit
@@ -122,7 +122,8 @@ class Search:
         """The combination of choices of `nearest`, with which at least the smallest micro-batch fits."""
         lean, small = self._lean(), self._changes_of("small optimizer")
         combinations = [(), combine(lean[1]), combine(*lean), *(combine(lean[1], choice) for choice in small[:1])]
-        combinations += [combine(*lean, choice) for choice in (*small, *self._changes_of("engine"))]
+        others = (*small, *self._changes_of("sharding"), *self._changes_of("engine"))
+        combinations += [combine(*lean, choice) for choice in others]
         combinations = list(dict.fromkeys(combinations))
         for begin in range(0, len(combinations), PARALLEL_TRACES):
             wave = combinations[begin : begin + PARALLEL_TRACES]
@@ -229,9 +230,14 @@ class Search:
         lacking = [each for each in precise if not self._largest_size_fits(combine(*free, *quick, each))]
         yield [combine(*free, *saved, *small[:1], precision) for precision in lacking for saved in (lean, quick)]
 
+        sharding = self._changes_of("sharding")
+        yield [combine(*free, losses[-1], saved, choice) for choice in sharding for saved in (quick[1], lean[1])]
         with_engine = [combine(*lean, engine) for engine in self._changes_of("engine")]
         if may_fit:
-            yield with_engine[:PARALLEL_TRACES]
+            yield [
+                *with_engine[:PARALLEL_TRACES],
+                *(each for each in with_engine[PARALLEL_TRACES:] if uses_fsdp(each)),
+            ]
         else:
             yield [*with_engine, *(combine(*free, *lean, optimizer) for optimizer in small[1:])]
 

@@ -26,7 +26,9 @@ _SAME_SHARE: Final = 0.005
 
 
 def gpu_of(plan: Plan) -> str:
-    """`"2 × RTX 4090"`."""
+    """`"2 × RTX 4090"`; of several machines `"4 × 8 × A100 80GB"`."""
+    if plan.nodes > 1:
+        return f"{plan.nodes} × {plan.gpus} × {plan.gpu.name}"
     return f"{plan.gpus} × {plan.gpu.name}" if plan.gpus > 1 else plan.gpu.name
 
 
@@ -165,10 +167,10 @@ def notes(plan: Plan) -> Iterator[str]:
         yield from (f"Time: {basis}." for basis in best.step_time.rests_on)
     if best is not None and best.prediction is not None:
         yield f"Memory: {best.prediction.confidence}."
-    per_gpu = plan.sequences // plan.gpus
+    per_gpu = plan.sequences // plan.ranks
     is_prime = per_gpu > 3 and all(per_gpu % each for each in range(2, math.isqrt(per_gpu) + 1))
     if best is not None and best.candidate.micro_batch_size == 1 and is_prime:
-        more = (per_gpu + 1) * plan.gpus
+        more = (per_gpu + 1) * plan.ranks
         yield f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; --sequences-per-step {more} has some."
     for note in plan.notes:
         yield f"Note: {note.rstrip('.')}."
@@ -270,7 +272,7 @@ def _slower(judgement: Judgement, best: Judgement) -> str:
 def _seconds_by_part(judgement: Judgement) -> dict[str, float]:
     time = judgement.step_time
     assert time is not None
-    transfers_s = time.seconds[1] - sum(time.by_phase.values())
+    transfers_s = time.seconds[1] - sum(time.by_phase.values()) + time.exposed_s
     return {_TRANSFERS: transfers_s, **{str(phase): seconds for phase, seconds in time.by_phase.items()}}
 
 

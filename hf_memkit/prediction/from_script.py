@@ -121,7 +121,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
         notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if ranks > 1:
         notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
-    if traced.fsdp:
+    if traced.sharded:
         notes.append(SHARDS_COMPARED)
     if traced.optional is not None:
         evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
@@ -173,6 +173,7 @@ class _StepPredictor:
         zero = engine.config.get("zero_optimization", {}) if engine is not None else {}
         sections = [zero.get(name) or {} for name in ("offload_optimizer", "offload_param")]
         offloads = any(section.get("device") in ("cpu", "nvme") for section in sections)
+        offloads |= traced.fsdp is not None and traced.fsdp.cpu_offload
         self.ram_decides = job.ram_is_given or (gpu is not None and gpu.here) or offloads
 
     def predict(self, trace: Trace, notes: Sequence[str] = (), enough_bytes: int | None = None) -> Prediction:
@@ -231,7 +232,7 @@ def _setup(traced: TracedTraining, script_job: ScriptJob) -> Setup:
     )
     name = model.name if Path(model.name).name else model.kind  # the folder "." has none
     setup = setup.put("model.name", Path(name).name if Path(name).is_absolute() else name, "the script's")
-    if traced.fsdp:
+    if traced.sharded:
         setup = setup.put("arguments.fsdp", True, "the script's")
     if traced.engine is not None:
         setup = setup.put("deepspeed.config", traced.engine.config, "the script's")

@@ -37,6 +37,8 @@ class TracedArguments:
     save_steps: float | None = None
     dataloader_drop_last: bool | None = None
     deepspeed: Any = None
+    fsdp: Any = None
+    fsdp_config: Any = None
     packing: bool | None = None
     padding_free: bool | None = None
     loss_type: str | None = None
@@ -102,6 +104,15 @@ class Engine:
     def stage(self) -> int:
         """Stage of ZeRO."""
         return int(self.config.get("zero_optimization", {}).get("stage", 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fsdp:
+    """FSDP2's settings, from arguments or accelerate's config."""
+
+    reshard_after_forward: bool
+    cpu_offload: bool
+    activation_checkpointing: bool
 
 
 COMPILED: Final = "compiled by torch"
@@ -285,7 +296,8 @@ class TracedTraining:
     memory_fraction: float | None = None  # of `torch.cuda.set_per_process_memory_fraction`; None: not set
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
-    fsdp: bool = False  # ranks share the model's parameters, by FSDP2 or tensor parallelism; one is traced
+    sharded: bool = False  # ranks share the parameters, by FSDP2, tensor parallelism or when loaded; one is traced
+    fsdp: Fsdp | None = None  # None: no FSDP2
     unused_savings: tuple[str, ...] = ()  # of shared parameters: settings that save memory and are not set
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor

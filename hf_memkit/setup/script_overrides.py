@@ -258,8 +258,8 @@ def _is_same_value(value: Any, wanted: Any) -> bool:
     if isinstance(value, list) and not isinstance(wanted, list):
         value = value[0] if len(value) == 1 else value
     if isinstance(value, dict) and isinstance(wanted, dict):
-        is_nested = any(isinstance(item, dict | list) for item in wanted.values())
-        return value == wanted if is_nested else value.items() >= wanted.items()
+        is_nested = any(isinstance(item, dict) for item in wanted.values())
+        return value == wanted if is_nested else all(value.get(key) == item for key, item in wanted.items())
     return bool(value == wanted)
 
 

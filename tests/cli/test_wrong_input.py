@@ -38,6 +38,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PLAN} --gpu A100": ("--gpu: unknown GPU 'A100'", "'A100 40GB' or 'A100 80GB'"),
     f"{PLAN} --gpu T4 --gpus 0": ("--gpus", "memkit plan --help"),
     f"{PLAN} --gpu T4 --limit nan": ("--limit",),
+    f"{PLAN} --gpu T4 --nodes 2 --verify --nvme-path .": ("--verify: runs on one machine", "--nvme-path"),
     f"{PLAN} --gpu T4 --sequences-per-step 0": ("--sequences-per-step", "memkit plan --help"),
     f"{PLAN} --gpu T4 --gpus 4 --sequences-per-step 10": (
         "--sequences-per-step 10: must be a multiple of 4",

@@ -13,8 +13,15 @@ from hf_memkit.catalog.host_rates import GivenHost, HostRates, assumed_host, mea
 from hf_memkit.catalog.models import ModelFacts
 from hf_memkit.common.range import Range
 from hf_memkit.deepspeed.presets import load
-from hf_memkit.deepspeed.traffic import StepTraffic, ddp_traffic, last_bucket, zero_traffic
-from hf_memkit.deepspeed.transfer_time import CostRow, StepCost, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.deepspeed.traffic import ADAM, StepTraffic, ddp_traffic, last_bucket, zero_traffic
+from hf_memkit.deepspeed.transfer_time import (
+    CostRow,
+    StepCost,
+    TracedSeconds,
+    collective_seconds,
+    engine_hooks,
+    step_cost,
+)
 
 N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
@@ -234,3 +241,57 @@ def test_adam_on_the_host_is_as_fast_as_its_cores(model: ModelFacts) -> None:
     assert traffic is not None
     cost = step_cost(traffic, TRACED, GPU, replace(HOST, cores=2))
     assert of(cost, "Adam on the host").total.low == pytest.approx(28 * N / 20e9, rel=1e-6), "two cores of 10 GB/s"
+
+
+def test_a_collective_is_a_ring_at_the_rate_of_its_slowest_link() -> None:
+    """NVLink within a machine; between machines the cards of the group's GPUs, as in NVIDIA's servers or as given."""
+    sent = 10e9
+    options = {"ranks": 8, "on_node": 8, "node_gpus": 8}
+    both = collective_seconds(sent, GPU, HOST, **options)
+    assert both.in_memory.middle == pytest.approx(2 * 10 / 1700), "it is read and written"
+    within = both.on_links
+    assert within.middle == pytest.approx(10 / (300 * 0.78), rel=0.01)
+    assert within.low < within.middle < within.high
+    options["ranks"] = 16
+    between = collective_seconds(sent, GPU, HOST, **options).on_links
+    assert between.middle == pytest.approx(10 / (8 * 25 * 0.75), rel=0.01), "eight cards of 200 Gbit/s"
+    slow = replace(HOST, network_gb_per_s=Figure(10, "given"))
+    assert collective_seconds(sent, GPU, slow, **options).on_links.middle == pytest.approx(10 / (10 * 0.75), rel=0.01)
+
+    # Replicas of hybrid sharding: each of eight groups has one GPU on a machine, and an eighth of its cards.
+    replicas = collective_seconds(sent, GPU, slow, ranks=2, on_node=1, node_gpus=8).on_links
+    assert replicas.middle == pytest.approx(10 / (10 / 8 * 0.75), rel=0.01)
+
+
+def test_a_small_collective_takes_its_latency() -> None:
+    """A step of the ring for each other rank, and twice as many for an all-reduce."""
+
+    def seconds(ranks: int, *, is_all_reduce: bool = False) -> float:
+        options = {"ranks": ranks, "on_node": ranks, "node_gpus": 8, "is_all_reduce": is_all_reduce}
+        return collective_seconds(4, GPU, HOST, **options).on_links.middle
+
+    assert seconds(8) - seconds(2) == pytest.approx(6 * 0.47e-6, rel=0.01)
+    assert seconds(8, is_all_reduce=True) - seconds(8) == pytest.approx(7 * 0.47e-6, rel=0.01)
+
+
+def test_several_machines_share_the_work_and_exchange_over_the_network(model: ModelFacts) -> None:
+    """Two machines of four GPUs: gradients of eight, over cards of 200 Gbit/s each, or over what the user gives."""
+    eight, two = (ddp_traffic(model, gpus=8 // n, nodes=n, gradient_bytes=4) for n in (1, 2))
+    assert (two.gpus, two.nodes) == (8, 2) and two.rows == eight.rows
+    name = "all-reduce of gradients"
+    assert of(step_cost(two, TRACED, GPU, HOST), name).total.middle == pytest.approx(7 * N / 1e9 / (4 * 25 * 0.75))
+    slow = replace(HOST, network_gb_per_s=Figure(10, "given"))
+    assert of(step_cost(two, TRACED, GPU, slow), name).total.middle == pytest.approx(7 * N / 1e9 / (10 * 0.75))
+
+    config = bf16("zero2-offload")
+    one, both = (zero_traffic(config, model, gpus=4, nodes=n) for n in (1, 2))
+    assert one is not None and both is not None
+    adam = [next(row.moved_bytes for row in traffic.rows if row.name == ADAM) for traffic in (one, both)]
+    assert adam[1] == pytest.approx(adam[0] / 2, rel=1e-3), "each machine steps its half"
+    assert both.on_gpu == pytest.approx(one.on_gpu, abs=1e-3)
+
+
+def test_swapping_on_several_machines_has_no_time(model: ModelFacts) -> None:
+    swapping = bf16("zero3-infinity")
+    assert zero_traffic(swapping, model, gpus=4) is not None
+    assert zero_traffic(swapping, model, gpus=4, nodes=2) is None

@@ -93,11 +93,43 @@ def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
     assert 4 * PARAMETERS <= bytes_alive(training.trace, "weights") <= 4 * PARAMETERS + ROUNDING
 
 
+@pytest.mark.tracing
+def test_collectives_are_recorded_with_their_streams(predict: Predict) -> None:
+    """Defect: communication that takes no time, or that computation never waits for."""
+    outcome = predict(_SCRIPT, '{"gradient_accumulation_steps": 2}', processes=8, per_node=4, for_plan=True)
+    assert outcome.training is not None, outcome.failed
+    work = outcome.training.trace.work
+    assert work is not None
+    begin, end = work.steps()[-1]
+    calls = [work.operations[call] for call in work.calls[begin:end]]
+    collectives = [call for call in calls if call.kind == "collective"]
+    assert {(call.ranks, call.on_node) for call in collectives} == {(8, 4)}
+
+    whole = 2 * PARAMETERS * 7 // 8  # bytes that a rank sends of the weights in bf16
+    gathered = [call for call in collectives if call.name == "all-gather"]
+    kept = 2 * (514 * 64 + 64) * 7 // 8  # the last norm and the head stay gathered between forward and backward
+    expected = 4 * whole - 2 * kept
+    assert expected <= sum(call.moved_bytes for call in gathered) < 1.01 * expected, "each micro-batch, both ways"
+    reduced = [call for call in collectives if call.name == "reduce-scatter"]
+    assert len(reduced) == 4, "the embedding, two layers and the head, in the last micro-batch"
+    assert whole <= sum(call.moved_bytes for call in reduced) < 1.03 * whole
+    (gathers,), (reductions,) = ({call.stream for call in group} for group in (gathered, reduced))
+    assert 0 != gathers != reductions != 0
+
+    pairs = {(wait.stream, wait.on) for wait in work.waits if begin < wait.call <= end}
+    assert {(0, gathers), (0, reductions), (reductions, 0)} <= pairs
+    assert not [call.name for call in calls if call.kind == "unknown"]
+
+
 @pytest.mark.parametrize(
     ("options", "options_of_request", "reason"),
     [
         ('{"fsdp_config": {"version": 1}}', {}, "Write version: 2 in fsdp_config"),
-        ("{}", {"for_plan": True}, "plans do not change FSDP2"),
+        (
+            '{"parallel": {"cp_size": 2, "dp_shard_size": 2}}',
+            {"for_plan": True},
+            "plans do not change hybrid, context",
+        ),
         ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', {}, "Write cp_size in its place"),
         ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', {}, "DistributedConfig(tp_size=2)"),
     ],

@@ -9,23 +9,37 @@ Python, or code that torch.compile generated, queues operations, and the GPU exe
 simulated: the host's advances by the cost of queueing; the GPU's starts an operation when it is queued and the
 previous one is finished. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet.
 
-At most two micro-batches are traced: the first, before which there are no gradients, and one like all others. Not
-included: tokenizing and decoding data, evaluations, saves, logging to a server, and communication between GPUs
+Work with streams, as FSDP2's, has a clock for each stream, and one for the links between GPUs:
+
+```
+all-gathers      ██████ layer 2 ██████ layer 1 │
+compute          ─█████ layer 3 █████ layer 2 ███     waits for what is gathered
+reduce-scatters                 ─██ layer 3 ███
+```
+
+An operation starts when its stream's previous one is finished and everything is that its stream waits for (events).
+Collectives follow one another on the links, and take time from the computation beside them, as they read and write the
+GPU's memory.
+
+At most two micro-batches are traced: the first, before which there are no gradients, and one like all others; with
+FSDP2 the first is like all but the last, which reduces gradients. Not included: tokenizing and decoding data,
+evaluations, saves, logging to a server, and communication that is not in the trace, as DDP's and DeepSpeed's
 (`hf_memkit/deepspeed/transfer_time.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hf_memkit.catalog.rates import GpuRates
 from hf_memkit.common.range import ZERO, Range
 from hf_memkit.common.terms import PHASES, Phase
+from hf_memkit.deepspeed.transfer_time import CollectiveSeconds
 from hf_memkit.prediction.time.operation_time import OperationSeconds, computes_as, product_tflops
-from hf_memkit.prediction.trace.work import KINDS, Caller, Operation, Work
+from hf_memkit.prediction.trace.work import HOST, KINDS, Caller, Operation, Wait, Work
 
 _CALL_S: Final[Mapping[Caller, Range]] = {
     "python": Range(10e-6, 28e-6, 46e-6),
@@ -87,6 +101,16 @@ class StepTime:
     bound_by_launches: float  # share of the step in which the GPU waits for the host
     unknown: tuple[str, ...]  # names of operations without a formula, most calls first
     rests_on: tuple[str, ...]  # assumptions, a sentence each
+    exposed_s: float = 0.0  # in which computation waits for collectives of the trace, or copies on other streams
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Calls of one phase; `begin` is the index of the first in `Work.calls`."""
+
+    phase: Phase
+    begin: int
+    calls: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -95,11 +119,11 @@ class _Part:
 
     number: int
     host_s: Range  # before the first call
-    stretches: list[tuple[Phase, Sequence[int]]]  # phases with their calls
+    stretches: list[_Stretch]
     times: int = 1  # how often it is repeated
 
     def calls(self) -> list[int]:
-        return [call for _, calls in self.stretches for call in calls]
+        return [call for stretch in self.stretches for call in stretch.calls]
 
 
 def step_time(
@@ -112,6 +136,7 @@ def step_time(
     loader_workers: int = 0,
     hooks_s: Range = ZERO,
     host: float = 1.0,
+    collective_s: Callable[[Operation], CollectiveSeconds] = lambda operation: CollectiveSeconds(ZERO, ZERO),
 ) -> StepTime:
     """The time of one optimizer step. Raises ValueError if there is no step, or fewer than one micro-batch.
 
@@ -122,6 +147,7 @@ def step_time(
         loader_workers: `dataloader_num_workers`; with any, batches are collated in parallel to the training.
         hooks_s: host time per micro-batch for hooks of an engine that is not traced.
         host: factor by which the host is slower than computed here.
+        collective_s: seconds of a collective. Default: communication takes no time.
     """
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
@@ -132,8 +158,17 @@ def step_time(
     parts = _parts(work, steps[-1], micro_batches)
     if not loader_workers:
         _add_collating(work, parts)
-    durations = [seconds.of(operation) for operation in work.operations]
-    low, likely, high = (_Clocks(work, durations, variant, host, hooks_s[variant]) for variant in range(3))
+    collectives = {
+        index: collective_s(operation)
+        for index, operation in enumerate(work.operations)
+        if operation.kind == "collective"
+    }
+    durations = [
+        collectives[index].on_links if index in collectives else _computing(seconds.of(operation), operation)
+        for index, operation in enumerate(work.operations)
+    ]
+    stolen = {index: collective.in_memory for index, collective in collectives.items()}
+    low, likely, high = (_Clocks(work, durations, stolen, variant, host, hooks_s[variant]) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
             clocks.run(part)
@@ -146,7 +181,7 @@ def step_time(
     unknown = Counter[str]()
     for call, count in counts.items():
         operation = work.operations[call]
-        by_kind[operation.kind] += count * durations[call] / _RATES.middle
+        by_kind[operation.kind] += count * durations[call].middle
         if operation.kind == "unknown":
             unknown[operation.name] += count
     return StepTime(
@@ -159,6 +194,7 @@ def step_time(
         bound_by_launches=likely.idle / middle if middle else 0.0,
         unknown=tuple(name for name, _ in unknown.most_common()),
         rests_on=tuple(_rests_on([work.operations[call] for call in counts], rates, likely, unknown)),
+        exposed_s=likely.exposed,
     )
 
 
@@ -172,30 +208,43 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
     before: Phase | None = None
     for start, end, phase in work.spans():
         begin, stop = max(start, span[0]), min(end, span[1])
-        if begin >= stop:
+        gathers_to_save = phase == "save" and bool(work.waits)  # FSDP2, after the last step
+        if begin >= stop or gathers_to_save:
             continue
-        calls = work.calls[begin:stop]
+        stretch = _Stretch(phase, begin, work.calls[begin:stop])
         if not parts or (parts[-1].number >= 0 and before == "backward" and phase not in ("backward", "optimizer")):
             parts.append(_Part(len(parts), _MICRO_BATCH_S, []))
         elif phase == "optimizer" and parts[-1].number >= 0:
             parts.append(_Part(-1, _OPTIMIZER_S, []))
-        parts[-1].stretches.append((phase, calls))
+        parts[-1].stretches.append(stretch)
         before = phase
     # Gradient clipping, which happens once a step, moves from the last micro-batch to the optimizer's part.
     if len(parts) > 1 and parts[-1].number < 0 and parts[-2].stretches:
-        phase, last_calls = parts[-2].stretches[-1]
-        for index, call in enumerate(last_calls):
+        last = parts[-2].stretches[-1]
+        for index, call in enumerate(last.calls):
             operation = work.operations[call]
             if operation.called_by == "python" and operation.name.startswith(_CLIPPING):
-                parts[-2].stretches[-1] = (phase, last_calls[:index])
-                parts[-1].stretches.insert(0, (phase, last_calls[index:]))
+                parts[-2].stretches[-1] = replace(last, calls=last.calls[:index])
+                parts[-1].stretches.insert(0, _Stretch(last.phase, last.begin + index, last.calls[index:]))
                 break
     traced = sum(part.number >= 0 for part in parts)
     for part in parts:
-        if part.number >= 0:
-            last = part.number == traced - 1
-            part.times = max(0, micro_batches - part.number) if last else int(part.number < micro_batches)
+        if part.number < 0:
+            continue
+        is_last = part.number == traced - 1
+        if work.waits and traced > 1:  # only FSDP2's last micro-batch reduces gradients
+            part.times = 1 if is_last else micro_batches - 1
+        else:
+            part.times = max(0, micro_batches - part.number) if is_last else int(part.number < micro_batches)
     return parts
+
+
+def _computing(seconds: float, operation: Operation) -> Range:
+    """Seconds of an operation that the GPU computes, from those at the table's rates."""
+    low, middle, high = (seconds / share for share in _RATES)
+    if operation.kind == "unknown":
+        return Range(low * _UNKNOWN.low, middle * _UNKNOWN.middle, high * _UNKNOWN.high)
+    return Range(low, middle, high)
 
 
 def _add_collating(work: Work, parts: list[_Part]) -> None:
@@ -209,24 +258,39 @@ def _add_collating(work: Work, parts: list[_Part]) -> None:
 
 
 class _Clocks:
-    """Simulates the clocks of host and GPU over the parts of a step, in seconds. `durations`: of each operation on the
-    GPU; `variant`: 0: low, 1: middle, 2: high; `hooks_s`: per micro-batch, spread over its operations."""
+    """Simulates the clocks of host and GPU over the parts of a step, in seconds.
+
+    Args:
+        durations: of each operation on the GPU.
+        stolen: seconds that a collective takes from the computation beside it, by the index of its operation.
+        variant: 0: low, 1: middle, 2: high.
+        hooks_s: per micro-batch, spread over its operations.
+    """
 
     def __init__(
-        self, work: Work, durations: Sequence[float], variant: int, host_factor: float, hooks_s: float
+        self,
+        work: Work,
+        durations: Sequence[Range],
+        stolen: Mapping[int, Range],
+        variant: int,
+        host_factor: float,
+        hooks_s: float,
     ) -> None:
         self.by_phase: dict[Phase, float] = {}
         self.of_micro_batches: dict[Phase, float] = {}
         self.of_optimizer = 0.0
         self.idle = 0.0  # the GPU waits for the host
+        self.exposed = 0.0  # the GPU's default stream waits for another one
+        self._work = work
+        self._waits_at: dict[int, list[Wait]] = {}
+        for wait in work.waits:
+            self._waits_at.setdefault(wait.call, []).append(wait)
         self._variant = variant
         self._host_factor = host_factor
         self._hooks_s = host_factor * hooks_s
         self._waits = [operation.waits for operation in work.operations]
-        self._seconds = [
-            duration / _RATES[variant] * (_UNKNOWN[variant] if operation.kind == "unknown" else 1.0)
-            for operation, duration in zip(work.operations, durations, strict=True)
-        ]
+        self._seconds = [duration[variant] for duration in durations]
+        self._stolen = {index: seconds[variant] for index, seconds in stolen.items()}
         self._queueing = [
             host_factor * (_CALL_S[operation.called_by][variant] + _LAUNCH_S * (operation.launches - 1))
             for operation in work.operations
@@ -238,15 +302,18 @@ class _Clocks:
 
     def run(self, part: _Part) -> None:
         """Adds a part to the clocks."""
+        if self._waits_at:
+            self._run_streams(part)
+            return
         seconds, queueing, waits = self._seconds, self._queueing, self._waits  # looked up once for all calls
         host = idle = self._host_factor * part.host_s[self._variant]
         gpu = host
         hooks = 0.0  # seconds per call
         if part.number >= 0:
             hooks = self._hooks_s / max(1, len(part.calls()))
-        for number, (phase, calls) in enumerate(part.stretches):
+        for number, stretch in enumerate(part.stretches):
             begin = gpu if number else 0.0
-            for call in calls:
+            for call in stretch.calls:
                 host += queueing[call] + hooks
                 if host > gpu:
                     idle += host - gpu
@@ -254,13 +321,75 @@ class _Clocks:
                 gpu += seconds[call]
                 if waits[call]:
                     host = gpu
-            taken = (gpu - begin) * part.times
-            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + taken
-            if part.number < 0:
-                self.of_optimizer += taken
-            else:
-                self.of_micro_batches[phase] = self.of_micro_batches.get(phase, 0.0) + taken
+            self._add(part, stretch.phase, gpu - begin)
         self.idle += idle * part.times
+
+    def _add(self, part: _Part, phase: Phase, seconds: float) -> None:
+        """Adds seconds of a part to its phase."""
+        taken = seconds * part.times
+        self.by_phase[phase] = self.by_phase.get(phase, 0.0) + taken
+        if part.number < 0:
+            self.of_optimizer += taken
+        else:
+            self.of_micro_batches[phase] = self.of_micro_batches.get(phase, 0.0) + taken
+
+    def _run_streams(self, part: _Part) -> None:
+        """Adds a part whose operations run on several streams."""
+        host = idle = self._host_factor * part.host_s[self._variant]
+        clocks: dict[int, float] = {0: host}  # stream -> when its last operation is finished
+        ends: dict[int, list[tuple[int, float]]] = {}  # stream -> (call, when it is finished), in order
+        links = 0.0  # when the last collective is finished
+        stolen = 0.0  # by collectives, from the next operation of the default stream
+        exposed = 0.0
+        hooks = self._hooks_s / max(1, len(part.calls())) if part.number >= 0 else 0.0
+
+        begin = 0.0
+        for stretch in part.stretches:
+            for index, call in enumerate(stretch.calls, stretch.begin):
+                for wait in self._waits_at.get(index, ()):
+                    done = _finished(ends.get(wait.on, ()), wait.until)
+                    if wait.stream == HOST:
+                        host = max(host, done)
+                        continue
+                    before = clocks.get(wait.stream, 0.0)
+                    clocks[wait.stream] = max(before, done)
+                    if wait.stream == 0:
+                        exposed += max(0.0, done - max(before, host))
+
+                operation = self._work.operations[call]
+                stream = operation.stream
+                host += self._queueing[call] + hooks
+                start = clocks.get(stream, 0.0)
+                seconds = self._seconds[call]
+                if stream == 0:
+                    idle += max(0.0, host - start)
+                    seconds, stolen = seconds + stolen, 0.0
+                start = max(start, host)
+                if operation.kind == "collective":
+                    start = max(start, links)
+                    links = start + seconds
+                    stolen += self._stolen[call]
+                clocks[stream] = start + seconds
+                ends.setdefault(stream, []).append((index, clocks[stream]))
+                if self._waits[call]:
+                    host = clocks[stream]
+
+            end = max(begin, clocks[0])
+            if stretch is part.stretches[-1]:
+                end = max(clocks.values())
+                exposed += end - clocks[0]
+            self._add(part, stretch.phase, end - begin)
+            begin = end
+        self.idle += idle * part.times
+        self.exposed += exposed * part.times
+
+
+def _finished(ends: Sequence[tuple[int, float]], until: int) -> float:
+    """When a stream has finished its calls before the index `until`; 0 if it has none in this part."""
+    for index, end in reversed(ends):
+        if index < until:
+            return end
+    return 0.0
 
 
 def _rests_on(
@@ -281,6 +410,8 @@ def _rests_on(
         yield "kernels that torch.compile generates: the bytes that they move, at that speed"
     if likely.seconds and likely.idle > _REPORTED_IDLE_SHARE * likely.seconds:
         yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: it depends on the CPU"
+    if any(operation.kind == "collective" for operation in operations):
+        yield f"communication that no computation hides: {likely.exposed:.3g} s a step"
     if unknown:
         yield f"no formula for the time of {', '.join(unknown)}: assumed from 0 to 10 times that of the bytes it moves"
 

@@ -11,9 +11,10 @@ from typing import Final, Literal, get_args
 
 from hf_memkit.common.terms import Phase
 
-Kind = Literal["matmul", "attention", "memory", "transfer", "unknown"]
+Kind = Literal["matmul", "attention", "memory", "transfer", "collective", "unknown"]
 """How the time of an operation is computed: matrix products and convolutions; fused attention; operations bound by
-memory; copies between host and GPU; and operations outside torch's dispatcher without a formula."""
+memory; copies between host and GPU; communication of several ranks; and operations outside torch's dispatcher without
+a formula."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
@@ -38,12 +39,29 @@ class Operation:
     kind: Kind  # how its time is computed
     dtype: str  # dtype of the computation, such as `"bfloat16"`; for products, of the factors
     flops: int  # floating-point operations; a multiplication and an addition count as two
-    moved_bytes: int  # bytes that it reads and writes in GPU memory, each tensor once
+    moved_bytes: int  # bytes that it reads and writes in GPU memory, each tensor once; of collectives: that it sends
     shape: tuple[int, ...] = ()  # of products `(batch, m, n, k)`; else empty
     launches: int = 1  # kernels that it starts on the GPU
     waits: bool = False  # whether the host waits until the GPU has finished this operation
     called_by: Caller = "python"
     alignment: int = 8  # for products, in elements: the largest of 8, 4, 2 and 1 that divides the length of every row
+    stream: int = 0  # the CUDA stream that runs it, if streams are recorded; 0: the default one
+    ranks: int = 1  # of collectives: ranks of the group
+    on_node: int = 1  # of collectives: ranks of the group on one machine
+
+
+HOST: Final = -1
+"""Number of the host among streams that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A stream waits for another one: an event, `wait_stream`, or the host that synchronizes."""
+
+    call: int  # index of the first call after it
+    stream: int  # that waits, or `HOST`
+    on: int  # the stream that it waits for
+    until: int  # for all its calls before this index
 
 
 @dataclass(slots=True)
@@ -53,6 +71,7 @@ class Work:
     operations: list[Operation] = field(default_factory=list)  # distinct ones
     calls: list[int] = field(default_factory=list)  # index of each call's operation
     marks: list[tuple[int, Phase]] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)  # in order; empty if streams are not recorded
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first call, one past the last, phase)` of every span, in order."""

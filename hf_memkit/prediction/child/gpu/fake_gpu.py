@@ -15,7 +15,8 @@ from torch import nn
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.tracer.tracer import allocate_on
-from hf_memkit.prediction.child.tracer.work_recorder import launched
+from hf_memkit.prediction.child.tracer.work_recorder import active_recorder, launched
+from hf_memkit.prediction.trace.work import HOST
 
 
 def skip_own_functions(trace_rules: Any) -> None:
@@ -218,12 +219,21 @@ def new_do_nothing() -> Callable[..., None]:
 
 
 class Event:
-    """A CUDA event that has already happened."""
+    """A CUDA event: the work of a stream up to a point. To the host it has already happened."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
+        self.stream, self.calls = 0, 0
 
-    record = wait = synchronize = do_nothing
+    def record(self, stream: Stream | None = None) -> None:
+        working = active_recorder()
+        self.stream = (stream or _current_stream[0]).stream_id
+        self.calls = len(working.work.calls) if working is not None else 0
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or _current_stream[0]).wait_event(self)
+
+    def synchronize(self) -> None:
+        _wait(HOST, self)
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds; not 0, because scripts divide by it."""
@@ -233,8 +243,14 @@ class Event:
         return True
 
 
+def _wait(stream: int, event: Event) -> None:
+    working = active_recorder()
+    if working is not None:
+        working.wait(stream, event.stream, event.calls)
+
+
 class Stream:
-    """A stream of the GPU. Nothing waits for it: operations follow one another."""
+    """A stream of the GPU. In a trace operations follow one another; waits are recorded with the work."""
 
     _numbers: ClassVar = itertools.count()
 
@@ -247,10 +263,19 @@ class Stream:
     def is_capturing(self) -> bool:
         return False
 
-    wait_stream = wait_event = synchronize = do_nothing
+    def wait_event(self, event: Event) -> None:
+        _wait(self.stream_id, event)
 
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
+    def wait_stream(self, stream: Stream) -> None:
+        _wait(self.stream_id, stream.record_event())
+
+    def synchronize(self) -> None:
+        _wait(HOST, self.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
 
     def query(self) -> bool:
         return True
@@ -263,6 +288,9 @@ _current_stream: Final = [_default_stream]
 def _set_stream(stream: Stream) -> None:
     _current_stream[0] = stream
     allocate_on(stream.stream_id)
+    working = active_recorder()
+    if working is not None:
+        working.on_stream(stream.stream_id)
 
 
 class StreamContext:

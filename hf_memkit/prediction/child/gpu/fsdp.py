@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category, Phase
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
-from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES
+from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES, Fsdp
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -31,9 +31,27 @@ def uses_fsdp(trainer: Any) -> bool:
     return bool(getattr(trainer, "is_fsdp_enabled", False))
 
 
+def fsdp_settings(trainer: Any) -> Fsdp | None:
+    """The settings of a Trainer's FSDP; None without FSDP."""
+    if not uses_fsdp(trainer):
+        return None
+    plugin = trainer.accelerator.state.fsdp_plugin
+    return Fsdp(
+        reshard_after_forward=bool(plugin.reshard_after_forward),
+        cpu_offload=type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        activation_checkpointing=bool(plugin.activation_checkpointing),
+    )
+
+
 def is_sharded(trainer: Any) -> bool:
     """Whether ranks share the parameters of a Trainer's model: by FSDP, or since it was loaded, as DTensors."""
     return uses_fsdp(trainer) or any(hasattr(parameter, "device_mesh") for parameter in trainer.model.parameters())
+
+
+def refuse_in_plans(trainer: Any) -> None:
+    """Raises Unmodelled for a Trainer whose ranks share more than FSDP's parameters, which no plan changes."""
+    if getattr(trainer.accelerator, "parallelism_config", None) or (is_sharded(trainer) and not uses_fsdp(trainer)):
+        raise Unmodelled("plans do not change hybrid, context or tensor parallelism; use memkit predict")
 
 
 def unused_savings(trainer: Any) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp, skip_waits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.child.tracer.work_recorder import active_recorder
 
 
 def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
@@ -41,9 +43,11 @@ def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
         gathered_objects[:] = [value] * len(gathered_objects)
 
     dist.init_process_group = init_process_group
-    for name in ("all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "reduce",
-                 "broadcast_object_list", "monitored_barrier"):  # fmt: skip
+    for name in ("broadcast", "barrier", "all_gather", "reduce", "broadcast_object_list", "monitored_barrier"):
         setattr(dist, name, lambda *args, **kwargs: None)
+    for name, collective in _COLLECTIVES.items():
+        if hasattr(dist, name):
+            setattr(dist, name, functools.partial(_record, collective))
     vars(dist)["all_gather_object"] = objects
     operations._gpu_gather = gathered
     operations._gpu_gather_object = lambda value: list(value) * processes
@@ -54,6 +58,27 @@ def patch_ranks(processes: int, per_node: int, tracer: StorageTracer) -> None:
     when_imported("torch.distributed.fsdp._fully_shard._fsdp_param_group", lambda _: patch_fsdp(tracer))
     # Its gradient buckets are added to the trace later. `compiler_patches.py` splits compiled graphs.
     torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
+
+
+_COLLECTIVES: Final = {
+    "all_reduce": "all-reduce",
+    "all_gather_into_tensor": "all-gather",
+    "all_gather_single": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "reduce_scatter_single": "reduce-scatter",
+}
+"""Functions of `torch.distributed` → the collective. Those that end in `single` are torch 2.13's names."""
+
+
+def _record(name: str, *tensors: Any, group: Any = None, **kwargs: Any) -> None:
+    """Records a collective with the work of the trace, and does nothing else."""
+    recording = active_recorder()
+    if recording is None:
+        return
+    named = (kwargs[key] for key in ("tensor", "output_tensor", "output", "input_tensor", "input") if key in kwargs)
+    given = [tensor for tensor in (*tensors, *named) if isinstance(tensor, torch.Tensor)]
+    whole = max(given, key=lambda tensor: tensor.nbytes)
+    recording.collective(name, whole.nbytes, whole.dtype, dist.get_process_group_ranks(group))
 
 
 class _Unwrapped:

@@ -47,7 +47,8 @@ class CacheEntry:
     """A cached operation on arguments of one kind."""
 
     make: Make | None  # creates its result; None: torch does each time
-    work: dict[Caller, tuple[int, ...]] = field(default_factory=dict)  # its rows in a `Work`, by caller
+    work: dict[tuple[Caller, int], tuple[int, ...]] = field(default_factory=dict)
+    """Its rows in a `Work`, by caller and stream."""
 
 
 class FastFakes:

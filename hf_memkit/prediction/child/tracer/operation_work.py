@@ -65,7 +65,7 @@ _WAITS: Final = frozenset(
 """Operations whose result the host needs: a size or a value (pytorch: native/cuda/Nonzero.cu, Scalar.cu)."""
 
 LIBRARIES: Final = frozenset(
-    {"aten", "prims", "bitsandbytes", "torchao", "torchvision", "profiler", "_c10d_functional"}
+    {"aten", "prims", "bitsandbytes", "torchao", "torchvision", "profiler", "_c10d_functional", "fsdp"}
 )
 """Namespaces of operations whose costs follow from this table; others are `unknown`."""
 
@@ -396,6 +396,13 @@ def _argument(func: Any, name: str, args: Arguments, kwargs: Named) -> Any:
     return None
 
 
+def _shards(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
+    """FSDP2 copies its shards into this rank's part of a gathered tensor."""
+    moved = 2 * sum(map(held_bytes, args[0]))
+    launches = _launches("_foreach_copy_", (args[0], args[0]))
+    return (Operation(str(func), "memory", _dtype(args[1]), 0, moved, launches=launches),)
+
+
 _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operation, ...]]]] = {
     **dict.fromkeys(("mm", "addmm", "addmm_", "_addmm_activation", "_scaled_mm", "_int_mm"), _product),
     **dict.fromkeys(("bmm", "baddbmm", "baddbmm_"), _product),
@@ -419,6 +426,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
     "gemm_4bit": _four_bit,
     "int8_scaled_mm": _eight_bit,
     "int8_mixed_scaled_mm": _eight_bit,
+    "all_gather_copy_in": _shards,
 }
 
 

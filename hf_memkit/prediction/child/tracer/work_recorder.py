@@ -7,17 +7,19 @@ The tracer records each operation; kernels outside the dispatcher are recorded b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import torch
+from torch import distributed
 
 from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.child.tracer.fast_fakes import CacheEntry
 from hf_memkit.prediction.child.tracer.operation_work import kernel_operation, operations_of
 from hf_memkit.prediction.child.tracer.plain_tensors import device_type, plain_tensors_in
-from hf_memkit.prediction.trace.work import Caller, Operation, Work
+from hf_memkit.prediction.trace.work import Caller, Operation, Wait, Work
 
 NOT_COUNTED: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
@@ -29,6 +31,14 @@ NOT_COUNTED: Final[Mapping[str, str]] = {
 }
 """Functions that this package replaces, which may run a kernel or a copy, and are not recorded → the reason."""
 
+_FUNCTIONAL: Final[Mapping[str, str]] = {
+    "all_gather_into_tensor": "all-gather",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "all_reduce": "all-reduce",
+    "all_to_all_single": "all-to-all",
+}
+"""Operations of `_c10d_functional` → the collective. `wait_tensor` is none: the next operation waits anyway."""
+
 
 class WorkRecorder:
     """Fills `work` with the operations on one type of device."""
@@ -37,19 +47,63 @@ class WorkRecorder:
         self.work = Work()
         self.device_type = device_type
         self.in_compiled_code = False
+        self.with_streams = False  # whether to record streams and collectives; without them all runs on one stream
+        self._stream = 0
         self._numbers: dict[Operation, int] = {}
 
     def call(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, entry: CacheEntry | None
     ) -> None:
         """Records a call of an operation. `entry`: its cache entry for such arguments, if any."""
+        if self.with_streams and func.namespace == "_c10d_functional":
+            self._functional_collective(func.__name__, args)
+            return
         caller = self._caller()
-        rows = entry.work.get(caller) if entry is not None else None
+        key = caller, self._stream
+        rows = entry.work.get(key) if entry is not None else None
         if rows is None:
             rows = self._rows(operations_of(func, args, kwargs, result, self.device_type), caller)
             if entry is not None:
-                entry.work[caller] = rows
+                entry.work[key] = rows
         self.work.calls += rows
+
+    def on_stream(self, stream: int) -> None:
+        """Operations are called on this stream from now on."""
+        if self.with_streams:
+            self._stream = stream
+
+    def wait(self, stream: int, on: int, until: int) -> None:
+        """Records that one stream waits for another, as `Wait` describes."""
+        if self.with_streams and stream != on and until:
+            self.work.waits.append(Wait(len(self.work.calls), stream, on, until))
+
+    def collective(self, name: str, whole_bytes: int, dtype: torch.dtype, ranks: Sequence[int]) -> None:
+        """Records a collective of these ranks, if streams are recorded.
+
+        Args:
+            name: `"all-gather"`, `"reduce-scatter"`, `"all-reduce"` or `"all-to-all"`.
+            whole_bytes: of the gathered tensor, or of the one that is reduced or exchanged.
+        """
+        size = len(ranks)
+        if not self.with_streams or size < 2:
+            return
+        per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+        on_node = sum(rank // per_node == ranks[0] // per_node for rank in ranks)
+        sent = (size - 1) * whole_bytes * (2 if name == "all-reduce" else 1) // size
+        self.add(
+            Operation(name, "collective", str(dtype).removeprefix("torch."), 0, sent, ranks=size, on_node=on_node)
+        )
+
+    def _functional_collective(self, operation: str, args: tuple[Any, ...]) -> None:
+        """Records a collective of `torch.distributed._functional_collectives`, which DTensor uses."""
+        name = _FUNCTIONAL.get(operation.partition(".")[0])
+        if name is None:
+            return
+        group = next(arg for arg in reversed(args) if isinstance(arg, str))
+        resolve: Any = distributed.distributed_c10d.__dict__["_resolve_process_group"]
+        ranks = distributed.get_process_group_ranks(resolve(group))
+        whole_bytes = args[0].nbytes * (len(ranks) if name == "all-gather" else 1)
+        self.collective(name, whole_bytes, args[0].dtype, ranks)
 
     def add(self, *operations: Operation) -> None:
         """Records operations that the caller has created."""
@@ -77,8 +131,8 @@ class WorkRecorder:
         return tuple(self._number(operation, caller) for operation in operations)
 
     def _number(self, operation: Operation, caller: Caller) -> int:
-        if caller != "python":
-            operation = replace(operation, called_by=caller)
+        if caller != "python" or self._stream:
+            operation = replace(operation, called_by=caller, stream=self._stream)
         number = self._numbers.get(operation)
         if number is None:
             number = self._numbers[operation] = len(self.work.operations)
@@ -92,6 +146,11 @@ _active: list[WorkRecorder] = []  # the recorder of this process: each case has 
 def activate(recorder: WorkRecorder) -> None:
     """Makes `recorder` the one that `launched` uses."""
     _active[:] = [recorder]
+
+
+def active_recorder() -> WorkRecorder | None:
+    """The recorder of this process; None if no work is recorded."""
+    return _active[0] if _active else None
 
 
 @contextlib.contextmanager

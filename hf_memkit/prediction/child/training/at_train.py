@@ -27,19 +27,11 @@ from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, na
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu import fsdp
 from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.gpu.fsdp import (
-    is_sharded,
-    phases_of_first_rank,
-    refuse_fsdp,
-    refuse_parallelism,
-    reshard,
-    unused_savings,
-    uses_fsdp,
-)
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
 from hf_memkit.prediction.child.libraries.pretrained import is_loaded
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
@@ -111,8 +103,10 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
-    if for_plan and is_sharded(trainer):
-        raise Unmodelled("fsdp: plans do not change FSDP2 yet; memkit predict says what this script needs")
+    if for_plan:
+        fsdp.refuse_in_plans(trainer)
+    if tracer.recorder is not None:
+        tracer.recorder.with_streams = fsdp.uses_fsdp(trainer)
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
@@ -168,7 +162,7 @@ def traced_training(
                 optional = _trace_optional_evaluation(trainer, evaluations, dtype, tracer, watch)
             watch.end()
             del trainer.get_train_dataloader
-            if training.engine is None and training.fsdp == uses_fsdp(trainer):
+            if training.engine is None and training.sharded == fsdp.uses_fsdp(trainer):
                 _trace_loading(trainer, original, tracer)
             trace = tracer.finish(tracer.trace.marks[-1][1])
         for name, value in original.items():
@@ -192,7 +186,7 @@ def traced_training(
         host.tensor_bytes.pop("evaluate", None)
     if host is not None:
         loaded = is_loaded(base_model(trainer.model))
-        host = replace(host, first_rank_only=phases_of_first_rank(trainer, loaded=loaded))
+        host = replace(host, first_rank_only=fsdp.phases_of_first_rank(trainer, loaded=loaded))
     return replace(
         training,
         trace=trace,
@@ -297,9 +291,9 @@ def _refuse(trainer: Any, device_type: str) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
-    refuse_parallelism(trainer)
-    if uses_fsdp(trainer):
-        refuse_fsdp(trainer)
+    fsdp.refuse_parallelism(trainer)
+    if fsdp.uses_fsdp(trainer):
+        fsdp.refuse_fsdp(trainer)
 
 
 def _describe(trainer: Any) -> TracedTraining:
@@ -323,8 +317,9 @@ def _describe(trainer: Any) -> TracedTraining:
         memory_fraction=memory_fraction(),
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
-        fsdp=is_sharded(trainer),
-        unused_savings=unused_savings(trainer),
+        sharded=fsdp.is_sharded(trainer),
+        fsdp=fsdp.fsdp_settings(trainer),
+        unused_savings=fsdp.unused_savings(trainer),
         vllm=traced_vllm(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
@@ -380,7 +375,7 @@ def _omissions(trainer: Any) -> Iterator[str]:
     """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
     loads = arguments.resume_from_checkpoint or arguments.load_best_model_at_end
-    if loads and is_sharded(trainer) and not uses_fsdp(trainer):
+    if loads and fsdp.is_sharded(trainer) and not fsdp.uses_fsdp(trainer):
         yield "a model that was sharded when loaded: resume_from_checkpoint and load_best_model_at_end are not traced"
     elif given := arguments.resume_from_checkpoint:
         missing = f"; {given} does not exist here" if isinstance(given, str) and not Path(given).exists() else ""
@@ -474,7 +469,7 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
         trainer._save_checkpoint(trainer.model, trial=None)
         tracer.end_phase("save")
     checkpoint = get_last_checkpoint(folder)
-    reshard(trainer.model)
+    fsdp.reshard(trainer.model)
     if arguments["resume_from_checkpoint"]:
         _trace_resuming(trainer, checkpoint, tracer)
     if arguments["load_best_model_at_end"]:
@@ -484,7 +479,7 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
 
 
 def _trace_resuming(trainer: Any, checkpoint: Any, tracer: StorageTracer) -> None:
-    if uses_fsdp(trainer):  # loads into the model and the optimizer that are sharded already
+    if fsdp.uses_fsdp(trainer):  # loads into the model and the optimizer that are sharded already
         trainer.optimizer.state.clear()
         tracer.end_phase(tracer.trace.marks[-1][1])
         trainer._load_from_checkpoint(checkpoint, trainer.model_wrapped)

@@ -1,0 +1,82 @@
+"""FSDP2 in plans: the settings that may change in a script that has it, and FSDP2 as an engine for other scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hf_memkit.plan.candidate import CHECKPOINTING_BY_FSDP, FSDP_CONFIG, Choice
+from hf_memkit.prediction.traced_training import TracedTraining
+from hf_memkit.setup.techniques.registry import CATALOGUE
+
+NAME: Final = "FSDP2"
+
+IN_LAUNCHER: Final = "FSDP is enabled by accelerate's config; to plan its settings, write fsdp and fsdp_config instead"
+
+NO_8_BITS: Final = "bitsandbytes' optimizers do not step FSDP2's sharded weights (DTensor)"
+
+_ADDED: Final[Mapping[str, Any]] = {
+    "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False,
+}  # fmt: skip
+"""Keys that Trainer adds to a config (transformers 5.23.0: training_args.py, `_process_fsdp_args`)."""
+
+
+def _own_config(own: TracedTraining) -> dict[str, Any]:
+    """The script's `fsdp_config`, as it wrote it."""
+    config = own.arguments.fsdp_config or {}
+    return {key: value for key, value in config.items() if key not in _ADDED or value != _ADDED[key]}
+
+
+def checkpointing(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice | None]:
+    """No checkpointing, and FSDP's own; None where the script has it. Trainer's own gathers once more in backward."""
+    assert own.fsdp is not None
+    if not own.arguments.fsdp:
+        left_out["checkpointing"] = IN_LAUNCHER
+        yield None
+        return
+    base = {f"arguments.{FSDP_CONFIG}": _own_config(own)}
+    row = CATALOGUE["activation-checkpointing"]
+    assert row.planned is not None
+    off = dict.fromkeys(CHECKPOINTING_BY_FSDP, False)
+    by_trainer = bool(own.arguments.activation_checkpointing)
+    is_off = not by_trainer and not own.fsdp.activation_checkpointing
+    yield None if is_off else Choice("checkpointing", "no checkpointing", base | off)
+    if by_trainer:
+        yield None
+    by_fsdp = Choice("checkpointing", f"{row.planned.name} by FSDP", base | CHECKPOINTING_BY_FSDP, costs_time=True)
+    yield None if own.fsdp.activation_checkpointing else by_fsdp
+
+
+def sharding(own: TracedTraining) -> Iterator[Choice]:
+    """Other settings of a script's FSDP2, in order of falling memory use; none without FSDP2 in its arguments."""
+    if own.fsdp is None or not own.arguments.fsdp:
+        return
+    base = {f"arguments.{FSDP_CONFIG}": _own_config(own)}
+    reshards = f"{FSDP_CONFIG}.reshard_after_forward"
+    if own.fsdp.reshard_after_forward:
+        yield Choice("sharding", "weights stay gathered", base | {reshards: False})
+    else:
+        yield Choice("sharding", "weights gathered twice", base | {reshards: True}, costs_time=True)
+    if not own.fsdp.cpu_offload:
+        offload = {reshards: True, f"{FSDP_CONFIG}.cpu_offload": True}
+        yield Choice("sharding", "FSDP2 offload", base | offload, costs_time=True)
+
+
+def engine(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice]:
+    """FSDP2 for a script that has another engine or none; `left_out` receives the reason if it is not possible."""
+    obstacles = {
+        "the model's class is none of transformers: its layers are unknown": not own.facts.model.of_transformers,
+        "the model is quantised": own.facts.model.quantised,
+        "the script creates its own optimizer": own.facts.own_optimizer,
+        "the script loads its model with device_map": own.facts.model.device_map,
+        "memkit plans it with bf16 or fp32": bool(own.arguments.fp16),
+    }
+    if why := next((each for each, is_there in obstacles.items() if is_there), ""):
+        left_out[NAME] = why
+        return
+    settings: dict[str, Any] = {"arguments.fsdp": True, f"arguments.{FSDP_CONFIG}": {"version": 2}}
+    if own.arguments.deepspeed:
+        settings["arguments.deepspeed"] = None
+    copies = own.arguments.bf16 and "float32" in own.model.trained_dtypes
+    result = "computes from 16-bit copies of the weights" if copies else ""
+    yield Choice("engine", NAME, settings, result=result, costs_time=True)

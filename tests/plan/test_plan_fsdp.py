@@ -1,0 +1,189 @@
+"""Plans with FSDP2: of a script that has it, and as another engine of one that has not."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.user_script import UserScript
+from hf_memkit.plan.candidate import Candidate, Choice, combine
+from hf_memkit.plan.choices import choices_for, refused
+from hf_memkit.plan.pasted import pasted
+from hf_memkit.plan.traces import ScriptTraces
+from hf_memkit.plan.wording import gpu_of
+from hf_memkit.prediction.running_scripts import ScriptJob
+from hf_memkit.prediction.traced_training import Fsdp, TracedTraining
+from hf_memkit.setup.script_overrides import Overrides, _is_same_value, read_plan
+from tests.plan.made_plans import plan, setup
+from tests.plan.made_trainings import MADE, changed
+
+MACHINE: Final = described_machine("RTX 4090", None, None, None)
+WRITTEN: Final = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+FSDP: Final = changed(
+    MADE,
+    fsdp=Fsdp(reshard_after_forward=True, cpu_offload=False, activation_checkpointing=False),
+    arguments__bf16=True,
+    arguments__fsdp=True,
+    arguments__fsdp_config={**WRITTEN, "min_num_params": 0, "xla": False, "xla_fsdp_v2": False},
+)
+PLAIN: Final = changed(MADE, arguments__bf16=True)
+
+
+def choices(own: TracedTraining, *, gpus: int = 4) -> tuple[dict[str, list[Choice | None]], dict[str, str]]:
+    left_out: dict[str, str] = {}
+    return choices_for(own, MACHINE, {}, gpus=gpus, left_out=left_out), left_out
+
+
+def change(own: TracedTraining, slot: str, number: int) -> Choice:
+    choice = choices(own)[0][slot][number]
+    assert choice is not None
+    return choice
+
+
+def test_what_a_script_with_fsdp2_can_change() -> None:
+    """Defect: 8-bit states or an engine beside FSDP2, which both end with an error; keys that Trainer has added."""
+    by_slot, left_out = choices(FSDP)
+    assert by_slot["engine"] == by_slot["small optimizer"] == [None]
+    assert {"DeepSpeed", "8-bit AdamW"} <= set(left_out)
+    assert by_slot["checkpointing"][0] is by_slot["sharding"][0] is None
+
+    offload = change(FSDP, "sharding", 2)
+    saved = change(FSDP, "checkpointing", 1)
+    both = Candidate(1, 1, combine(saved, offload))
+    config = {**WRITTEN, "activation_checkpointing": True, "reshard_after_forward": True, "cpu_offload": True}
+    assert both.arguments["fsdp_config"] == config
+    assert both.arguments["activation_checkpointing"] is False, "Trainer refuses both"
+    assert not refused(both.settings, FSDP.arguments, MACHINE, 4)
+    kept = Candidate(1, 1, (change(FSDP, "sharding", 1),))
+    assert kept.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": False}
+
+
+def test_trainers_checkpointing_is_replaced_by_fsdps() -> None:
+    own = changed(FSDP, arguments__activation_checkpointing=True)
+    off, unchanged, by_fsdp = choices(own)[0]["checkpointing"]
+    assert unchanged is None and off is not None and by_fsdp is not None
+    assert not any(value for key, value in off.settings.items() if key.endswith("activation_checkpointing"))
+    assert Candidate(1, 1, (by_fsdp,)).arguments["activation_checkpointing"] is False
+
+
+def test_settings_in_accelerates_config_are_not_changed() -> None:
+    """Defect: arguments for FSDP that the launcher's config overrides, or that enable it a second time."""
+    by_slot, left_out = choices(changed(FSDP, arguments__fsdp=None, arguments__fsdp_config=None))
+    assert by_slot["checkpointing"] == by_slot["sharding"] == [None]
+    assert "accelerate" in left_out["checkpointing"]
+
+
+def test_fsdp2_stands_beside_zero() -> None:
+    """With checkpointing by FSDP, also instead of the script's DeepSpeed; not on one GPU."""
+    engines = choices(PLAIN)[0]["engine"]
+    fsdp = engines[-1]
+    assert fsdp is not None and fsdp.name == "FSDP2" and len(engines) > 4
+    assert all(engine is None or engine.name != "FSDP2" for engine in choices(PLAIN, gpus=1)[0]["engine"])
+    assert fsdp.result, "weights are copied to bf16"
+    saved = combine(change(PLAIN, "checkpointing", -1), fsdp)
+    arguments = Candidate(1, 1, saved).arguments
+    assert arguments["fsdp_config"] == {"version": 2, "activation_checkpointing": True}
+    assert arguments["activation_checkpointing"] is False
+
+    zero = changed(PLAIN, arguments__deepspeed={"zero_optimization": {"stage": 2}})
+    other = choices(zero)[0]["engine"][-1]
+    assert other is not None and other.settings["arguments.deepspeed"] is None
+    assert not refused(other.settings, zero.arguments, MACHINE, 4)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"plan__model__quantised": True},
+        {"plan__own_optimizer": True},
+        {"plan__model__device_map": True},
+        {"plan__model__of_transformers": False},
+        {"arguments__bf16": None, "arguments__fp16": True},
+    ],
+)
+def test_no_fsdp2_for_what_it_cannot_train(fields: dict[str, Any]) -> None:
+    by_slot, left_out = choices(changed(PLAIN, **fields))
+    assert all(engine is None or engine.name != "FSDP2" for engine in by_slot["engine"])
+    assert left_out["FSDP2"]
+
+
+def test_its_flags_are_words_that_trainer_reads() -> None:
+    candidate = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), change(PLAIN, "engine", -1)))
+    flags = pasted(candidate, PLAIN).flags
+    assert "--fsdp" in flags, "a value would be the name of a strategy"
+    (config,) = (flag.partition(" ")[2] for flag in flags if flag.startswith("--fsdp_config "))
+    assert json.loads(*shlex.split(config)) == candidate.arguments["fsdp_config"]
+
+
+def test_checkpointing_of_some_layers_is_not_for_fsdp2() -> None:
+    """Defect: Trainer's checkpointing beside FSDP2, which gathers every layer once more."""
+    choice = change(PLAIN, "checkpointing", 1)
+    assert choice.settings["arguments.activation_checkpointing_kwargs"]["every_n_layers"] == 2
+    fsdp = change(PLAIN, "engine", -1)
+    assert combine(choice, fsdp) == (fsdp,)
+
+
+def test_a_plan_file_with_it_is_read(tmp_path: Path) -> None:
+    candidate = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), change(PLAIN, "engine", -1)))
+    (tmp_path / "plan.yaml").write_text(json.dumps(candidate.overrides.to_json()))
+    overrides, _ = read_plan(tmp_path / "plan.yaml")
+    assert overrides.arguments == candidate.arguments
+
+
+def test_keys_that_trainer_adds_are_no_difference_of_a_run() -> None:
+    """Defect: a run with a plan says that its fsdp_config has no effect."""
+    added = {**WRITTEN, "min_num_params": 0, "xla": False}
+    assert _is_same_value(added, WRITTEN)
+    assert not _is_same_value({**added, "version": 1}, WRITTEN)
+
+
+def test_a_plan_for_several_machines() -> None:
+    """Defect: sequences or the price of one machine, or a launcher that starts on one."""
+    own = setup(2, 4, 10.0, 1.0)
+    made = plan(own, gpus=8, nodes=2)
+    assert (made.ranks, made.own_sequences) == (16, 128)
+    assert "--nnodes 2 " in made.launch and "--nproc_per_node 8 " in made.launch
+    assert gpu_of(made) == "2 × 8 × RTX 3090"
+    assert made.file(own)["about"]["gpus"] == 16
+
+
+SCRIPT: Final = """
+import torch
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    vocab_size=514, use_cache=False,
+))
+rows = [{"input_ids": torch.arange(64), "labels": torch.arange(64)}] * 64
+Trainer(model, args, train_dataset=rows).train()
+"""
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_fork_is_traced_with_other_settings_of_fsdp2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """Would notice: a setting that does not reach a fork of a script with FSDP2, or of one without."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--output_dir", "out", "--bf16", "True", "--report_to", "none", "--max_steps", "3"]
+    if is_there:
+        flags += ["--fsdp", "full_shard", "--fsdp_config", json.dumps(WRITTEN)]
+    with ScriptTraces(ScriptJob(UserScript.at("train.py", flags), MACHINE, 2)) as traces:
+        traces.start()
+        own = traces.of(Overrides()).outcome().training
+        assert own is not None and (own.fsdp is not None) == is_there
+        slots = ("checkpointing", "sharding" if is_there else "engine")
+        candidate = Candidate(4, 2, combine(*(choices(own, gpus=2)[0][slot][-1] for slot in slots)))
+        other = traces.of(candidate.overrides).outcome().training
+    assert other is not None
+    assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=True)
+    assert other.arguments.per_device_train_batch_size == 4
