@@ -30,7 +30,11 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
     planned=InPlans("checkpointing", "checkpointing", turn=2),
 )
 def every_layer(setup: Setup) -> Setup:
-    """Checkpoint every layer, through Trainer's own switch."""
+    """Checkpoint every layer, through Trainer's own switch, or FSDP's in `fsdp_config`."""
+    fsdp = next((s for s in setup.settings if s.key == "arguments.fsdp_config"), None)
+    if fsdp is not None and not _draws_masks(setup):
+        why = f"{fsdp.reason}; FSDP's checkpointing, because Trainer's would gather each layer once more in backward"
+        return _verified(setup.put(fsdp.key, {**fsdp.value, "activation_checkpointing": True}, why), 1)
     return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
 
 
@@ -88,6 +92,16 @@ def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
         activation_checkpointing_kwargs=({"use_reentrant": False, **options}, _REENTRANT),
     )
     return _verified(setup, int(options.get("every_n_layers", 1)))
+
+
+def _draws_masks(setup: Setup) -> bool:
+    """Whether dropout draws random masks, which FSDP's checkpointing would draw anew when it recomputes a layer
+    (accelerate 1.15.0: utils/fsdp_utils.py 722, `preserve_rng_state=False`)."""
+    model = setup.resolved_for.model
+    config = model.config if model is not None else {}
+    names = [name for name in config if name.endswith(("pdrop", "dropout", "dropout_rate"))]
+    rates = [config[name] for name in names if not name.startswith("summary")]
+    return any([*rates, setup.get("adapter.lora_dropout")])
 
 
 def _verified(setup: Setup, every: int) -> Setup:
