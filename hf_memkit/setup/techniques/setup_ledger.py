@@ -39,7 +39,7 @@ def rows(setup: Setup) -> tuple[Row, ...]:
     states = (*weights, *_trained(setup, model))
     readers = job.gpus
     if setup.get("arguments.fsdp"):
-        states = _sharded(setup, states)
+        states = _sharded(setup, model, states)
         readers = 1 if _fsdp(setup).get("cpu_ram_efficient_loading") else job.gpus
     loading: tuple[Row, ...] = ()
     if "model.device_map" not in setup:  # which reads each tensor straight to the GPU
@@ -61,12 +61,15 @@ _WHOLE: Final = ("their scales and tables", "one layer's weights, dequantised")
 """Terms that FSDP2 does not split: state of 4-bit layers beside their weights."""
 
 
-def _sharded(setup: Setup, states: tuple[Row, ...]) -> tuple[Row, ...]:
-    """What FSDP2 keeps of these terms: a GPU's share or, if it is offloaded, a machine's in RAM. Gathered layers are
-    activity of a step, which only a trace shows."""
+def _sharded(setup: Setup, model: ModelFacts, states: tuple[Row, ...]) -> tuple[Row, ...]:
+    """What FSDP2 keeps of these terms: a GPU's share or, if it is offloaded, a machine's in RAM. The largest weight is a
+    lower bound of what it gathers; a trace shows the rest."""
     job = setup.resolved_for
     offloaded = _fsdp(setup).get("cpu_offload")
-    rows = []
+    size = 2 if setup.get("arguments.bf16") or setup.get("arguments.fp16") else 4
+    source = f"{size} bytes a number (torch: distributed/fsdp/_fully_shard, `unshard`)"
+    gathered = Row("device", "buffers", "largest weight, gathered", size * model.largest_parameter, source, "forward")
+    rows = [gathered]
     for row in states:
         if row.term not in _WHOLE:
             row = replace(row, size_bytes=-(-row.size_bytes // job.processes), source=f"{row.source}; split by FSDP2")
