@@ -62,8 +62,8 @@ _WHOLE: Final = ("their scales and tables", "one layer's weights, dequantised")
 
 
 def _sharded(setup: Setup, model: ModelFacts, states: tuple[Row, ...]) -> tuple[Row, ...]:
-    """What FSDP2 keeps of these terms: a GPU's share or, if it is offloaded, a machine's in RAM. The largest weight is a
-    lower bound of what it gathers; a trace shows the rest."""
+    """What FSDP2 keeps of these terms: a share on the GPU or, offloaded, those of a machine in RAM. The largest
+    weight is a lower bound of what it gathers; a trace shows the rest."""
     job = setup.resolved_for
     offloaded = _fsdp(setup).get("cpu_offload")
     size = 2 if setup.get("arguments.bf16") or setup.get("arguments.fp16") else 4
