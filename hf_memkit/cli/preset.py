@@ -138,7 +138,8 @@ def copy(
     new_folder = not target.parent.exists()
     files = _write(target, setup, script, options.args, overwrite=overwrite)
     if as_json:
-        written = _file_of(setup, script, _deepspeed(files))
+        deepspeed = _deepspeed(files) if "deepspeed.config" in setup else ""
+        written = _file_of(setup, script, deepspeed)
         print_json({**setup.to_json(), "files": [str(file) for file in files], **written.to_json()})
         return 0
     preset_answer.print_files(setup, shown, files, script, new_folder=new_folder)
@@ -226,9 +227,15 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
 
 
 def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
-    """Writes the file and, with DeepSpeed, its JSON beside; returns both."""
+    """Writes the file and, beside it, the JSON for DeepSpeed or, with FSDP, the YAML for `accelerate launch`; returns
+    all of them."""
+    from hf_memkit.presets.argument_file import accelerate_file
+
     config = setup.get("deepspeed.config")
+    launch = accelerate_file(setup)
     files = [target]
+    if launch:
+        files.append(target.with_name(f"{target.stem}-accelerate.yaml"))
     if config is not None:
         files.append(target.with_name(f"{target.stem}-deepspeed.json"))
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):
@@ -236,10 +243,13 @@ def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwri
     for file in files:
         refuse_existing(file, overwrite=overwrite)
 
-    text = _file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")
+    deepspeed = _deepspeed(files) if config is not None else ""
+    text = _file_of(setup, script, deepspeed).text(as_yaml=target.suffix.lower() != ".json")
     write_text(target, text, overwrite=overwrite)
     if config is not None:
         write_text(files[1], json.dumps(config, indent=2) + "\n", overwrite=overwrite)
+    elif launch:
+        write_text(files[1], launch, overwrite=overwrite)
     return files
 
 

@@ -68,6 +68,10 @@ class ChunkedSum:
                 reduction="sum", ignore_index=ignore_index, options=options,
             )  # fmt: skip
             return value
+        if hasattr(self.head, "set_reshard_after_forward"):
+            # FSDP2, whose hooks of a second call would free the weight in backward before the norm in its group has
+            # used its own. accelerate keeps this group gathered from the first call on (utils/fsdp_utils.py, `tail`).
+            return self._loop(hidden, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)
         # One call of the output embedding, with the loop inside, so that its hooks run once: DeepSpeed's stage 3
         # gathers the weight in them, equally often in all ranks, whose batches have different numbers of chunks.
         self.work = functools.partial(self._loop, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)

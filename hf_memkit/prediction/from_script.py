@@ -34,7 +34,7 @@ from hf_memkit.prediction.running_scripts import (
 )
 from hf_memkit.prediction.script_prediction import BatchNeeds, ScriptPrediction
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import Engine, HostMemory, TracedTraining
+from hf_memkit.prediction.traced_training import FSDP_COMPARED, Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
@@ -122,7 +122,7 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
     if ranks > 1:
         notes.append(f"the script ran as the first of {ranks} ranks; the others were not started")
     if traced.sharded:
-        notes.append(SHARDS_COMPARED)
+        notes.append(FSDP_COMPARED)
     if traced.optional is not None:
         evaluated, _ = steps.predict(traced.trace, enough_bytes=0).phases["evaluate"]
         notes.append(
@@ -147,12 +147,6 @@ def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int 
         batches = BatchNeeds(traced.batches, typical, smaller)
         prediction = prediction.with_notes(batches.sentence(prediction))
     return ScriptPrediction(prediction, job.script, traced.without_trace(), steps.setup, batches)
-
-
-SHARDS_COMPARED: Final = (
-    "shared parameters: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were "
-    "not measured"
-)
 
 
 class _StepPredictor:

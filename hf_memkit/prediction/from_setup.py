@@ -28,7 +28,7 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace.edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.traced_training import COMPILED, FSDP_IN_SCRIPTS
+from hf_memkit.prediction.traced_training import COMPILED, FSDP_COMPARED
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.bf16_on_gpus import emulated_by_setup, unscaled_by_setup
 from hf_memkit.setup.build import missing_package
@@ -38,6 +38,7 @@ from hf_memkit.setup.request import refuse_below_one
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques import setup_ledger as sums
 from hf_memkit.setup.techniques.allocator import VARIABLE
+from hf_memkit.setup.techniques.offload_fsdp import NEEDS_SEVERAL_GPUS
 
 
 def predict(setup: Setup, *, trust_remote_code: bool = False, typical: Setup | None = None) -> Prediction:
@@ -87,6 +88,8 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
     except TraceFailed as failure:
         raise InputError(str(failure)) from failure
     devices: list[Device] = ["cuda", "cpu"] if worker.shim_error is None else ["cpu"]
+    if setup.get("arguments.fsdp"):
+        devices.remove("cpu")  # there Trainer copies the model to each process and says nothing
     notes = cpu_notes(worker)
     failures: list[TraceFailed] = []
     for device in devices:
@@ -98,12 +101,14 @@ def _predict(setup: Setup, *, trust_remote_code: bool, typical: Setup | None) ->
             notes.append(f"not traced on {_ON[device]}: {failure}")
             continue
         notes.extend(note for note in training.notes if note.startswith(COMPILED))
+        if training.fsdp:
+            notes.append(FSDP_COMPARED)
         trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
         trace = training.of_steps()["worst"]
         prediction = from_trace(trace, device, setup, job, ledger, notes, trainer=trainer)
         return prediction.with_compilation(training.compilation)
-    if len(failures) > 1:
-        first, last = failures
+    if failures and (len(failures) > 1 or setup.get("arguments.fsdp")):
+        first, last = failures[0], failures[-1]
         if str(first) == str(last) or _is_users_error(last):  # the real Trainer fails on both devices
             raise InputError(f"this training cannot be traced: {first}") from first
     raise InputError("; ".join(notes))
@@ -153,8 +158,8 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
         )
     if job.processes > _MAX_PROCESSES:
         raise InputError(f"{gpus} × {nodes} GPUs: at most {_MAX_PROCESSES} can be predicted; give fewer")
-    if setup.get("arguments.fsdp"):
-        raise InputError(f"fsdp={setup['arguments.fsdp']!r}: {FSDP_IN_SCRIPTS}")
+    if setup.get("arguments.fsdp") and job.processes == 1:
+        raise InputError(f"fsdp: {NEEDS_SEVERAL_GPUS}")
 
 
 _ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU tensors", "real cpu": "the CPU"}

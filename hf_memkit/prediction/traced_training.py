@@ -127,9 +127,14 @@ FSDP_1: Final = (
     "fsdp_version: 2 in accelerate's config"
 )
 FSDP_IN_SCRIPTS: Final = (
-    "FSDP2 is predicted for scripts: memkit predict train.py --gpus 4. Or use a DeepSpeed preset (memkit ds list)"
+    "FSDP2 is predicted for scripts and presets: memkit predict train.py --gpus 4, or --preset fsdp2 --gpus 4"
 )
 """What FSDP that is refused gets as an answer."""
+
+FSDP_COMPARED: Final = (
+    "shared parameters: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were "
+    "not measured"
+)
 
 
 @dataclass(frozen=True, slots=True)

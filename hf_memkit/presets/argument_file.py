@@ -120,6 +120,30 @@ def argument_file(
     )
 
 
+def accelerate_file(setup: Setup) -> str:
+    """The YAML for `accelerate launch --config_file` of a setup with FSDP; empty without. It has the same settings as
+    `fsdp_config` in the argument file, which is enough for `torchrun`."""
+    if not setup.get("arguments.fsdp"):
+        return ""
+    job = setup.resolved_for
+    config = setup["arguments.fsdp_config"]
+    values = {f"fsdp_{_ACCELERATE_NAMES.get(name, name)}": value for name, value in config.items()}
+    precisions = [name for name in ("bf16", "fp16") if setup.get(f"arguments.{name}")]
+    content = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "mixed_precision": precisions[0] if precisions else "no",
+        "num_machines": job.nodes,
+        "num_processes": max(2, job.processes),
+        "fsdp_config": values,
+    }
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+_ACCELERATE_NAMES: Final = {"cpu_offload": "offload_params"}
+"""Names in Trainer's `fsdp_config` → accelerate's, where they differ."""
+
+
 def with_installed_names(arguments: Reasoned) -> dict[str, tuple[Any, str]]:
     """The arguments under the installed transformers' names."""
     renamed = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hf_memkit.checks import RULES, check
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
@@ -54,6 +55,11 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
         added.append(technique)
     kept = [old.technique for old in named if not any(_conflict(old.technique, technique) for technique in added)]
     return in_order([*kept, *added])
+
+
+def _keeps(old: Any, new: Any) -> bool:
+    """Whether `new` is `old`, or has all of its entries."""
+    return old == new or (isinstance(old, dict) and isinstance(new, dict) and old.items() <= new.items())
 
 
 def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
@@ -126,7 +132,7 @@ def apply_preset(
         before = {setting.key: setting.value for setting in setup.settings}
         setup = technique(setup)
         for setting in setup.settings:
-            if setting.key in before and before[setting.key] != setting.value:
+            if setting.key in before and not _keeps(before[setting.key], setting.value):
                 other = owner.get(setting.key, technique)
                 if other.family != technique.family:
                     raise SettingError(

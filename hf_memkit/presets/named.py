@@ -33,6 +33,9 @@ class Preset:
 _ON_THE_GPU: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
 """Typical techniques of a preset that trains on the GPU without DeepSpeed."""
 
+_SHARDED: Final = ("adamw-fused", "activation-checkpointing", "chunked-loss", "expandable-segments")
+"""Typical techniques of a preset that trains with FSDP2."""
+
 PRESETS: Final[dict[str, Preset]] = {
     "lean": Preset(
         "your script runs, and you want memory that costs neither speed nor accuracy; goes with any other preset",
@@ -64,6 +67,27 @@ PRESETS: Final[dict[str, Preset]] = {
         "several GPUs, and the model does not fit on one: ZeRO-3 splits weights, gradients and states between them",
         ("half-weights-deepspeed", "zero3", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
+    ),
+    "fsdp2": Preset(
+        "several GPUs, and the model does not fit on one: torch's FSDP2 splits weights, gradients and states; no "
+        "DeepSpeed",
+        ("bf16-autocast", "fsdp2", *_SHARDED),
+        checkpoint_bytes_per_parameter=4 + 8,
+    ),
+    "fsdp2-offload": Preset(
+        "several GPUs that are small together, and RAM is large: FSDP2 with its shares in RAM",
+        ("bf16-autocast", "fsdp2-offload", *_SHARDED),
+        checkpoint_bytes_per_parameter=4 + 8,
+    ),
+    "fsdp2-lora": Preset(
+        "adapters will do, and the 16-bit weights do not fit on one GPU: FSDP2 splits them",
+        ("half-weights-frozen", "lora", "fsdp2", *_SHARDED),
+        checkpoint_bytes_per_parameter=0.2,  # adapters only
+    ),
+    "fsdp2-qlora": Preset(
+        "adapters will do, and even a share of the 16-bit weights is too large: FSDP2 splits 4-bit NF4 weights",
+        ("half-weights-frozen", "qlora", "fsdp2", *_SHARDED),
+        checkpoint_bytes_per_parameter=0.2,  # adapters only
     ),
     "infinity": Preset(
         "GPU memory and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",

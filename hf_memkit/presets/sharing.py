@@ -38,6 +38,10 @@ def _memory_note(setup: Setup, processes: int) -> str:
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     stage = zero.get("stage", 0)
     part = f"1/{processes}"
+    if setup.get("arguments.fsdp"):
+        place = "in RAM" if setup["arguments.fsdp_config"].get("cpu_offload") else "on the GPU"
+        held = f"{part} of the weights, gradients and optimizer states {place}"
+        return f"{processes} processes, one GPU each, hold: {held} (FSDP2); each trains on {part} of the batch."
     if stage == 0:
         return (
             f"{processes} processes, one GPU each: every GPU holds all weights, gradients and optimizer states, and "

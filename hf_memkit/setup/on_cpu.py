@@ -13,6 +13,7 @@ _ALLOCATOR: Final = "environment.PYTORCH_ALLOC_CONF"
 _CHECKPOINTING: Final = "arguments.activation_checkpointing_kwargs"
 _ATTENTION: Final = "model.attn_implementation"
 _OFFLOAD: Final = "trainer_parts.cpu_offload_optimizer"
+_FSDP: Final = "arguments.fsdp_config"
 
 _CUDA_ONLY: Final = {
     "arguments.tf32": "TrainingArguments rejects it without a GPU of Ampere or later",
@@ -76,6 +77,23 @@ def without_gpu(
         else:
             why = leave_out(f"{_CHECKPOINTING}.offload", True, PAGE_LOCKED)
             setup = setup.put(_CHECKPOINTING, {k: v for k, v in options.items() if k != "offload"}, why)
+
+    if is_changeable(_FSDP) and rehearsal:
+        config = setup[_FSDP]
+        setup = setup.drop("arguments.ddp_backend")  # gloo alone
+        if config.pop("cpu_offload", False):
+            why = leave_out(_FSDP, {"cpu_offload": True}, f"{PAGE_LOCKED}; the shares stay where the CPU computes")
+            setup = setup.put(_FSDP, config, why)
+        why = "accelerate shards on GPUs only; this makes it shard on CPUs"
+        setup = setup.put("trainer_parts.fsdp2_on_cpu", {}, why)
+    elif is_changeable(_FSDP):
+        why = "accelerate shards on GPUs only, and would silently copy the model to each process"
+        for key in ("arguments.fsdp", _FSDP, "arguments.ddp_backend", "environment.ACCELERATE_USE_FSDP"):
+            if is_changeable(key):
+                leave_out(key, setup[key], why)
+                setup = setup.drop(key)
+        if setup.get("arguments.activation_checkpointing") is None:  # FSDP's checkpointing went with it
+            setup = setup.drop("trainer_parts.verify_checkpointing")
 
     unpaged = find_optimizer(str(setup.get("arguments.optim") or "")).unpaged
     if is_changeable("arguments.optim") and unpaged:

@@ -81,7 +81,8 @@ def adapter_saves_embedding(subject: Subject) -> Iterator[Match]:
 )
 def adapter_searches_graph(subject: Subject) -> Iterator[Match]:
     unset = subject.argument("ddp_find_unused_parameters") is None
-    if unset and subject.adapter and subject.several and subject.config is None:
+    engine = subject.config is not None or subject.argument("fsdp")
+    if unset and subject.adapter and subject.several and not engine:
         yield Match("ddp_find_unused_parameters", None, argument=True)
 
 

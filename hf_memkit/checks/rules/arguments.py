@@ -301,6 +301,7 @@ def batch_search_at_stage_3(subject: Subject) -> Iterator[Match]:
     why="Trainer rejects FSDP together with DeepSpeed",
     fix="delete one of the two",
     source="transformers 5.23.0: trainer.py 472-476",
+    techniques=("fsdp2", "fsdp2-offload"),
 )
 def fsdp_and_deepspeed(subject: Subject) -> Iterator[Match]:
     if subject.argument("fsdp"):

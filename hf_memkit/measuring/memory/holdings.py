@@ -165,8 +165,10 @@ class StorageCount:
             return
         flatten = getattr(tensor, "__tensor_flatten__", None)
         if flatten is not None:
-            for name in flatten()[0]:
-                self.add(category, getattr(tensor, name))
+            parts = [getattr(tensor, name) for name in flatten()[0]]
+            for part in parts:
+                if isinstance(part, torch.Tensor):  # a DTensor of torch 2.13 also names its mesh
+                    self.add(category, part)
             return
         if tensor.layout is torch.sparse_coo:  # the gradient of a sparse embedding
             self.add(category, tensor._indices())

@@ -14,8 +14,8 @@ from hf_memkit.setup.techniques.registry import technique
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",
 )
 def data_parallel(setup: Setup) -> Setup:
-    """Trainer's DistributedDataParallel, one process per GPU. No effect with one process, or with DeepSpeed."""
-    if setup.resolved_for.processes == 1 or "deepspeed.config" in setup:
+    """Trainer's DistributedDataParallel, one process per GPU. No effect with one process, DeepSpeed or FSDP."""
+    if setup.resolved_for.processes == 1 or "deepspeed.config" in setup or "arguments.fsdp" in setup:
         return setup
     return setup.put(
         "arguments.ddp_find_unused_parameters", False,

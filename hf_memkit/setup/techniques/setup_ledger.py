@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.catalog.adapter_layers import adapted_layers, adapter_tensors, matches_any
 from hf_memkit.catalog.models import Linear, ModelFacts
 from hf_memkit.catalog.optimizers import Options, Shapes, States, find_optimizer
+from hf_memkit.common.terms import Place
 from hf_memkit.setup.job import Job, process_row
 from hf_memkit.setup.ledger import Row
 from hf_memkit.setup.setup import Setup
@@ -36,21 +37,54 @@ def rows(setup: Setup) -> tuple[Row, ...]:
         return _offloaded_inputs(setup, model)
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
     states = (*weights, *_trained(setup, model))
+    readers = job.gpus
+    if setup.get("arguments.fsdp"):
+        states = _sharded(setup, model, states)
+        readers = 1 if _fsdp(setup).get("cpu_ram_efficient_loading") else job.gpus
     loading: tuple[Row, ...] = ()
     if "model.device_map" not in setup:  # which reads each tensor straight to the GPU
-        size = _weight_bytes(setup) * model.parameters * job.gpus
+        size = _weight_bytes(setup) * model.parameters * readers
         loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
-    return (*states, *_replicas(states, job), *loading, *_offloaded_inputs(setup, model), process_row(job.gpus))
+    replicas = () if setup.get("arguments.fsdp") else _replicas(states, job)
+    return (*states, *replicas, *loading, *_offloaded_inputs(setup, model), process_row(job.gpus))
 
 
 def _weight_bytes(setup: Setup) -> int:
     return _BYTES[setup.get("model.dtype", "float32")]
 
 
+def _fsdp(setup: Setup) -> dict[str, Any]:
+    return dict(setup.get("arguments.fsdp_config") or {})
+
+
+_WHOLE: Final = ("their scales and tables", "one layer's weights, dequantised")
+"""Terms that FSDP2 does not split: state of 4-bit layers beside their weights."""
+
+
+def _sharded(setup: Setup, model: ModelFacts, states: tuple[Row, ...]) -> tuple[Row, ...]:
+    """What FSDP2 keeps of these terms: a share on the GPU or, offloaded, those of a machine in RAM. The largest
+    weight is a lower bound of what it gathers; a trace shows the rest."""
+    job = setup.resolved_for
+    offloaded = _fsdp(setup).get("cpu_offload")
+    size = 2 if setup.get("arguments.bf16") or setup.get("arguments.fp16") else 4
+    source = f"{size} bytes a number (torch: distributed/fsdp/_fully_shard, `unshard`)"
+    gathered = Row("device", "buffers", "largest weight, gathered", size * model.largest_parameter, source, "forward")
+    rows = [gathered]
+    for row in states:
+        if row.term not in _WHOLE:
+            row = replace(row, size_bytes=-(-row.size_bytes // job.processes), source=f"{row.source}; split by FSDP2")
+            if offloaded:
+                place: Place = "pinned" if row.category == "weights" else "host"
+                row = replace(row, place=place, size_bytes=row.size_bytes * job.gpus)
+        rows.append(row)
+    return tuple(rows)
+
+
 def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     size = _weight_bytes(setup)
     terms = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
-    if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
+    autocast = setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True
+    if size == 4 and autocast and not setup.get("arguments.fsdp"):  # FSDP gathers weights in 16 bits
         # Autocast keeps copies until backward has used them, or until forward ends if layers are checkpointed.
         checkpointed = _PARTS & set(setup.section("model_parts")) or setup.get(_SWITCH) is True
         terms.append(

@@ -116,6 +116,9 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
                     quant_storage=config.bnb_4bit_quant_storage, device="meta",
                 )  # fmt: skip
                 linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
+            # A check of the model before training would pack weights for a CPU with AVX512-BF16 (bitsandbytes 0.50.2:
+            # nn/modules.py, `Linear4bit.forward`), which no training on a GPU does.
+            linear.support_avx512bf16_for_cpu = False
             linear.bias = module.bias
             model.set_submodule(name, linear)
     model_config: Any = model.config
