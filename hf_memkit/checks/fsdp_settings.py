@@ -26,7 +26,7 @@ LEFT_TO_THE_LAUNCHER: Final[tuple[str, ...]] = (
 
 
 @dataclass(frozen=True)
-class Fsdp:
+class FsdpSettings:
     """FSDP of one job.
 
     Attributes:
@@ -68,12 +68,12 @@ class Fsdp:
         return str(self.value("state_dict_type") or default).upper()
 
 
-def fsdp_of(subject: Subject) -> Fsdp | None:
+def fsdp_of(subject: Subject) -> FsdpSettings | None:
     """FSDP of a job; None if nothing turns it on, or it is that of XLA."""
     of_launcher = launched_settings(subject)
     if not subject.argument("fsdp"):
         is_launched = own_engine(subject.launcher or {}) == "FSDP"
-        return Fsdp(_version(of_launcher, 1), of_launcher, False) if is_launched else None
+        return FsdpSettings(_version(of_launcher, 1), of_launcher, False) if is_launched else None
 
     content = subject.argument(SECTION)
     given = {name: of_launcher[name] for name in LEFT_TO_THE_LAUNCHER if name in of_launcher}
@@ -84,7 +84,7 @@ def fsdp_of(subject: Subject) -> Fsdp | None:
         given[str(key).removeprefix("fsdp_")] = Match(place, value, argument=True, file=subject.fsdp_file)
     if "xla" in given and is_on(str(given["xla"].value)):
         return None
-    return Fsdp(_version(given, 2), given, True)
+    return FsdpSettings(_version(given, 2), given, True)
 
 
 def launched_settings(subject: Subject) -> dict[str, Match]:

@@ -177,7 +177,7 @@ def _fitting_row(options: Sequence[Option]) -> tuple[str | Cell, ...]:
     if others:
         summary += f"; also fit: {', '.join(option.predicted.variant for option in others)}"
     gpus = one.gpus * one.nodes
-    gpu = f"{gpus} × {best.gpu_bytes / GIB:.1f}" if gpus > 1 else f"{best.gpu_bytes / GIB:.1f}"
+    gpu = f"{gpus}×{best.gpu_bytes / GIB:.1f}" if gpus > 1 else f"{best.gpu_bytes / GIB:.1f}"
     batch = f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}"
     tight = "tight" if best.verdict == "tight" else ""
     return Cell(command(best), summary), Cell(gpu, tight), f"{best.ram_bytes / GIB:.1f}", batch

@@ -102,7 +102,7 @@ LLAMA = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "v
         # Three heads for keys cannot be shared by two: the model can be built, and no step can be made.
         ({"model_type": "llama", **LLAMA, "num_key_value_heads": 3}, (), "this training cannot be traced"),
         (BERT, ("--args", "mine.json"), "deepspeed: what it splits"),
-        (GPT2, ("--set", "fsdp=full_shard"), "FSDP2 is predicted for scripts"),
+        (GPT2, ("--set", "fsdp=full_shard"), "give several: --gpus 2"),
         (GPT2, ("--batch-size", "1000000000000"), "give a smaller batch"),
         (GPT2, ("--gpus", "1000000000"), "give 100000 or fewer"),
     ],

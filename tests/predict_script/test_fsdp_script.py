@@ -182,7 +182,7 @@ def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int])
     outcome = predict(_LOADED, json.dumps(sizes), processes=4, per_node=4)
     training = outcome.training
     assert training is not None, outcome.failed
-    assert training.fsdp
+    assert training.sharded
     share = 4 * PARAMETERS / 4
     assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
     assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)

@@ -213,7 +213,8 @@ NO_KERNEL: Final = {
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
 QUERIES: Final = {
-    "compiler_patches.py: mode.__torch_dispatch__", "fake_gpu.py: trace_rules.load_object",
+    "compiler_patches.py: mode.__torch_dispatch__", "compiler_patches.py: tuner.autotune_single_field",
+    "fake_gpu.py: trace_rules.load_object",
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import accelerate_options, model_classes
-from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, Fsdp, fsdp_of, launched_settings
+from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, FsdpSettings, fsdp_of, launched_settings
 from hf_memkit.checks.other_files import FSDP_SETTINGS
 from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
@@ -120,7 +120,7 @@ def _refused_word(word: str) -> Match:
     return Match("fsdp", why=why, fix=fix, argument=True)
 
 
-def _fix_of_value(name: str, value: Any, fsdp: Fsdp) -> str:
+def _fix_of_value(name: str, value: Any, fsdp: FsdpSettings) -> str:
     """What to write instead of a value that is refused; empty for another one."""
     word = str(value).upper()
     if name == "min_num_params" and fsdp.policy == "SIZE_BASED_WRAP":
@@ -136,7 +136,7 @@ def _fix_of_value(name: str, value: Any, fsdp: Fsdp) -> str:
     return f"write {' or '.join(allowed)}"
 
 
-def _allowed_words(name: str, fsdp: Fsdp) -> tuple[str, ...]:
+def _allowed_words(name: str, fsdp: FsdpSettings) -> tuple[str, ...]:
     """The words that a setting takes, in capitals or not; empty if it takes others, or nothing reads it."""
     first = fsdp.version == 1
     of_launcher = {"offload_params": _TRUTH, "activation_checkpointing_offload": _TRUTH}
@@ -206,7 +206,7 @@ def instead_in_fsdp_config(name: str, value: Any) -> str:
     return _instead(name, value) or (f"write {name}: {written}" if name in FSDP_SETTINGS else "")
 
 
-def _unread_strategy(subject: Subject, fsdp: Fsdp) -> Iterator[Match]:
+def _unread_strategy(subject: Subject, fsdp: FsdpSettings) -> Iterator[Match]:
     """Version 1 asks for sharding_strategy before reshard_after_forward, and accelerate always sets it: to
     FSDP_SHARDING_STRATEGY, which the launcher takes from its YAML, or to FULL_SHARD."""
     strategies = [Match("fsdp", word, argument=True) for word in _words(subject) if word.upper() in _STRATEGIES]
