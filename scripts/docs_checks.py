@@ -148,6 +148,7 @@ def make_files(process: Loaded, folder: Path) -> None:
         "chats.jsonl": f"{json.dumps(chat)}\n" * 40,
         "mine.json": '{"train_file": "x.txt", "activation_checkpointing": false}',
         "args.yaml": "output_dir: out\nbf16: true\ndeepspeed: ds.json\n",
+        "fsdp.json": '{"version": 2, "activation_checkpointing": true}',
         "zero3.yaml": json.dumps({**launcher, "deepspeed_config": {"zero3_init_flag": True}}),
     }
     for name, text in contents.items():
