@@ -219,7 +219,10 @@ def is_accelerate(content: Mapping[Any, Any]) -> bool:
 
 def is_fsdp(content: Mapping[Any, Any]) -> bool:
     """Whether it is the JSON that `fsdp_config` names: most keys are FSDP's or similar, and none is an argument."""
-    keys = {str(key) for key in content} - {"activation_checkpointing", "version"}
+    keys = {str(key) for key in content}
+    if {"version"} <= keys <= {"activation_checkpointing", "version"}:
+        return True
+    keys -= {"activation_checkpointing", "version"}  # an argument, and a key of many tools
     similar = [key for key in keys if key.startswith("fsdp_") or get_close_matches(key, FSDP_SETTINGS, 1, 0.85)]
     return 2 * len(similar) > len(keys) and not keys & fields()
 

@@ -193,6 +193,8 @@ def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSet
     """The changes that a search found, or generic ones."""
     from hf_memkit.cli.predict_answer import advice
 
+    if nearest is None and training.traced.sharded:
+        return [f"Try, in this order: {'; '.join([*training.traced.unused_savings, 'more GPUs'])}."]
     lines = advice(prediction, nearest, "script", training.setup.micro_batch_size)
     if nearest is not None:
         lines.append(f"Its arguments: {nearest.flags}")
@@ -200,7 +202,7 @@ def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSet
 
 
 def _remedies(prediction: Prediction, training: ScriptPrediction) -> list[str]:
-    """What to change where a smaller batch does not help, or no search is made; empty if it may help."""
+    """What to change where a smaller batch does not help; empty if it may help."""
     metrics = next((note for note in prediction.notes if note.startswith("for compute_metrics")), None)
     if prediction.peak_phase == "evaluate" and metrics is not None:
         if "preprocess_logits_for_metrics" in metrics:  # the script may have it already
@@ -209,9 +211,6 @@ def _remedies(prediction: Prediction, training: ScriptPrediction) -> list[str]:
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]
-    if training.traced.sharded:
-        settings = [*training.traced.unused_savings, "more GPUs"]
-        return [f"What ranks share is not searched. Try, in this order: {'; '.join(settings)}."]
     return []
 
 

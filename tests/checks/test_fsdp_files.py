@@ -50,6 +50,7 @@ def test_the_json_is_checked_alone_named_by_arguments_and_beside_them(tmp_path: 
     assert problems(settings, beside) == OF_THE_JSON | {("fsdp-bitsandbytes", "error", "beside.yaml", "optim")}
     without = written(tmp_path / "without.yaml", {"output_dir": "x"})
     assert problems(settings, without) == {("fsdp-config-without-fsdp", "warning", "without.yaml", "fsdp_config")}
+    assert not problems(written(tmp_path / "short.json", {"version": 2, "activation_checkpointing": True}))
     with pytest.raises(InputError, match="is a JSON of fsdp_config"):
         check_file(naming, settings)
 
