@@ -14,7 +14,7 @@ from docs_blocks import RESULTS, block, shown, table
 from benchmarks import published_summary
 from benchmarks.gpu_summary import Summary, summary
 from benchmarks.published_summary import allocated_error, reserved_error, total_error
-from hf_memkit.common.units import GIB
+from hf_memkit.common.units import GB, GIB
 
 Row = Mapping[str, Any]
 
@@ -193,6 +193,64 @@ def fsdp2_on_our_gpu() -> str:
     versions = evidence["torch"].partition("+")[0], evidence["predicted_on"]["versions"]["torch"].partition("+")[0]
     legend = f"Each cell: measured with torch {versions[0]} → predicted with {versions[1]}. {evidence['what']}."
     return f"{figures}\n\n{legend} `benchmarks/results/fsdp2-h200.json`, predicted by `python benchmarks/fsdp2.py`."
+
+
+SHARDING_COLUMNS = (
+    "GPUs | setup | weights | gradients | optimizer | activations, loss | buffers | peak in | reserved | verdict | "
+    "RAM | sent, GB | a step, s"
+)
+
+
+@block("docs/fsdp.md", "sharding")
+def sharding_on_fast_links() -> str:
+    """One training on 2, 4 and 8 GPUs, by engine."""
+    evidence = read("sharding")
+    rows = [row for row in evidence["rows"] if row["gpu"] == "H100 80GB" and "micro-batches" not in row["setup"]]
+    named = ("memkit", "torch", "transformers", "accelerate", "deepspeed")
+    versions = ", ".join(f"{name} {evidence['versions'][name].partition('+')[0]}" for name in named)
+    return f"{sharding_table(rows)}\n\nPredicted with {versions}; nothing was measured. {source('sharding')}"
+
+
+@block("docs/fsdp.md", "links")
+def sharding_on_slow_links() -> str:
+    """The same training on GPUs that exchange over PCIe."""
+    return sharding_table([row for row in read("sharding")["rows"] if row["gpu"] == "RTX 4090"])
+
+
+@block("docs/fsdp.md", "accumulation")
+def sharding_with_accumulation() -> str:
+    """The same training with two micro-batches a step."""
+    return sharding_table([row for row in read("sharding")["rows"] if "micro-batches" in row["setup"]])
+
+
+def sharding_table(rows: Sequence[Row]) -> str:
+    return table(SHARDING_COLUMNS, [sharding_cells(row) for row in rows])
+
+
+def sharding_cells(row: Row) -> list[str]:
+    """A cell for each of `SHARDING_COLUMNS`; sizes are GiB if the column has no unit."""
+    held = {name.removesuffix("_gib"): gib for name, gib in row["categories"].items()}
+    sizes = (
+        held["weights"],
+        held["gradients"],
+        held["optimizer"],
+        held["activations"] + held["loss"],
+        held["buffers"],
+    )
+    low, high = row["peak_reserved_gib"]
+    seconds = row["step_s"]
+    reserved = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
+    return [
+        f"{row['gpus']} × {row['gpu']}",
+        row["setup"],
+        *(f"{gib:.1f}" for gib in sizes),
+        row["peak_phase"],
+        reserved,
+        row["verdict"],
+        f"{row['ram_gib']:.0f}",
+        f"{row['sent_bytes'] / GB:.1f}",
+        f"{seconds[1]:.2f} ({seconds[0]:.2f} to {seconds[2]:.2f})",
+    ]
 
 
 def compiled_cells(row: Row, since: Row) -> list[str]:

@@ -233,7 +233,7 @@ def _with_transfers(
         return step
     assert speeds.rates is not None
     unknown = [*step.unknown, *(unmodelled_keys(engine.config) if engine is not None else ())]
-    traffic = _traffic(training, gpus, nodes)
+    traffic = untraced_traffic(training, gpus, nodes)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
 
@@ -285,7 +285,7 @@ def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operat
     )  # fmt: skip
 
 
-def _traffic(training: TracedTraining, gpus: int, nodes: int) -> StepTraffic | None:
+def untraced_traffic(training: TracedTraining, gpus: int, nodes: int) -> StepTraffic | None:
     """The transfers of a step between GPUs, host and disk that the trace does not have; None if those of the DeepSpeed
     config are unknown."""
     arguments, weights = training.arguments, training.facts.weights
