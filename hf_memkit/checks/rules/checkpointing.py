@@ -128,9 +128,7 @@ def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
     fsdp = fsdp_of(subject)
     if fsdp is not None and fsdp.version == 2 and fsdp.on(_SWITCH):
         why = "FSDP's checkpointing draws new masks of dropout when it recomputes: the gradients match neither pass"
-        fix = (
-            "set dropout to 0, or activation_checkpointing to false in fsdp_config and to true in the arguments"
-        )
+        fix = "set dropout to 0, or activation_checkpointing to false in fsdp_config and to true in the arguments"
         yield replace(fsdp.place(_SWITCH), why=why, fix=fix, severity="warning")
 
 
