@@ -228,7 +228,7 @@ class RunRecord(_Record, Measured, total=False):
     """The machine."""
     arguments: dict[str, Any]
     """TrainingArguments that affect memory, under the names of current transformers; `deepspeed_stage`,
-    `deepspeed_offload_optimizer` and `deepspeed_offload_param` from its configuration."""
+    `deepspeed_offload_optimizer` and `deepspeed_offload_param` from its configuration, `fsdp_config` as in effect."""
     model_class: str
     """Class of the model."""
     model_type: str
@@ -240,11 +240,12 @@ class RunRecord(_Record, Measured, total=False):
     attention: str
     """Attention implementation in the config."""
     engine: str
-    """Class that wraps the model for training. Absent: where the callback was given to the Trainer, not attached."""
+    """Class that wraps the model for training. `FSDP2`: torch's `fully_shard` changed the
+    model in place. Absent: else where the callback was given to the Trainer, not attached."""
     optimizer_classes: list[str]
     """From the outer wrapper to the optimizer itself."""
     parameters: int
-    """Number of parameters, before ZeRO-3 partitioning."""
+    """Number of parameters, before ZeRO-3 or FSDP2 splits them."""
     trainable_parameters: int
     """Number of trainable parameters."""
     facts: dict[str, Any]

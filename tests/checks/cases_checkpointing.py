@@ -29,6 +29,8 @@ _SURE = {"use_reentrant": False}
 _AGAIN = {"use_reentrant": True}
 _DDP = {_SWITCH: True, "ddp_find_unused_parameters": True}
 
+_BY_FSDP = {"fsdp": True, "fsdp_config": {_SWITCH: True}}
+
 _LAUNCHED = Subject(
     launcher={"distributed_type": "FSDP", "fsdp_config": {f"fsdp_{_SWITCH}": True}}, launcher_file="acc.yaml"
 )
@@ -69,8 +71,14 @@ CASES: Cases = {
         Case(_OPTIONS, Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "block_size": 512}),
              Subject(arguments={**_DDP, _OPTIONS: _AGAIN, "fsdp": "full_shard"})),
     ],
-    "checkpointing-masks-differ": Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
-                                       _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),
+    "checkpointing-masks-differ": [
+        Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
+             _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),
+        Case(f"fsdp_config.{_SWITCH}", Subject(arguments=_BY_FSDP, model=_DEEP),
+             Subject(arguments=_BY_FSDP, model=_DRY)),
+        Case(f"fsdp_config.{_SWITCH}", Subject(arguments=_BY_FSDP, model=_DEEP),
+             Subject(arguments={**_BY_FSDP, "fsdp_config": {_SWITCH: False}}, model=_DEEP)),
+    ],
     "checkpointing-and-fsdp": [
         *(Case(_SWITCH, Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": twice}),
                Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": twice}))

@@ -47,6 +47,8 @@ SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 WRAPPED = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
 CLASSES = "transformer_layer_cls_to_wrap"
 
+ON = {"activation_checkpointing": True}
+
 CASES: Cases = {
     "fsdp-wrong-value": [
         *(Case("fsdp", args(words), args(right)) for words, right in (
@@ -121,6 +123,15 @@ CASES: Cases = {
         Case("fsdp_config.fsdp_state_dict_type", acc(version=2), acc(version=1)),
         Case("save_only_model", acc({"save_only_model": True}, version=2),
              acc({"save_only_model": True}, version=2, state_dict_type="FULL_STATE_DICT")),
+    ],
+    "fsdp-saves-empty-adapter": [
+        *(Case(key, replace(bad, arguments={**(bad.arguments or {}), **adapters}),
+               replace(good, arguments={**(good.arguments or {}), **also}))
+          for key, bad, good in (
+              ("fsdp_config.activation_checkpointing", args(**ON), args(activation_checkpointing=False)),
+              ("fsdp_config.fsdp_activation_checkpointing", acc(version=2, **ON), acc(version=1, **ON)))
+          for adapters, also in (({"use_peft": True}, {"use_peft": True}), ({"use_lora": True}, {}))),
+        Case("fsdp_config.activation_checkpointing", replace(args(**ON), settings={"adapter.r": 8}), args(**ON)),
     ],
     "fsdp-bitsandbytes": [
         *other({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_torch_8bit"}),

@@ -34,7 +34,7 @@ from hf_memkit.checks.rules.scripts import TEXT_NAMES, TRL_NAMES
 from hf_memkit.components import checkpoint_selective
 from tests.checks import real
 from tests.checks.plain import plain_proof
-from tests.checks.real import refused, rows
+from tests.checks.real import checkpointed_by_fsdp, refused, rows
 from tests.checks.registry import proof
 
 _OFTEN = {"use_reentrant": False}
@@ -202,6 +202,11 @@ def masks_differ() -> None:
     name = "transformer.h.0.mlp.c_fc.weight"
     assert torch.equal(plain[name], same[name])
     assert not torch.allclose(plain[name], other[name], rtol=0.1)
+
+    wrapped = "transformer.h.0._checkpoint_wrapped_module.mlp.c_fc.weight"
+    dry, wet = (gradients(checkpointed_by_fsdp(gpt2(2, dropout=rate)))[wrapped] for rate in (0.0, 0.5))
+    assert torch.allclose(gradients(gpt2(2))[name], dry)
+    assert not torch.allclose(plain[name], wet, rtol=0.1)
 
 
 @plain_proof("checkpointing-and-fsdp", fails="late")

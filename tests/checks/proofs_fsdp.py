@@ -18,6 +18,7 @@ import torchao.optim
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_auto_wrap_policy
+from peft import LoraConfig, get_peft_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, ShardingStrategy, StateDictType, fully_shard
@@ -25,7 +26,7 @@ from transformers import BartConfig, BartForCausalLM, Trainer, TrainingArguments
 
 from tests.checks.accelerate_launch import launched
 from tests.checks.plain import plain_proof
-from tests.checks.real import arguments, files, model, reads, refused, rows
+from tests.checks.real import arguments, checkpointed_by_fsdp, files, model, reads, refused, rows
 
 YAML: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "num_processes": 2}
 NO_SYNC = {"sync_module_states": "false"}
@@ -196,6 +197,20 @@ def saves_no_weights() -> None:
     with_plugin(plugin(), save_only_model=True)
     default.set_state_dict_type("FULL_STATE_DICT")
     assert it_is_full(default)
+
+
+@plain_proof("fsdp-saves-empty-adapter", fails="silent")
+def saves_empty_adapter() -> None:
+    def saved(network: Any, weights: Any) -> int:
+        folder = Path(tempfile.mkdtemp())
+        network.save_pretrained(folder, state_dict=weights)
+        return (folder / "adapter_model.safetensors").stat().st_size
+
+    network = get_peft_model(model(), LoraConfig(target_modules=["c_attn"]))
+    assert saved(network, network.state_dict()) > 10_000
+    network = checkpointed_by_fsdp(network)
+    for weights in (network.state_dict(), None):  # of a whole model, and of shards
+        assert saved(network, weights) == 40
 
 
 @plain_proof("fsdp-bitsandbytes", fails="late")

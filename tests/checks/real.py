@@ -11,9 +11,11 @@ import inspect
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -41,6 +43,17 @@ def parse(config: Mapping[str, Any]) -> Any:
         if filled.get(key) == "auto":
             filled[key] = value
     return DeepSpeedConfig(filled)
+
+
+def checkpointed_by_fsdp(network: Any) -> Any:
+    """The network with its layers wrapped by accelerate, as for FSDP2's activation checkpointing."""
+    from accelerate.utils.fsdp_utils import fsdp2_apply_ac
+
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, activation_checkpointing=True, auto_wrap_policy="transformer_based_wrap"
+    )
+    plugin.set_auto_wrap_policy(network)
+    return fsdp2_apply_ac(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)), network)
 
 
 def arguments(config: Any, **more: Any) -> TrainingArguments:

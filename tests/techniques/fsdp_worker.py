@@ -12,6 +12,7 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
+from hf_memkit import MemoryReportCallback
 from hf_memkit.setup.build import add_adapters, build_arguments, install_model_parts, trainer_options
 from hf_memkit.setup.on_cpu import without_gpu
 from hf_memkit.setup.setup import Setup
@@ -63,6 +64,7 @@ def train(case: str, folder: str, processes: int) -> dict[str, Any]:
     arguments = build_arguments(setup, own)
     options = trainer_options(setup, model=model, arguments=arguments)
     trainer = Trainer(model=model, args=arguments, train_dataset=samples(), **options)
+    trainer.add_callback(MemoryReportCallback(log="none"))
     trainer.train()
     trainer.save_model(folder)
 

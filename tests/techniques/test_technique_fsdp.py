@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.common.units import GIB
+from hf_memkit.measuring.report.load import load_run
 from hf_memkit.setup.process_group import single_process_environment
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import TECHNIQUES
@@ -40,7 +42,22 @@ def test_two_ranks_train_as_one_process_and_hold_half_each(tmp_path: Path) -> No
         assert two["norms"] == pytest.approx(one["norms"], rel=1e-4), case
         assert two["weights"] == other["weights"] == one["weights"] / 2, case
         assert two["states"] == one["states"] / 2, case
+        assert_recorded(tmp_path / "two" / case, case, two)
         assert one["saved"] and set(one["saved"]) <= set(two["saved"]), case  # tied weights twice
+
+
+def assert_recorded(folder: Path, case: str, first: dict[str, Any]) -> None:
+    """The records of both ranks have the shares that the first one really held."""
+    run = load_run(folder)
+    assert [rank.rank for rank in run.ranks] == [0, 1], case
+    facts = run.first.run
+    assert (facts["engine"], facts["world_size"]) == ("FSDP2", 2), case
+    assert facts["arguments"]["fsdp_config"]["activation_checkpointing"] is (case == "checkpointing"), case
+    held = [step["held"]["host"] for step in run.first.steps if "held" in step][-1]
+    assert held["weights_gib"] * GIB == pytest.approx(first["weights"], rel=0.01), case
+    assert held["optimizer_gib"] * GIB == pytest.approx(first["states"], rel=0.01), case
+    if case != "lora":
+        assert held["gradients_gib"] * GIB == pytest.approx(first["weights"], rel=0.01), case
 
 
 def test_checkpointing_is_fsdps_unless_it_would_silently_go_wrong() -> None:

@@ -115,14 +115,21 @@ def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Match]:
 @_every_layer.error(
     why="dropout draws new masks when the layer is recomputed: the gradients match neither pass",
     fix="delete preserve_rng_state",
-    source="torch 2.13.0: utils/checkpoint.py 1631-1670",
+    source="torch 2.13.0: utils/checkpoint.py 1631-1670; accelerate 1.15.0: utils/fsdp_utils.py 722",
 )
 def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
-    off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
-    config = subject.model.config if off and subject.model is not None else {}
+    """A warning under FSDP, whose checkpointing has no option against it."""
+    config = subject.model.config if subject.model is not None else {}
     rates = {name: value for name, value in config.items() if name.endswith(("pdrop", "dropout", "layerdrop"))}
-    if any(value and not name.startswith("summary") for name, value in rates.items()):
+    if not any(value and not name.startswith("summary") for name, value in rates.items()):
+        return
+    if subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False:
         yield Match(_OPTIONS, argument=True)
+    fsdp = fsdp_of(subject)
+    if fsdp is not None and fsdp.version == 2 and fsdp.on(_SWITCH):
+        why = "FSDP's checkpointing draws new masks of dropout when it recomputes: the gradients match neither pass"
+        fix = "set dropout to 0, or activation_checkpointing to false in fsdp_config and to true in the arguments"
+        yield replace(fsdp.place(_SWITCH), why=why, fix=fix, severity="warning")
 
 
 @_every_layer.error(

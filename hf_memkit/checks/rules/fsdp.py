@@ -13,6 +13,7 @@ from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, FsdpSe
 from hf_memkit.checks.other_files import FSDP_SETTINGS
 from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
+from hf_memkit.checks.rules.scripts import trains_adapters
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import did_you_mean
 
@@ -337,6 +338,18 @@ def fsdp_saves_no_weights(subject: Subject) -> Iterator[Match]:
         default = "SHARDED_STATE_DICT is version 2's default in accelerate's YAML: "
         why = "" if "state_dict_type" in fsdp.given else default + _NO_WEIGHTS
         yield replace(fsdp.place("state_dict_type"), why=why)
+
+
+@any_job.error(
+    why="version 2's checkpointing renames the layers, and PEFT then finds none of their adapters: a save writes an "
+    "empty file of 40 bytes, without an error",
+    fix="use Trainer's checkpointing: activation_checkpointing: false in fsdp_config, true in the arguments",
+    source="accelerate 1.15.0: utils/fsdp_utils.py 722; peft 0.21.2: tuners/tuners_utils.py 1536-1537",
+)
+def fsdp_saves_empty_adapter(subject: Subject) -> Iterator[Match]:
+    fsdp = fsdp_of(subject)
+    if fsdp is not None and fsdp.version == 2 and fsdp.on("activation_checkpointing") and trains_adapters(subject):
+        yield fsdp.place("activation_checkpointing")
 
 
 @any_job.error(

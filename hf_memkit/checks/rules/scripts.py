@@ -55,18 +55,22 @@ def is_for_other_media(subject: Subject) -> bool:
     return any(word in str(name) for name in subject.arguments or {} for word in _OTHER_MEDIA)
 
 
+def trains_adapters(subject: Subject) -> bool:
+    """Whether a setup adds adapters, or an argument does, such as `use_lora: true`."""
+    true = [name.lower() for name, value in (subject.arguments or {}).items() if value is True]
+    named = any(word in name for name in true for word in _ADAPTER_WORDS)
+    return named or subject.has_setting("adapter")
+
+
 def trains_loaded_weights(subject: Subject) -> bool:
     """Whether the loaded weights train in their own dtype: without adapters, 4 or 8 bits, or an fp32 copy.
 
     DeepSpeed keeps one, and accelerate makes trainable weights fp32 for FSDP where mixed precision is on (accelerate
     1.15.0: accelerator.py 1999-2037, utils/fsdp_utils.py 813-820).
     """
-    true = [name.lower() for name, value in (subject.arguments or {}).items() if value is True]
-    named = any(word in name for name in true for word in _ADAPTER_WORDS)  # `use_lora: true`
-    adapters = named or subject.has_setting("adapter")
     quantised = subject.has_setting("model.quantization") or subject.on("load_in_4bit") or subject.on("load_in_8bit")
     # TRL switches bf16 on where neither is said (trl 1.16.0: trainer/base_config.py).
     mixed = subject.mixed or (is_for_trl(subject) and subject.argument("bf16") is None)
     mixed = mixed or (subject.launcher or {}).get("mixed_precision") in ("bf16", "fp16")
     copied = subject.config is not None or subject.argument("deepspeed") or (fsdp_of(subject) is not None and mixed)
-    return not (adapters or quantised or copied)
+    return not (trains_adapters(subject) or quantised or copied)

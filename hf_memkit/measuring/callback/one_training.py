@@ -26,6 +26,7 @@ from hf_memkit.measuring.callback.numbers_of_ranks import RankNumbers, join_rank
 from hf_memkit.measuring.callback.oom_note import OomNote, add_note
 from hf_memkit.measuring.callback.oom_watch import ExceptionWatch
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
+from hf_memkit.measuring.memory.facts import is_fsdp2
 from hf_memkit.measuring.memory.readers.base import MemoryReader
 from hf_memkit.measuring.memory.recorder import RunRecorder
 from hf_memkit.measuring.memory.records import RecordWriter
@@ -97,7 +98,7 @@ class Training:
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
         if self._options.prediction is not None:
             extra["prediction"] = dict(self._options.prediction)
-        if engine is not None:
+        if engine is not None and not is_fsdp2(engine):  # the model itself, whose facts name FSDP2
             extra["engine"] = type(engine).__name__
         self._ooms_before = self.recorder.readers.read().get("allocator_ooms", 0)
         after_oom = self._barrier.call("after oom", self._after_oom, previous) if previous is not None else None

@@ -98,6 +98,8 @@ def memory_arguments(args: Any) -> dict[str, Any]:
     # transformers 5.23 renamed gradient_checkpointing; either name may have been used, and either may be None.
     values = (getattr(args, "activation_checkpointing", None), getattr(args, "gradient_checkpointing", None))
     facts["activation_checkpointing"] = any(values)
+    if fsdp := _fsdp_settings():
+        facts |= {"fsdp": True, "fsdp_config": fsdp}
     zero = _zero(args)
     if zero is None:
         return facts
@@ -122,7 +124,7 @@ def swap_folders(args: Any) -> tuple[Path, ...]:
 
 
 def model_facts(model: nn.Module) -> RunRecord:
-    """Class, size and settings that affect activations; a parameter partitioned by ZeRO-3 counts whole."""
+    """Class, size and settings that affect activations; a parameter split by ZeRO-3 or FSDP2 counts whole."""
     dtypes: dict[str, int] = {}
     trainable = 0
     for parameter in model.parameters():
@@ -131,11 +133,13 @@ def model_facts(model: nn.Module) -> RunRecord:
         dtypes[name] = dtypes.get(name, 0) + size
         trainable += size if parameter.requires_grad else 0
     facts: RunRecord = {
-        "model_class": type(model).__name__,
+        "model_class": class_name(model),
         "parameters": sum(dtypes.values()),
         "trainable_parameters": trainable,
         "weights_dtypes": dtypes,
     }
+    if is_fsdp2(model):
+        facts["engine"] = "FSDP2"
     config = getattr(model, "config", None)
     if config is not None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -146,6 +150,38 @@ def model_facts(model: nn.Module) -> RunRecord:
         if isinstance(attention := getattr(config, "_attn_implementation", None), str):
             facts["attention"] = attention
     return facts
+
+
+def is_fsdp2(module: nn.Module) -> bool:
+    """Whether torch's `fully_shard` made this module a unit, which changes its class in place."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
+def class_name(module: nn.Module) -> str:
+    """Name of the module's class; under FSDP2, of the class that it had before."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if is_fsdp2(module) else name
+
+
+def _fsdp_settings() -> dict[str, Any]:
+    """Settings of FSDP in effect, whether Trainer or accelerate's launcher set them; empty without FSDP."""
+    from accelerate.state import AcceleratorState
+
+    state = AcceleratorState._shared_state
+    plugin = state.get("fsdp_plugin")
+    if plugin is None or "FSDP" not in str(state.get("distributed_type")):
+        return {}
+    offload = plugin.cpu_offload
+    of_version_1 = getattr(offload, "offload_params", False)
+    reshard = plugin.reshard_after_forward
+    return {
+        "version": plugin.fsdp_version,
+        "reshard_after_forward": getattr(reshard, "name", reshard),
+        "cpu_offload": of_version_1 or type(offload).__name__ == "CPUOffloadPolicy",
+        "activation_checkpointing": plugin.activation_checkpointing,
+        "cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading,
+        "state_dict_type": getattr(plugin.state_dict_type, "name", plugin.state_dict_type),
+    }
 
 
 def _zero(args: Any) -> Mapping[str, Any] | None:

@@ -98,7 +98,8 @@ class Inventory:
             self._looks = 0
             kind = "cpu" if self._device is None else self._device.type
             trained = [p for p in model.parameters() if p.requires_grad and p.device.type == kind]
-            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in trained]
+            shares = [getattr(p, "_local_tensor", p) for p in trained]  # of a DTensor, this rank's share
+            self._gradients[:] = [(p, own.nbytes) for p, own in zip(trained, shares, strict=True)]
             return dict(self._walked)
         rest = {key: size for key, size in self._walked.items() if key != ("gradients", self._own_place)}
         gradients = self.gradient_bytes()

@@ -9,10 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from hf_memkit.measuring.memory.facts import class_name
 from hf_memkit.measuring.memory.holdings import StorageCount
 from hf_memkit.measuring.record_types import ModuleFigures
 
 _MOST_ROWS = 300
+_WRAPPER = "._checkpoint_wrapped_module"
+"""What FSDP's activation checkpointing adds to a name."""
 
 
 def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
@@ -25,7 +28,7 @@ def module_rows(model: nn.Module, device: torch.device | None = None) -> list[Mo
         depth -= 1
         rows = _merge_below(rows, depth, dict(model.named_modules()))
         folded = _fold_layers(rows)
-    return folded[:_MOST_ROWS]
+    return [{**row, "name": row["name"].replace(_WRAPPER, "")} for row in folded[:_MOST_ROWS]]
 
 
 def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigures]:
@@ -44,7 +47,7 @@ def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigur
             places[place] = places.get(place, 0) + size
         row: ModuleFigures = {
             "name": name,
-            "class": type(module).__name__,
+            "class": class_name(module),
             "parameters": sum(size for size, _ in sizes),
             "trainable_parameters": sum(size for size, trainable in sizes if trainable),
             "bytes": sum(places.values()),

@@ -18,6 +18,7 @@ def state_summary(optimizer: Any) -> dict[str, dict[str, int]]:
     for state in states_of(innermost(optimizer)):
         for name, value in state.items() if isinstance(state, Mapping) else ():
             for tensor in tensors_in(value):
+                tensor = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, this rank's share
                 plain = type(tensor) in (torch.Tensor, nn.Parameter)
                 kind = str(tensor.dtype).removeprefix("torch.") if plain else type(tensor).__name__
                 kinds = summary.setdefault(str(name), {})

@@ -61,6 +61,8 @@ def _with_current(change: Change, failed: FailedJob) -> Change | None:
     if section != "arguments" or change.current is not None:
         return change
     current = failed.argument(name)
+    if isinstance(current, Mapping) and isinstance(change.value, Mapping):
+        return change if any(current.get(key) != value for key, value in change.value.items()) else None
     if current == change.value:
         return None
     if isinstance(current, bool):
@@ -102,7 +104,7 @@ def _changes_from(rows: Iterable[Technique], failed: FailedJob) -> list[Change]:
         if row.name == "global-batch" and failed.trace.phase == "evaluate":
             row = CATALOGUE["small-evaluation-batch"]
         if (change := change_for(row, failed)) is not None:
-            by_key.setdefault(change.assignment if change.key == "command" else change.key, change)
+            by_key.setdefault(change.setting, change)
     return list(by_key.values())
 
 
@@ -179,7 +181,7 @@ def suggest(
     chosen: dict[str, Change] = {}  # one value for each setting
     for changes in (same_method, other_methods):
         for change in sorted(changes, key=lambda change: -(change.at_most_gib or 0.0)):
-            chosen.setdefault(change.key, change)
+            chosen.setdefault(change.setting, change)
     first = list(chosen.values())[:limit]
     measured = next((change for change in chosen.values() if change.saves_gib is not None), None)
     if len(first) > 1 and measured is not None and measured not in first:

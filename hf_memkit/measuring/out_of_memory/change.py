@@ -40,6 +40,13 @@ class Change:
         return cast(ProposedChange, shown)
 
     @property
+    def setting(self) -> str:
+        """What it sets, of which a job can have one value: a command, a key, or parts of a section."""
+        if self.key == "command":
+            return self.assignment
+        return f"{self.key}.{'.'.join(self.value)}" if isinstance(self.value, dict) else self.key
+
+    @property
     def assignment(self) -> str:
         """`optim: adamw_torch → adamw_bnb_8bit`."""
         return printable(assignment(self.key, self.value, self.current))

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from hf_memkit.catalog.library_versions import name_in_version
+from hf_memkit.catalog.library_versions import is_on, name_in_version
 from hf_memkit.catalog.liger_support import LIGER_OPTIONS
 from hf_memkit.catalog.optimizers import OPTIMIZERS, find_optimizer, paged_form
+from hf_memkit.common.terms import Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.change import Change
 from hf_memkit.measuring.out_of_memory.device_tools import allocator_variable, tools_of
@@ -91,14 +92,21 @@ WHEN: Final[Mapping[str, Callable[[FailedJob], object]]] = {
     "layers-over-gpus": lambda failed: failed.message.device_type != "mps",
     "zero3-offload": lambda failed: failed.message.device_type != "mps",
     "one-rank-loads": lambda failed: (
-        failed.uses("FSDP") if failed.message.memory == "device" else not failed.uses("DeepSpeed", "ZeRO-3")
+        not is_on(failed.job.fsdp_setting("cpu_ram_efficient_loading"))
+        and (failed.uses("FSDP") if failed.message.memory == "device" else not failed.uses("DeepSpeed", "ZeRO-3"))
     ),
+    "fsdp-reshard": lambda failed: failed.job.keeps_gathered_layers,
+    "fsdp-sync-each-batch": lambda failed: failed.job.keeps_whole_gradient(),
     "pageable-states": lambda failed: failed.uses("DeepSpeed") or not failed.job.arguments,
     "fresh-optimizer": lambda failed: failed.resumes,
     "zero3-shards": lambda failed: failed.trace.library == "DeepSpeed" or failed.uses("ZeRO-3"),
     "fsdp-shards": lambda failed: (
-        (failed.trace.library == "FSDP" or failed.uses("FSDP")) and not WHEN["zero3-shards"](failed)
+        (failed.trace.library == "FSDP" or failed.uses("FSDP"))
+        and not WHEN["zero3-shards"](failed)
+        and failed.job.fsdp_setting("state_dict_type") != "sharded_state_dict"
     ),
+    # transformers 5.23: trainer.py, "not compatible with FSDP state dict type"
+    "save-only-model": lambda failed: failed.job.fsdp_setting("state_dict_type") != "sharded_state_dict",
     "fewer-checkpoints": lambda failed: failed.job.count("save_total_limit") not in (0, 1),
     "fewer-workers": lambda failed: (
         failed.job.count("dataloader_num_workers") != 0
@@ -131,6 +139,8 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     name = job.names.get("gradient_accumulation_steps", "gradient_accumulation_steps")
     more = f"set {name} {steps} → {steps * factor} too" if steps else f"multiply {name} by {factor}"
     reason = f"{more}, so that a step sees the same samples"
+    if job.keeps_whole_gradient(factor) and not job.keeps_whole_gradient():
+        reason += ", and set accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
     return replace(Change.of(CATALOGUE["global-batch"]), value=smaller, reason=reason, current=samples)
 
 
@@ -143,6 +153,8 @@ def _batch(failed: FailedJob, change: Change) -> Change | None:
 
 
 def _checkpointing(failed: FailedJob, change: Change) -> Change:
+    if failed.uses("FSDP") and failed.uses("adapters"):
+        return replace(change, reason=f"{change.reason}; Trainer's and not FSDP's, which saves an empty adapter")
     if failed.uses("FSDP"):  # transformers refuses both switches (trainer.py: "FSDP's activation_checkpointing")
         return replace(change, key="arguments.fsdp_config", value={"activation_checkpointing": True})
     if failed.uses("diffusers"):
@@ -426,8 +438,18 @@ def _estimate_save(failed: FailedJob, change: Change) -> Change | None:
         return None
     if change.key == CATALOGUE["save-only-model"].key:
         return _up_to(change, 1.0) if job.deepspeed or job.fsdp else None
-    return _up_to(change, 2.0) if job.stage == 3 else None
+    return _up_to(change, 2.0) if job.stage == 3 or job.fsdp else None
 
+
+def _estimate_shares(failed: FailedJob, change: Change, category: Category) -> Change | None:
+    """What the other GPUs hold of a category, which this one holds too in forward and backward."""
+    others = failed.job.run.get("world_size", 1) - 1
+    most = others * (failed.job.gib(category) or 0.0)
+    return _up_to(change, most) if failed.job.phase in ACTIVATION_PHASES and most else None
+
+
+_SPLIT: Final[Mapping[Category, float]] = {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0}
+"""What FSDP splits."""
 
 ESTIMATES: Final[Mapping[str, Adapt]] = {
     "global-batch": _estimate_batch,
@@ -459,6 +481,11 @@ ESTIMATES: Final[Mapping[str, Adapt]] = {
     "preprocess-logits": _estimate_predictions,
     "loss-only-evaluation": _estimate_predictions,
     "zero3-shards": _estimate_save,
+    "fsdp-shards": _estimate_save,
+    "fsdp-reshard": lambda failed, change: _estimate_shares(failed, change, "weights"),
+    "fsdp-sync-each-batch": lambda failed, change: _estimate_shares(failed, change, "gradients"),
+    "fsdp2-offload": lambda failed, change: by_share(failed, change, _SPLIT),
+    "fsdp-more-gpus": lambda failed, change: by_share(failed, change, dict.fromkeys(_SPLIT, 0.5)),
     "save-only-model": _estimate_save,
     "fewer-workers": lambda failed, change: (
         _up_to(_workers(failed, change), 3.0) if failed.job.count("dataloader_num_workers") else None

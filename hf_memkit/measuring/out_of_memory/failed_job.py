@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 from hf_memkit.catalog.architectures import ARCHITECTURES, built_in
+from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.catalog.optimizers import find_optimizer
 from hf_memkit.common.units import GIB, MIB
 from hf_memkit.measuring.out_of_memory.change import Change
@@ -102,12 +103,13 @@ class FailedJob:
         job = self.job
         zero = mapping(mapping(job.argument("deepspeed")).get("zero_optimization"))
         adapters = ("use_peft", "lora_r", "lora_rank", "load_in_4bit", "load_in_8bit")
-        fsdp_checkpoints = mapping(job.argument("fsdp_config")).get("activation_checkpointing")
+        fsdp_checkpoints = is_on(job.fsdp_setting("activation_checkpointing"))
         offloads: list[object] = [
             mapping(zero.get(f"offload_{what}")).get("device") for what in ("optimizer", "param")
         ]
         offloads.append(job.argument("deepspeed_offload_optimizer"))
-        offloads += ["cpu"] if "CPUAdam" in " ".join(job.optimizers) else []
+        fsdp_offloads = any(is_on(job.fsdp_setting(name)) for name in ("cpu_offload", "offload_params"))
+        offloads += ["cpu"] if fsdp_offloads or "CPUAdam" in " ".join(job.optimizers) else []
         file = str(job.argument("deepspeed")).lower() if isinstance(job.argument("deepspeed"), str) else ""
 
         signs: tuple[tuple[Feature, object], ...] = (

@@ -51,7 +51,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 _VAGUE: Final = ("batch_size", "bs", "num_workers", "model", "optimizer", "resume")
 """Names that belong to the training only at the top level of a file, or in a section with "train" in its name."""
 
-_SECTIONS: Final = ("deepspeed", "fsdp_config")
+_SECTIONS: Final = ("deepspeed", "fsdp_config", "accelerator_config")
 """Arguments whose value is a section."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.common.terms import CATEGORIES, PHASES, Category
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.record_types import ModulesRecord, RunRecord
@@ -127,6 +128,23 @@ class RunView:
     def fsdp(self) -> bool:
         engine = self.run.get("engine", "").lower()
         return "fsdp" in engine or "fullyshard" in engine or bool(self.argument("fsdp"))
+
+    def fsdp_setting(self, name: str) -> str:
+        """A setting of `fsdp_config`, in small letters; empty if it is not set."""
+        settings = mapping(self.argument("fsdp_config"))
+        return str(settings.get(name, settings.get(f"fsdp_{name}", ""))).lower()
+
+    @property
+    def keeps_gathered_layers(self) -> bool:
+        """Whether FSDP keeps gathered weights from forward to backward."""
+        by_word = "shard_grad_op" in str(self.argument("fsdp")).lower()
+        return by_word or self.fsdp_setting("reshard_after_forward") in ("false", "shard_grad_op", "2")
+
+    def keeps_whole_gradient(self, factor: int = 1) -> bool:
+        """Whether each GPU keeps FSDP's whole gradient between micro-batches, if there were `factor` times as many."""
+        settings = mapping(mapping(self.argument("accelerator_config")).get("gradient_accumulation_kwargs"))
+        steps = factor * (self.count("gradient_accumulation_steps") or 1)
+        return self.fsdp and steps > 1 and not is_on(str(settings.get("sync_each_batch")))
 
     @property
     def stage(self) -> int | None:

@@ -20,7 +20,8 @@ BEGINS: Final = "Traceback (most recent call last)"
 
 Place = Literal[
     "logits", "cross entropy", "attention", "optimizer states", "optimizer step", "recomputation",
-    "predictions of an evaluation", "generation", "gathered weights", "merged adapters",
+    "predictions of an evaluation", "generation", "gathered weights", "merged adapters", "gathered layer",
+    "reduced gradients",
 ]  # fmt: skip
 """What the allocation was for."""
 
@@ -83,7 +84,7 @@ _PHASES: Final[tuple[tuple[Phase, re.Pattern[str]], ...]] = (
         r"|prepare_model_for_(?:kbit|int8)_training|create_reference_model|resize_token_embeddings|load_state_dict"
         r"|_load_state_dict_into\w*|_load_pretrained_model)\b"
         r"|/nn/modules/module\.py\b[^\n]{0,80}\b(?:_apply|convert)\b|/nn/parallel/distributed\.py\b[^\n]{0,60}\b__init__\b"
-        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py"
+        r"|/bitsandbytes/nn/modules\.py\b[^\n]{0,60}\bto\b|/fsdp/_init_utils\.py|/fsdp/_wrap_utils\.py|\b_prepare_fsdp2\b"
         r"|/transformers/core_model_loading\.py|/huggingface_hub/file_download\.py")),
     ("data", re.compile(
         r"/datasets/(?:arrow_writer|builder)\.py|/datasets/arrow_dataset\.py\b[^\n]{0,80}\b(?:_?map\w*|filter"
@@ -97,7 +98,11 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
     ("gathered weights", "DeepSpeed", r", \w*(?:consolidated_16bit_state_dict|save_16bit_model)\b"),
     ("gathered weights", "FSDP", r"torch/distributed/(?:fsdp|checkpoint)/\S+, \w*(?:state_dict|_unshard_params\w*)"
                                  r"|/fsdp/_state_dict_utils\.py|: Failed to clone\(\) tensor"
-                                 r"|/fsdp_utils\.py, (?:save_fsdp|fsdp2_\w*state_dict)"),
+                                 r"|/fsdp_utils\.py, (?:save_fsdp|load_fsdp|fsdp2_get\w*state_dict)"),
+    # torch 2.13: distributed/fsdp/_fully_shard, and version 1's _flat_param.py and _runtime_utils.py
+    ("gathered layer", "FSDP", r"/fsdp/\S+, (?:foreach_all_gather\w*|init_all_gather_outputs|unshard|_unshard"
+                               r"|all_gather_copy_in\w*|_alloc_padded_unsharded_flat_param)\b"),
+    ("reduced gradients", "FSDP", r"/fsdp/\S+, (?:foreach_reduce\w*|_reduce_grad|_get_reduce_scatter_tensors)\b"),
     ("predictions of an evaluation", None, r"/trainer_pt_utils\.py, (?:nested_|torch_pad|distributed_concat|add\b)"
                                            r"|, (?:evaluation|prediction)_loop: .*(?:gather|pad_across|nested_)"),
     ("optimizer states", "bitsandbytes", r"/bitsandbytes/optim/\S+, (?:get_state_buffer|init_state):"),
@@ -137,11 +142,11 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("DeepSpeed", r"/deepspeed/"),
     ("diffusers", r"/diffusers/"),
     ("flash attention", r"flash_attn|flash_attention"),
-    ("FSDP", r"torch/distributed/fsdp/|_fully_shard|/fsdp_utils\.py"),
+    ("FSDP", r"torch/distributed/(?:fsdp|tensor)/|_fully_shard|/fsdp_utils\.py"),
     ("fused optimizer", r"/torch/optim/\w+\.py, _fused_"),
     ("label smoothing", r"label_smoother\(|LabelSmoother"),
     ("liger", r"/liger_kernel/"),
-    ("offload", r"cpu_adam|cpu_offload|_swap|/zenflow/"),
+    ("offload", r"cpu_adam|(?<!_plugin\.)cpu_offload(?!=)|_swap|/zenflow/"),
     ("paged optimizer", r"\bget_paged\(|, get_paged:"),
     ("quantized weights", r"/bitsandbytes/nn/|/quantizers/quantizer_bnb"),
     ("unsloth", r"/unsloth(?:_zoo|_compiled_cache)?/"),

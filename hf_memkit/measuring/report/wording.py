@@ -36,6 +36,8 @@ def title(run: Run, summary: Summary) -> str:
         device = f"a CPU ({device})"
     ranks = f"{len(run.ranks)} ranks, " if len(run.ranks) > 1 else ""
     size = f" ({summary.capacity_gib:.1f} GiB)" if summary.capacity_gib is not None else ""
+    if record.get("engine") == "FSDP2":
+        parts.append("sharded by FSDP2")
     parts.append(f"on {ranks}{device}{size}")
     return ", ".join(parts)
 

@@ -15,15 +15,17 @@ advice(
 )  # fmt: skip
 advice(
     "fsdp-shards", "checkpoints", {"arguments.fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}},
-    saves="each rank then writes its own shards, and none gathers the whole model. A full state dict needs "
+    saves="each rank then writes its own shards, and none gathers the whole model. Code that gathers a full "
+    "state dict itself needs StateDictOptions(full_state_dict=True, cpu_offload=True), with version 1 "
     "FullStateDictConfig(offload_to_cpu=True, rank0_only=True), and RAM for the whole model",
-    costs="a later merge of the shards, with `accelerate merge-weights`",
+    costs="save_model() writes no weights; `accelerate merge-weights` merges the shards of a checkpoint later",
     offered=_SAVE,
 )  # fmt: skip
 advice(
     "save-only-model", "checkpoints", {"arguments.save_only_model": True},
     saves="a save then gathers no optimizer states",
-    costs="training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
+    costs="training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end, and FSDP "
+    "SHARDED_STATE_DICT",
     offered={"save": 2, "host/save": 2, "disk/save": 2, "disk/anything": 2},
 )  # fmt: skip
 advice(

@@ -103,9 +103,10 @@ def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) 
 
 advice(
     "one-rank-loads", "loading", {"arguments.fsdp_config": {"cpu_ram_efficient_loading": True}},
-    saves="with fsdp: full_shard, one rank loads the weights in RAM and each GPU gets its share, instead of a copy "
-    "for each process; make TrainingArguments before from_pretrained, and set no device_map. Or start fewer processes",
-    costs="nothing on a model that from_pretrained loads",
+    saves="with fsdp: true, one rank loads the weights in RAM and each GPU gets its share, instead of a copy "
+    "for each process; make TrainingArguments before from_pretrained, and set no device_map. torchrun needs "
+    "ACCELERATE_USE_FSDP=true in the environment, which accelerate launch sets. Or start fewer processes",
+    costs="nothing on a model that from_pretrained loads; not with 4-bit weights",
     offered={"load": 3, "host/load": 3},
 )  # fmt: skip
 advice(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from hf_memkit.setup.setup import Setup
-from hf_memkit.setup.techniques.registry import technique
+from hf_memkit.setup.techniques.registry import advice, technique
 
 NEEDS_SEVERAL_GPUS: Final = (
     "FSDP2 splits a model between GPUs, and Trainer refuses it in one process; give several: --gpus 2"
@@ -37,12 +37,38 @@ def fsdp2(setup: Setup) -> Setup:
     costs="about 16 bytes of RAM a parameter, shared by the GPUs of a machine; all weights cross the bus in every "
     "forward and backward pass, and the optimizer steps on the CPU",
     not_when="the shares fit on the GPUs (fsdp2 is faster), or RAM is short",
+    settings={"arguments.fsdp_config": {"cpu_offload": True}},
+    slows=True,
+    offered={"optimizer": 2, "recomputation": 3, "anything": 3},
+    only_with=("FSDP",),
+    unless=("offload",),
     proof="gpu",
     gpu_only="torch copies the shares between a GPU and page-locked RAM",
 )
 def fsdp2_offload(setup: Setup) -> Setup:
     """FSDP2 with shares, gradients and optimizer states in RAM."""
     return _sharded(setup, {"cpu_offload": True}, "the shares are in RAM, the layers in use on the GPU")
+
+
+advice(
+    "fsdp-reshard", "offload", {"arguments.fsdp_config": {"reshard_after_forward": True}},
+    saves="each layer's gathered weights are freed after its forward pass; now all of them stay until backward",
+    costs="each layer is gathered once more in backward",
+    slows=True, offered={"recomputation": 1, "anything": 1}, only_with=("FSDP",),
+)  # fmt: skip
+advice(
+    "fsdp-sync-each-batch", "offload",
+    {"arguments.accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+    saves="each GPU keeps its share of the gradient between micro-batches, instead of the whole gradient",
+    costs="gradients are exchanged in every micro-batch instead of once a step",
+    slows=True, offered={"recomputation": 2, "anything": 2}, only_with=("FSDP",),
+)  # fmt: skip
+advice(
+    "fsdp-more-gpus", "offload", {"launch.processes": "more GPUs"},
+    saves="each GPU then holds a smaller share of weights, gradients and optimizer states",
+    costs="more GPUs; divide gradient_accumulation_steps, so that a step sees the same samples",
+    offered={"optimizer": 3, "recomputation": 4, "anything": 4}, only_with=("FSDP",),
+)  # fmt: skip
 
 
 def _sharded(setup: Setup, options: dict[str, Any], saves: str) -> Setup:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import BertConfig, BertForSequenceClassification
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
+from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
 from hf_memkit import MemoryReportCallback
-from hf_memkit.measuring.memory.facts import memory_arguments, swap_folders
+from hf_memkit.measuring.memory.facts import memory_arguments, model_facts, swap_folders
 from hf_memkit.measuring.memory.holdings import Inventory, walk
 from hf_memkit.measuring.memory.modules import module_rows
+from hf_memkit.measuring.memory.optimizer_state import state_summary
 from hf_memkit.measuring.memory.records import read_records, steps
 from tests.measuring.recorded import QUIET
 from tests.tiny_trainer import tiny_gpt2
@@ -112,6 +120,46 @@ def test_parameters_that_zero_3_has_gathered() -> None:
     assert walk(model) == {("buffers", "host"): 64 * 64 * 4, ("weights", "host"): 2048 * 4}
     model.weight.ds_persist = True  # small ones stay whole
     assert walk(model) == {("weights", "host"): 64 * 64 * 4 + 2048 * 4}
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[None]:
+    """The first of two ranks whose collectives do nothing."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    distributed.destroy_process_group()
+
+
+def test_shares_of_fsdp2(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    model[0] = checkpoint_wrapper(model[0])
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    inventory = Inventory(model, None)
+    model(torch.randn(2, 64)).sum().backward()
+    optimizer.step()
+    share = 32 * 64 * 4
+    held = {"weights": share, "gradients": share, "optimizer": 2 * share + 4}
+    assert inventory.look(optimizer) == {(name, "host"): size for name, size in held.items()}
+    assert inventory.gradient_bytes() == share
+    assert state_summary(optimizer)["exp_avg"] == {"float32": 1}
+
+    facts = model_facts(model)
+    assert (facts["engine"], facts["model_class"], facts["parameters"]) == ("FSDP2", "Sequential", 64 * 64)
+    assert [(row["name"], row["class"], row["bytes"]) for row in module_rows(model)] == [("0", "Linear", share)]
+
+    arguments = TrainingArguments(
+        output_dir="x", use_cpu=True, fsdp=True, fsdp_config={"cpu_offload": True, "activation_checkpointing": True}
+    )
+    plugin = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+    state = {"fsdp_plugin": plugin, "distributed_type": DistributedType.FSDP}
+    monkeypatch.setattr(AcceleratorState, "_shared_state", state)
+    settings = memory_arguments(arguments)["fsdp_config"]
+    assert settings == {
+        "version": 2, "reshard_after_forward": True, "cpu_offload": True, "activation_checkpointing": True,
+        "cpu_ram_efficient_loading": False, "state_dict_type": "FULL_STATE_DICT",
+    }  # fmt: skip
+    json.dumps(settings)
 
 
 def test_the_largest_batch_so_far_is_watched(make_trainer: Any, allocator: Any) -> None:
