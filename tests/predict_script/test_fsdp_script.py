@@ -189,6 +189,21 @@ def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int])
 
 
 @pytest.mark.tracing
+@pytest.mark.parametrize("by_first_rank", [True, False])
+def test_one_rank_loads_for_all_only_with_the_launchers_variable(predict: Predict, by_first_rank: bool) -> None:
+    """Defect: `cpu_ram_efficient_loading` counts the model once where each process loads it."""
+    script = _SCRIPT.replace("options = json", 'model.save_pretrained("saved")\noptions = json')
+    script = script.replace(
+        "evaluated =", 'model = LlamaForCausalLM.from_pretrained("saved", dtype=torch.bfloat16)\nevaluated ='
+    )
+    environment = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if by_first_rank else {}
+    options = '{"fsdp_config": {"cpu_ram_efficient_loading": true}}'
+    training = predict(script, options, processes=4, per_node=4, environment=environment).training
+    assert training is not None and training.host is not None
+    assert ("load" in training.host.first_rank_only) is by_first_rank
+
+
+@pytest.mark.tracing
 def test_a_pipeline_is_refused(predict: Predict) -> None:
     failed = predict(_LOADED, '{"pp_size": 4}', processes=4, per_node=4).failed
     assert failed is not None and "Write fsdp_size=4" in failed.message and "\n" not in failed.message

@@ -84,7 +84,7 @@ def phases_of_first_rank(trainer: Any, *, loaded: bool) -> tuple[Phase, ...]:
     RAM-efficient loading the others leave theirs empty.
 
     Args:
-        loaded: whether `from_pretrained` created the model. Otherwise each rank creates it.
+        loaded: whether `from_pretrained` read the weights in the first rank only.
     """
     if not uses_fsdp(trainer):
         return ("save",) if is_sharded(trainer) else ()
@@ -92,7 +92,7 @@ def phases_of_first_rank(trainer: Any, *, loaded: bool) -> tuple[Phase, ...]:
     phases: list[Phase] = []
     if "FULL" in str(plugin.state_dict_type):
         phases += ["save", "resume", "best_model"]
-    if plugin.cpu_ram_efficient_loading and loaded:
+    if loaded:
         phases.append("load")
     return tuple(phases)
 

@@ -34,12 +34,18 @@ from hf_memkit.prediction.child.trainer_kinds.trl_base import is_loading_model
 from hf_memkit.prediction.traced_training import CallPlace
 
 _loaded_at: weakref.WeakKeyDictionary[Any, CallPlace | None] = weakref.WeakKeyDictionary()
+_by_first_rank: weakref.WeakSet[Any] = weakref.WeakSet()
 _with_device_map: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def is_loaded(model: Any) -> bool:
     """Whether `from_pretrained` created the model."""
     return model in _loaded_at
+
+
+def is_loaded_by_first_rank(model: Any) -> bool:
+    """Whether `from_pretrained` read the weights in the first rank only, for FSDP (`cpu_ram_efficient_loading`)."""
+    return model in _by_first_rank
 
 
 def loaded_at(model: Any) -> CallPlace | None:
@@ -57,6 +63,7 @@ def patch_from_pretrained(boundary: RealAndFake) -> None:
     `_get_resolved_checkpoint_files`, `PreTrainedModel._load_pretrained_model`)."""
     from huggingface_hub import get_safetensors_metadata
     from transformers import modeling_utils
+    from transformers.modeling_utils import is_fsdp_enabled
 
     resolve = modeling_utils._get_resolved_checkpoint_files
     stored: dict[str, torch.dtype | None] = {}
@@ -108,6 +115,8 @@ def patch_from_pretrained(boundary: RealAndFake) -> None:
             _materialize(model, devices, options, boundary)
         places = (call_place(frame) for frame, _ in traceback.walk_stack(sys._getframe()))
         _loaded_at[model] = next((place for place in places if place is not None), None)
+        if is_fsdp_enabled():  # before Trainer is created: only with `ACCELERATE_USE_FSDP`
+            _by_first_rank.add(model)
         if options.device_map is not None and not is_loading_model():
             _with_device_map.add(model)
         return loaded

@@ -33,7 +33,7 @@ from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
 from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
-from hf_memkit.prediction.child.libraries.pretrained import is_loaded
+from hf_memkit.prediction.child.libraries.pretrained import is_loaded_by_first_rank
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.generation import generates, generation_notes
@@ -185,7 +185,7 @@ def traced_training(
     if host is not None and optional is not None:
         host.tensor_bytes.pop("evaluate", None)
     if host is not None:
-        loaded = is_loaded(base_model(trainer.model))
+        loaded = is_loaded_by_first_rank(base_model(trainer.model))
         host = replace(host, first_rank_only=fsdp.phases_of_first_rank(trainer, loaded=loaded))
     return replace(
         training,
