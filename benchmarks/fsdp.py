@@ -44,7 +44,7 @@ def fsdp_traffic(
         Traffic("reduce-scatter of gradients", "gpus", remote * trained, "backward", 1, remote * trained / layers,
                 "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
     )  # fmt: skip
-    return StepTraffic(rows, gpus, on_gpu=1 / gpus)
+    return StepTraffic(rows, gpus=gpus, on_gpu=1 / gpus)
 
 
 def unit_passes(units: int, *, accumulation: int, reentrant: bool) -> int:

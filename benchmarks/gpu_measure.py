@@ -127,7 +127,7 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int, before: Mapping[str, An
 
 
 def predicted(case: Case, machine: Machine, *, on_cpu: bool) -> dict[str, Any]:
-    """What a user of `machine` would be told: `setup`, `prediction`, `predicted_step_s` (low, middle and high).
+    """What memkit answers for `machine`: `setup`, `prediction`, `predicted_step_s` (low, middle and high).
 
     Beside them `predicted_s`, how long that took; `why_not_predicted` where memkit refuses.
     """
@@ -184,7 +184,7 @@ def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, Mo
 
 
 def _predicted(case: Case, setup: Setup, facts: ModelFacts | None, machine: Machine, *, on_cpu: bool) -> Prediction:
-    """What a user of this machine would be told."""
+    """What memkit answers on this machine."""
     from hf_memkit.prediction import predict
 
     micro_batch, length = case.shape(on_cpu=on_cpu)
@@ -372,10 +372,12 @@ def _ran_script(case: Case, *, on_cpu: bool) -> dict[str, Any]:
         if case.launcher:
             training = [*case.launcher, script, *words]
             if not on_cpu:
-                told = subprocess.run([*memkit, "predict", "--json", "--", *training], capture_output=True, text=True)
-                if told.returncode not in (0, 1):
-                    return {"status": "refused", "why": told.stderr[-1500:]}
-                prediction = json.loads(told.stdout)
+                answer = subprocess.run(
+                    [*memkit, "predict", "--json", "--", *training], capture_output=True, text=True
+                )
+                if answer.returncode not in (0, 1):
+                    return {"status": "refused", "why": answer.stderr[-1500:]}
+                prediction = json.loads(answer.stdout)
             memkit += ["run", "--records", folder, *training]
         else:
             memkit += ["run", script, "--predict", "--records", folder, "--", *words]

@@ -140,5 +140,5 @@ def _traffic(row: Row, model: ModelFacts) -> tuple[StepTraffic, Range]:
         assert found is not None
         return found, Range(0, 0, 0)
     if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
-        return StepTraffic((), row["gpus"]), Range(0, 0, 0)
+        return StepTraffic(gpus=row["gpus"]), Range(0, 0, 0)
     return fsdp_of(row, model)

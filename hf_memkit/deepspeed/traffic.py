@@ -14,7 +14,7 @@ Lines refer to deepspeed 0.19.8: runtime/zero/, unless a folder is named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
 from hf_memkit.catalog.models import ModelFacts
@@ -59,6 +59,7 @@ class StepTraffic:
     """
 
     rows: tuple[Traffic, ...] = ()  # the transfers
+    _: KW_ONLY
     gpus: int = 1  # of all machines
     nodes: int = 1  # machines
     on_gpu: float = 1.0  # share of the whole optimizer step that one GPU computes
@@ -75,7 +76,7 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int, nodes: int
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    return StepTraffic(nonempty(row), gpus, nodes)
+    return StepTraffic(nonempty(row), gpus=gpus, nodes=nodes)
 
 
 def offloaded_fsdp_traffic(model: ModelFacts, *, nodes: int, state_bytes: int) -> StepTraffic:
@@ -140,8 +141,8 @@ def zero_traffic(
     offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
         rows,
-        job.gpus,
-        nodes,
+        gpus=job.gpus,
+        nodes=nodes,
         on_gpu=max(0.0, 1 - on_host) / (job.gpus if settings.stage else 1),
         reads_ahead=offload.get("pipeline_read") is True,
         writes_behind=offload.get("pipeline_write") is True,

@@ -83,13 +83,14 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
 def _without_fsdp_checkpointing(setup: Setup, value: Any, replaced: list[Replaced]) -> Setup:
     """`setup` without FSDP's checkpointing, of which the user's field is Trainer's form: with both Trainer fails."""
     fsdp = next((s for s in setup.settings if s.key == "arguments.fsdp_config"), None)
-    if fsdp is None or not fsdp.value.pop("activation_checkpointing", False):
+    if fsdp is None or not fsdp.value.get("activation_checkpointing"):
         return setup
+    config = {name: each for name, each in fsdp.value.items() if name != "activation_checkpointing"}
     removed = Setting("arguments.fsdp_config.activation_checkpointing", True, fsdp.reason)
     replaced.append(Replaced(removed, "activation_checkpointing", value, "only one of the two can be on"))
     for key in _CHECKING:
         setup = setup.drop(key)
-    return setup.put(fsdp.key, fsdp.value, fsdp.reason)
+    return setup.put(fsdp.key, config, fsdp.reason)
 
 
 def _is_set_to(setup: Setup, key: str, value: Any) -> bool:

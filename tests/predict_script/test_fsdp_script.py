@@ -154,7 +154,7 @@ def test_what_is_not_predicted_is_refused(
 def test_ranks_share_weights_and_sequences(
     predict: Predict, sizes: dict[str, int], sharing: int, longest: int, by_launcher: bool
 ) -> None:
-    """Defect: the sizes in accelerate's environment are not read; attention is not split, and nobody is told."""
+    """Defect: the sizes in accelerate's environment are not read; attention is not split, without a message."""
     options = {} if by_launcher else {"parallel": sizes}
     environment = {f"PARALLELISM_CONFIG_{name.upper()}": str(size) for name, size in sizes.items()}
     environment = {PARALLELISM: "true", **environment} if by_launcher else {}
@@ -212,7 +212,7 @@ def test_a_pipeline_is_refused(predict: Predict) -> None:
 @pytest.mark.tracing
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
 def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:
-    """Defect: the first rank reads the whole model and its states, which needs RAM; or every rank is said to."""
+    """Defect: the first rank reads the whole model and its states, or RAM is counted for every rank."""
     options = {"resume_from_checkpoint": "out/checkpoint-1", "fsdp_config": {"state_dict_type": kind}}
     training = predict(_SCRIPT, json.dumps(options), processes=4, per_node=4).training
     assert training is not None and training.host is not None

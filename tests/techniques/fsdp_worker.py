@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hf_memkit.setup.on_cpu import without_gpu
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.registry import TECHNIQUES
 from tests.techniques.jobs import gpt2_job
+from tests.techniques.replicas_worker import start_as_rank
 from tests.tiny_trainer import samples
 
 CASES = {
@@ -87,11 +87,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 def train_rank(rank: int, port: int, folder: str) -> dict[str, dict[str, Any]]:
     """All cases, as one of two ranks that a launcher started."""
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "",
-    }  # fmt: skip
-    torch.set_num_threads(1)
+    start_as_rank(rank, port)
     try:
         return {case: train(case, f"{folder}/{case}", 2) for case in CASES}
     finally:

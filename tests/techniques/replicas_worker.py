@@ -35,13 +35,18 @@ def train(folder: str, processes: int, accumulation: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms, "wrapped": type(trainer.model_wrapped).__name__, **setup.arguments}
 
 
-def train_rank(rank: int, port: int, folder: str) -> dict[str, Any]:
-    """One of two ranks, as a launcher starts them."""
+def start_as_rank(rank: int, port: int) -> None:
+    """Sets this process up as one of two ranks, as a launcher does."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     torch.set_num_threads(1)
+
+
+def train_rank(rank: int, port: int, folder: str) -> dict[str, Any]:
+    """One of two ranks, as a launcher starts them."""
+    start_as_rank(rank, port)
     try:
         return train(folder, 2, 1)
     finally:
