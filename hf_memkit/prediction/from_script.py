@@ -199,14 +199,13 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     of_others = [size for phase, size in host.tensor_bytes.items() if phase not in host.first_rank_only]
     others = max(of_others, default=0)
     libraries, own = process_row().size_bytes, host.own_bytes
+    whose = f"RAM of {processes} processes, each" if processes > 1 else "RAM"
     note = (
-        f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
-        f"(measured here) and {format_gib(tensors)} of tensors on the CPU at most, in phase {phase}"
+        f"{whose}: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's "
+        f"own (measured here) and {format_gib(tensors)} of tensors on the CPU at most, in phase {phase}"
     )
-    if processes > 1:
-        note += f", {processes} times"
     if processes > 1 and others < tensors:
-        note += f"; of the other ranks {format_gib(others)} of tensors"
+        note += f" ({format_gib(others)} in all but the first)"
     needs = processes * (libraries + own) + tensors + (processes - 1) * others
     return replace(prediction, host_rss_bytes=needs).with_notes(note)
 

@@ -230,7 +230,7 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
             return InputError(f"{place}: {error.message}")
         message = f"{error.type}: {error.message}" if error.message else error.type
         fix = "fix it and try again; report it if it happens only under memkit"
-        return ScriptFailed(f"{place}: {message}; {fix}", text=error.text)
+        return ScriptFailed(f"{place}: {message.removesuffix('.')}; {fix}", text=error.text)
     early = "before two steps were traced"
     if outcome.died == "SIGKILL":
         return InputError(

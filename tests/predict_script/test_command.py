@@ -408,6 +408,7 @@ ENDS = {
         "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7) before two steps were traced", ""),
+    "explains at length": ("raise ValueError('much ' * 100 + 'more')", "much …; fix it and try again", "much more"),
     "raises none": ("class Own(BaseException): pass\nraise Own(1)", "train.py, line 2: Own: 1", 'train.py", line 2'),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
@@ -418,8 +419,8 @@ ENDS = {
     ),
     "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
     "another precision": (
-        "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'bf16'\n" + TINY + "\ntrainer(tiny()).train()\n",
-        "ACCELERATE_MIXED_PRECISION=bf16", "",
+        "import os; os.environ['ACCELERATE_MIXED_PRECISION'] = 'fp8'\n" + TINY + "\ntrainer(tiny()).train()\n",
+        "ACCELERATE_MIXED_PRECISION=fp8: unset it, and set bf16 or fp16", "",
     ),
     "compiles": (
         TINY + "\ntrainer(tiny(), torch_compile=True, torch_compile_backend='cudagraphs').train()\n",

@@ -68,6 +68,19 @@ def bytes_alive(trace: Trace, category: Category) -> int:
     return trace.at(end - 1).categories[category]
 
 
+def test_the_launchers_precision_counts_as_the_arguments(predict: Predict) -> None:
+    """Defect: a script whose precision only accelerate's YAML names is refused, or predicted in fp32."""
+    launched = {"ACCELERATE_MIXED_PRECISION": "bf16"}
+    outcomes = [
+        predict(_SCRIPT.replace("bf16=True", f"bf16={bf16}"), "{}", processes=2, per_node=2, environment=environment)
+        for bf16, environment in ((True, {}), (False, launched))
+    ]
+    by_argument, by_launcher = [outcome.training for outcome in outcomes]
+    assert by_argument is not None and by_launcher is not None, outcomes[1].failed
+    assert by_launcher.arguments.bf16
+    assert by_launcher.trace.events == by_argument.trace.events
+
+
 @pytest.mark.tracing
 def test_a_rank_holds_its_share(predict: Predict) -> None:
     """Defect: whole weights stay, or the buffers of a process that has all gradients are added."""

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 import transformers
@@ -273,12 +273,17 @@ def _setup_of(trainer: Any) -> Setup:
     return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
 
 
+_LONGEST_MESSAGE: Final = 300
+
+
 def _failure(error: BaseException) -> Outcome:
     """The error as the user sees it: memkit's own in a line, the script's as its traceback."""
     by_script = not isinstance(error, MemkitError)
     cause = error if by_script else error.__cause__ or error
     place = line_in_traceback(cause.__traceback__) or users_line()  # the second: caught where the script calls train()
-    message = " ".join(str(error).split())[:200] if by_script else str(error)
+    message = " ".join(str(error).split()) if by_script else str(error)
+    if by_script and len(message) > _LONGEST_MESSAGE:
+        message = f"{message[:_LONGEST_MESSAGE].rstrip()} …"
     text = _users_traceback(error) if by_script else "".join(traceback.format_exception(error))[-4000:]
     return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
 

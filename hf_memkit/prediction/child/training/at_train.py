@@ -103,6 +103,7 @@ def traced_training(
         for_plan: collect facts for a plan, too.
     """
     _refuse(trainer, tracer.device_type)
+    _enter_launchers_precision(trainer.args)
     if for_plan:
         fsdp.refuse_in_plans(trainer)
     if tracer.recorder is not None:
@@ -281,19 +282,23 @@ def _refuse(trainer: Any, device_type: str) -> None:
     if arguments.device.type != device_type:
         fix = "unset ACCELERATE_USE_CPU" if is_on(os.environ.get("ACCELERATE_USE_CPU")) else "omit use_cpu"
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; {fix}")
-    precision = getattr(arguments, "mixed_precision", "no")
-    if precision != "no" and not getattr(arguments, precision, False):
-        instead = f"{precision}=True" if hasattr(arguments, precision) else "bf16=True or fp16=True"
-        raise Unmodelled(
-            f"ACCELERATE_MIXED_PRECISION={precision}: sets a precision that the arguments leave out (accelerate "
-            f"launch: mixed_precision). Give the script {instead}, too, or unset it"
-        )
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
     fsdp.refuse_parallelism(trainer)
     if fsdp.uses_fsdp(trainer):
         fsdp.refuse_fsdp(trainer)
+
+
+def _enter_launchers_precision(arguments: Any) -> None:
+    """Enters the precision of `accelerate launch` in arguments that name none, because Trainer computes with it then
+    (transformers 5.23.0: training_args.py, `mixed_precision`). Raises Unmodelled where that is not known."""
+    precision = getattr(arguments, "mixed_precision", "no")
+    if precision == "no" or getattr(arguments, precision, False):
+        return
+    if arguments.deepspeed or precision not in ("bf16", "fp16"):
+        raise Unmodelled(f"ACCELERATE_MIXED_PRECISION={precision}: unset it, and set bf16 or fp16 in the arguments")
+    object.__setattr__(arguments, precision, True)
 
 
 def _describe(trainer: Any) -> TracedTraining:
