@@ -132,8 +132,7 @@ FSDP_IN_SCRIPTS: Final = (
 """What FSDP that is refused gets as an answer."""
 
 FSDP_COMPARED: Final = (
-    "shared parameters: predictions of a rank were compared with real ranks on CPUs, to the byte; several GPUs were "
-    "not measured"
+    "sharded weights: the bytes of a rank equal those of real ranks on CPUs; no training on several GPUs was compared"
 )
 
 
