@@ -17,15 +17,11 @@ from hf_memkit.setup.setup import Replaced, Setting, Setup
 _REMOVED_WITH: Final[dict[str, tuple[str, ...]]] = {
     "optim": ("arguments.optim_args", "arguments.optim_target_modules", "optimizer"),
     "torch_compile": ("arguments.torch_compile_backend", "arguments.torch_compile_mode"),
-    "activation_checkpointing": ("arguments.activation_checkpointing_kwargs",),
+    "activation_checkpointing": ("arguments.activation_checkpointing_kwargs", "trainer_parts.verify_checkpointing"),
     "use_liger_kernel": ("arguments.liger_kernel_config",),
     "fsdp": ("arguments.fsdp_config", "arguments.ddp_backend", "environment.ACCELERATE_USE_FSDP"),
 }
 """Field → settings without effect, or harmful, once the user's value replaces the preset's."""
-
-_CHECKING: Final = ("trainer_parts.verify_checkpointing",)
-_CHECKS: Final = {"activation_checkpointing": _CHECKING, "fsdp_config": _CHECKING, "fsdp": _CHECKING}
-"""Components that verify the preset's value, and would stop a training with another one."""
 
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """Field → settings that cannot be true with it (transformers 5.23.0: "At most one of fp16 and bf16")."""
@@ -54,8 +50,6 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
             f"or choose a preset without DeepSpeed"
         )
     replaced: list[Replaced] = []
-    if "activation_checkpointing" in own:
-        setup = _without_fsdp_checkpointing(setup, own["activation_checkpointing"], replaced)
     for name, value in own.items():
         key = f"arguments.{name}"
         if _is_set_to(setup, key, value):
@@ -64,7 +58,6 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
         dependent += _EXCLUDES.get(name, ()) if value is True else ()
         preset_setting = next((s for s in setup.settings if s.key == key), None)
         if preset_setting is not None:
-            dependent += _CHECKS.get(name, ())
             replaced.append(Replaced(preset_setting, name, value))
             setup = setup.drop(key)
         for prefix in dependent:
@@ -78,19 +71,6 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)
-
-
-def _without_fsdp_checkpointing(setup: Setup, value: Any, replaced: list[Replaced]) -> Setup:
-    """`setup` without FSDP's checkpointing, of which the user's field is Trainer's form: with both Trainer fails."""
-    fsdp = next((s for s in setup.settings if s.key == "arguments.fsdp_config"), None)
-    if fsdp is None or not fsdp.value.get("activation_checkpointing"):
-        return setup
-    config = {name: each for name, each in fsdp.value.items() if name != "activation_checkpointing"}
-    removed = Setting("arguments.fsdp_config.activation_checkpointing", True, fsdp.reason)
-    replaced.append(Replaced(removed, "activation_checkpointing", value, "only one of the two can be on"))
-    for key in _CHECKING:
-        setup = setup.drop(key)
-    return setup.put(fsdp.key, config, fsdp.reason)
 
 
 def _is_set_to(setup: Setup, key: str, value: Any) -> bool:

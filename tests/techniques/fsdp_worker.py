@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
@@ -44,7 +45,7 @@ def _setup(case: str, processes: int) -> Setup:
 
 
 def train(case: str, folder: str, processes: int) -> dict[str, Any]:
-    """Losses, norms of gradients, bytes of weights and states on this rank, and what was saved."""
+    """Losses, norms of gradients, bytes of weights and states on this rank, all-gathers, and what was saved."""
     setup = _setup(case, processes)
     own = {
         "output_dir": folder, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 5,
@@ -65,7 +66,9 @@ def train(case: str, folder: str, processes: int) -> dict[str, Any]:
     options = trainer_options(setup, model=model, arguments=arguments)
     trainer = Trainer(model=model, args=arguments, train_dataset=samples(), **options)
     trainer.add_callback(MemoryReportCallback(log="none"))
-    trainer.train()
+    gather = distributed.all_gather_single
+    with patch.object(distributed, gather.__name__, side_effect=gather) as gathers:
+        trainer.train()
     trainer.save_model(folder)
 
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -76,6 +79,7 @@ def train(case: str, folder: str, processes: int) -> dict[str, Any]:
         "norms": [float(entry["grad_norm"]) for entry in log],
         "weights": sum(_local(weight).nbytes for weight in trainer.model.parameters()),
         "states": sum(_local(value).nbytes for value in states if value.dim()),
+        "gathers": gathers.call_count,
         "saved": sorted(name for tensors in saved for name in tensors),
         "wrapped": type(trainer.model_wrapped).__name__,
     }

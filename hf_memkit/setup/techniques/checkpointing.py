@@ -30,15 +30,8 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
     planned=InPlans("checkpointing", "checkpointing", turn=2),
 )
 def every_layer(setup: Setup) -> Setup:
-    """Checkpoint every layer, through Trainer's own switch, or FSDP's in `fsdp_config`."""
-    fsdp = next((s for s in setup.settings if s.key == "arguments.fsdp_config"), None)
-    reason = "keeps one input a layer and recomputes the rest: a third more arithmetic"
-    if fsdp is None:
-        return _by_trainer(setup, {}, reason)
-    if why_not := _why_not_by_fsdp(setup):
-        return _by_trainer(setup, {}, f"{reason}; Trainer's and not FSDP's, {why_not}")
-    why = f"{fsdp.reason}; FSDP's checkpointing, because Trainer's would gather each layer once more in backward"
-    return _verified(setup.put(fsdp.key, {**fsdp.value, "activation_checkpointing": True}, why), 1)
+    """Checkpoint every layer, through Trainer's own switch."""
+    return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
 
 
 @technique(
@@ -95,19 +88,6 @@ def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
         activation_checkpointing_kwargs=({"use_reentrant": False, **options}, _REENTRANT),
     )
     return _verified(setup, int(options.get("every_n_layers", 1)))
-
-
-def _why_not_by_fsdp(setup: Setup) -> str:
-    """Why FSDP's own checkpointing would silently go wrong; empty if it would not."""
-    if setup.section("adapter"):  # transformers 5.23.0, peft 0.21.2: it looks for names without the wrapper's
-        return "under which PEFT saves an empty adapter"
-    model = setup.resolved_for.model
-    config = model.config if model is not None else {}
-    names = [name for name in config if name.endswith(("pdrop", "dropout", "dropout_rate"))]
-    if any(config[name] for name in names if not name.startswith("summary")):
-        # accelerate 1.15.0: utils/fsdp_utils.py 722, `preserve_rng_state=False`.
-        return "which would draw other masks of dropout when it recomputes a layer"
-    return ""
 
 
 def _verified(setup: Setup, every: int) -> Setup:
