@@ -68,7 +68,7 @@ def plan(context: typer.Context, *, options: PlanOptions) -> int:
     launched = options.started("plan", context.obj, options.nodes) if options.script is not None else None
     gpus = (launched.gpus if launched is not None else options.gpus) or 1
     nodes = launched.nodes if launched is not None else options.nodes
-    options.refuse_contradictions(gpus, nodes)
+    options.refuse_contradictions(nodes)
     if launched is not None:
         refuse_unreadable(launched.script)
     if options.verify:

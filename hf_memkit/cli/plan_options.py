@@ -87,10 +87,10 @@ class PlanOptions(TrainingOptions):
         if self.verify:
             raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
-    def refuse_contradictions(self, gpus: int, nodes: int = 1) -> None:
+    def refuse_contradictions(self, nodes: int = 1) -> None:
         """Refuses options that contradict one another or have no effect, with a line each."""
         from hf_memkit.catalog.optimizers import OPTIMIZERS
-        from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
+        from hf_memkit.plan.choices import ADAPTERS
 
         wrong = []
         if (compared := self.gpus_to_compare) is not None:
@@ -105,8 +105,6 @@ class PlanOptions(TrainingOptions):
                 wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
         elif self.price and self.gpu is None and self.gpu_memory is None:
             wrong.append(f"--price {self.price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
-        if self.sequences_per_step is not None and (line := wrong_sequences(self.sequences_per_step, gpus * nodes)):
-            wrong.append(line)
         if nodes > 1 and self.verify:
             wrong.append(f"--verify: runs on one machine, and the plan is for {nodes}; omit it")
         if nodes > 1 and self.nvme_path is not None:

@@ -79,15 +79,15 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int, nodes: int
     return StepTraffic(nonempty(row), gpus=gpus, nodes=nodes)
 
 
-def offloaded_fsdp_traffic(model: ModelFacts, *, nodes: int, state_bytes: int) -> StepTraffic:
+def offloaded_fsdp_traffic(model: ModelFacts, *, share: float, state_bytes: int) -> StepTraffic:
     """What FSDP2 with `cpu_offload` does on the host in a step; its other transfers are in the trace.
 
     Args:
-        nodes: machines, each of which has an equal part of the trained parameters.
+        share: of the trained parameters that one machine steps; above 1 if it has several replicas.
         state_bytes: of one element of a weight, a gradient or a moment: AdamW reads four of them and writes three.
     """
     source = "torch 2.13: optim/adamw.py, fused on the CPU"
-    return StepTraffic((_in_ram(ADAM, 7 * state_bytes * model.parameters / nodes, source),), on_gpu=0.0)
+    return StepTraffic((_in_ram(ADAM, 7 * state_bytes * model.parameters * share, source),), on_gpu=0.0)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:

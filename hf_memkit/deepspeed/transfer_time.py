@@ -112,6 +112,11 @@ _UNIT_S: Final = Range(0.25e-3, 0.5e-3, 0.9e-3)
 AMD EPYC, with a process group that sends nothing: 0.50 ms forward and 0.59 ms backward (torch 2.13; 16 small layers of
 Llama, each a unit; without about nine operations of 7 us); low and high: assumed, for other processors."""
 
+_PRODUCT_S: Final = Range(0.07e-3, 0.14e-3, 0.25e-3)
+"""Host time of DTensor around one matrix product of tensor parallelism, in addition to the operations of the trace.
+Measured on one core of an AMD EPYC, with a process group that sends nothing: 0.16 ms forward, and 0.25 ms backward for
+two products (torch 2.13; 16 small layers of Llama); low and high: assumed, for other processors."""
+
 _ENGINE_S: Final = {2: Range(20e-6, 50e-6, 150e-6), 3: Range(100e-6, 250e-6, 800e-6)}
 """Host time for each parameter tensor in a micro-batch: Python hooks that put gradients into buckets (stages up to 2),
 and that gather and release weights in both passes (stage 3; deepspeed 0.19.8: runtime/zero/stage_1_and_2.py,
@@ -141,9 +146,10 @@ def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) ->
     return EngineHooks(beside=hooks_s, of_step=_ENGINE_STEP_S)
 
 
-def fsdp_hooks(gathers: float) -> Range:
-    """Host time of FSDP2's hooks in a micro-batch with so many gathers, while the GPU executes queued work."""
-    return _UNIT_S.times(gathers)
+def hooks_of_shards(gathers: float, products: float) -> Range:
+    """Host time in a micro-batch, while the GPU executes queued work: of FSDP2's hooks around so many gathers, and of
+    DTensor around so many products of tensor parallelism."""
+    return _UNIT_S.times(gathers) + _PRODUCT_S.times(products)
 
 
 def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:

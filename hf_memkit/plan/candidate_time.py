@@ -36,14 +36,14 @@ from hf_memkit.deepspeed.transfer_time import (
     TracedSeconds,
     collective_seconds,
     engine_hooks,
-    fsdp_hooks,
+    hooks_of_shards,
     step_cost,
 )
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.from_script import facts_from_sizes
 from hf_memkit.prediction.time.compile_time import compile_seconds
 from hf_memkit.prediction.time.step_time import StepTime, step_time
-from hf_memkit.prediction.trace.work import Operation, Work
+from hf_memkit.prediction.trace.work import EXCHANGES, Operation, Work
 from hf_memkit.prediction.traced_training import RunLength, TracedTraining
 
 _ADAM_BYTES: Final = 30
@@ -180,7 +180,7 @@ def with_times(
     return replace(
         judgement,
         step_time=replace(step, rests_on=(*given, *step.rests_on)),
-        tokens=round(tokens * accumulation * gpus * nodes) if tokens else None,
+        tokens=round(tokens * accumulation * (gpus * nodes // training.ranks_per_batch)) if tokens else None,
         run_seconds=_run_seconds(step, forward_s, judgement, training, speeds.host),
         compiling_s=compiling_s(training) if training.arguments.torch_compile else 0.0,
     )
@@ -267,14 +267,18 @@ def _with_transfers(
 
 def _hooks_s(training: TracedTraining, work: Work, span: tuple[int, int], gpus: int) -> Range:
     """Host time per micro-batch of hooks that run while the GPU is busy."""
-    if training.fsdp is None:
+    if not training.sharded:
         return _engine_hooks(training, gpus).beside
-    gathers = micro_batches = 0
+    gathers = products = micro_batches = 0
     for begin, end, phase in work.spans():
         if span[0] <= begin < span[1] and phase in ("forward", "backward"):
-            gathers += sum(work.operations[call].name == "all-gather" for call in work.calls[begin:end])
+            called = [work.operations[call] for call in work.calls[begin:end]]
+            gathers += sum(each.name == "all-gather" and each.stream != EXCHANGES for each in called)
+            if "tp_size" in training.parallel_sizes:
+                products += sum(each.kind == "matmul" for each in called)
             micro_batches += phase == "backward"
-    return fsdp_hooks(gathers / max(1, micro_batches))
+    micro_batches = max(1, micro_batches)
+    return hooks_of_shards(gathers / micro_batches, products / micro_batches)
 
 
 def _collective_seconds(rates: GpuRates, host: HostRates, node_gpus: int, operation: Operation) -> CollectiveSeconds:
@@ -291,8 +295,9 @@ def untraced_traffic(training: TracedTraining, gpus: int, nodes: int) -> StepTra
     arguments, weights = training.arguments, training.facts.weights
     model = facts_from_sizes([(size, True) for size in weights.trained or [0]])
     if training.fsdp is not None and training.fsdp.cpu_offload:
-        return offloaded_fsdp_traffic(model, nodes=nodes, state_bytes=weights.gradient_bytes)
-    if training.fsdp is not None:
+        share = training.parallel_sizes.get("dp_replicate_size", 1) / nodes
+        return offloaded_fsdp_traffic(model, share=share, state_bytes=weights.gradient_bytes)
+    if training.sharded:
         return StepTraffic()
     if training.engine is None:
         return ddp_traffic(model, gpus=gpus, nodes=nodes, gradient_bytes=weights.gradient_bytes)

@@ -15,13 +15,12 @@ from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.liger_support import LIGER_OPTIONS
 from hf_memkit.catalog.optimizers import OPTIMIZERS, install_command
-from hf_memkit.checks.apply import check
-from hf_memkit.checks.subject import Subject
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import fsdp_choices, other_code
-from hf_memkit.plan.candidate import Choice, training_arguments
+from hf_memkit.plan.candidate import Choice
 from hf_memkit.plan.compile_choice import compile_choice, too_old_for_triton
+from hf_memkit.plan.refused_settings import refused
 from hf_memkit.prediction.traced_training import BatchEffects, TracedArguments, TracedTraining
 from hf_memkit.setup.techniques.adapters import QUANTIZATION, RANK, TARGETS, peft_arguments
 from hf_memkit.setup.techniques.allocator import user_settings
@@ -119,6 +118,8 @@ def choices_for(
     by_slot = {slot: special[slot]() if slot in special else _choices(slot, script, left_out) for slot in _SLOTS}
     if len(by_slot["loss"]) > 1:
         by_slot["loss with code"] = [None]  # a fused loss needs no code
+    if own.parallel_sizes:
+        left_out["another layout of the GPUs"] = fsdp_choices.kept_layout(own)
     left_out |= IN_NO_PLAN
     return {slot: _legal(choices, own, machine, gpus, left_out) for slot, choices in by_slot.items()}
 
@@ -155,15 +156,6 @@ def smaller_evaluations(own: TracedTraining, micro_batch: int) -> Iterator[Choic
 def micro_batches(sequences: int) -> list[int]:
     """The divisors of one GPU's sequences in an optimizer step, the largest first."""
     return [size for size in range(sequences, 0, -1) if sequences % size == 0]
-
-
-def wrong_sequences(sequences: int, gpus: int) -> str:
-    """Error message if `sequences` cannot be divided over `gpus`; empty if it can."""
-    if sequences >= 1 and sequences % gpus == 0:
-        return ""
-    below = sequences // gpus * gpus
-    near = f"{below} or {below + gpus}" if below > 0 else str(gpus)
-    return f"--sequences-per-step {sequences}: must be a multiple of {gpus}, the number of GPUs; write {near}"
 
 
 def of_batch(batch: BatchEffects) -> tuple[Group, str]:
@@ -248,6 +240,8 @@ def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
         return ""
     if script.own.arguments.torch_compile:
         return "memkit does not plan Liger's kernels together with torch.compile"
+    if fsdp_choices.is_shared_when_loaded(script.own):
+        return fsdp_choices.SHARED_WHEN_LOADED
     if model_type not in LIGER_OPTIONS:
         return f"Liger has no kernels for model type {model_type}"
     if why := too_old_for_triton(gpu):
@@ -260,6 +254,8 @@ def _chunked_loss(script: _Script, row: Technique, choice: Choice) -> Choice | s
     late = facts.made_at is not None and facts.made_at.model == "model_init"  # made anew where training begins
     if not facts.model.chunkable_loss or script.own.arguments.use_liger_kernel or late:
         return ""
+    if fsdp_choices.is_shared_when_loaded(script.own):
+        return fsdp_choices.SHARED_WHEN_LOADED
     return replace(choice, code=other_code.CHUNKED_LOSS)
 
 
@@ -294,7 +290,7 @@ def _eight_bit(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     optimizer = OPTIMIZERS.get(str(own.arguments.optim))
     if own.arguments.deepspeed:
         return "memkit does not plan it together with DeepSpeed"
-    if own.fsdp is not None:
+    if own.sharded:
         return fsdp_choices.NO_8_BITS
     if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
         return "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
@@ -312,6 +308,8 @@ def _without_padding(script: _Script, row: Technique, choice: Choice) -> Choice 
         return f"{100 * padding.share:.1f} % of a batch is padding"
     if padding.needed:
         return padding.needed
+    if "cp_size" in own.parallel_sizes:
+        return "context parallelism has no mask between rows"
     if cut_at is not None and padding.cuts_rows and (padding.longest_row or 0) >= cut_at:
         return f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
     settings = {**choice.settings, **({"arguments.max_length": None} if cut_at is not None else {})}
@@ -349,8 +347,9 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
 
 
 def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Choice]:
-    if script.own.fsdp is not None:
-        left_out["DeepSpeed"] = "the script trains with FSDP2"
+    if script.own.sharded:
+        engine = "FSDP2" if script.own.fsdp is not None else "weights that are shared when loaded"
+        left_out["DeepSpeed"] = f"the script trains with {engine}"
         return
     yield from _deepspeed(script, left_out, nvme_path)
     yield from fsdp_choices.engine(script.own, left_out) if script.gpus > 1 else ()
@@ -412,6 +411,8 @@ def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Itera
             continue
         optimizer = OPTIMIZERS[name]
         why = _not_installed(*optimizer.packages)
+        if own.sharded and "bitsandbytes" in optimizer.packages:
+            why = fsdp_choices.NO_8_BITS
         if own.facts.own_optimizer or why:
             left_out[name] = why or "the script creates its own optimizer"
             continue
@@ -430,6 +431,8 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
         return "the script trains adapters already"
     if own.facts.model.quantised:
         return "the script's model is quantised already"
+    if fsdp_choices.is_shared_when_loaded(own):
+        return fsdp_choices.SHARED_WHEN_LOADED
     if not own.facts.model.of_transformers:
         return f"{own.model.kind} is not a model class of transformers: PEFT does not know its layers"
     kind = own.model.kind
@@ -476,25 +479,3 @@ def _legal(
         else:
             legal.append(choice)
     return legal
-
-
-def refused(settings: Mapping[str, Any], arguments: TracedArguments, machine: Machine, gpus: int) -> str:
-    """The error of a rule about the script with these settings that the script alone does not have; empty: none."""
-    before = {each.rule for each in _problems(arguments.known(), machine, gpus)}
-    others = {key: value for key, value in settings.items() if key.startswith("adapter.")}
-    if "model.quantization_config" in settings:
-        others["model.quantization"] = settings["model.quantization_config"]
-    problems = _problems({**arguments.known(), **training_arguments(settings)}, machine, gpus, others)
-    return next((f"{each.why} (rule {each.rule})" for each in problems if each.rule not in before), "")
-
-
-def _problems(
-    arguments: Mapping[str, Any], machine: Machine, gpus: int, settings: Mapping[str, Any] | None = None
-) -> list[Any]:
-    config = arguments.get("deepspeed")
-    known = {name: value for name, value in arguments.items() if value is not None}
-    subject = Subject(
-        config=config if isinstance(config, Mapping) else None, arguments=known, machine=machine, gpus=gpus,
-        settings=settings or {},
-    )  # fmt: skip
-    return [each for each in check(subject) if each.severity == "error"]

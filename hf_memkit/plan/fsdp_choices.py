@@ -15,10 +15,23 @@ IN_LAUNCHER: Final = "FSDP is enabled by accelerate's config; to plan its settin
 
 NO_8_BITS: Final = "bitsandbytes' optimizers do not step FSDP2's sharded weights (DTensor)"
 
+SHARED_WHEN_LOADED: Final = "it does not read weights that are shared when loaded (DTensor)"
+
 _ADDED: Final[Mapping[str, Any]] = {
     "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False,
 }  # fmt: skip
 """Keys that Trainer adds to a config (transformers 5.23.0: training_args.py, `_process_fsdp_args`)."""
+
+
+def is_shared_when_loaded(own: TracedTraining) -> bool:
+    """Whether ranks share weights from `from_pretrained` on: by tensor parallelism, or DistributedConfig's FSDP2."""
+    return own.sharded and own.fsdp is None
+
+
+def kept_layout(own: TracedTraining) -> str:
+    """That a plan keeps the script's hybrid, context or tensor parallelism."""
+    sizes = ", ".join(f"{name}={size}" for name, size in own.parallel_sizes.items())
+    return f"every setup keeps the script's {sizes}"
 
 
 def _own_config(own: TracedTraining) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.deepspeed.settings import ZeroSettings
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.candidate_time import Speeds, with_times
-from hf_memkit.plan.choices import ON_DISK, ROWS_COMPARED, refused
+from hf_memkit.plan.choices import ON_DISK, ROWS_COMPARED
 from hf_memkit.plan.judgement import Judgement, judge_prediction
+from hf_memkit.plan.refused_settings import refused
 from hf_memkit.plan.search import PARALLEL_TRACES
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.from_script import predict_traced

@@ -212,20 +212,30 @@ def _new_search(judge: CandidateJudge, request: PlanRequest, left_out: LeftOut) 
     fixed = effect if group == "another method" else ""
     if fixed:
         left_out["another micro-batch"] = fixed
+    batches = request.ranks // own.ranks_per_batch
     if request.sequences is not None:
-        _refuse_sequences(request.sequences, own.facts.length.rows, fixed)
+        _refuse_sequences(request.sequences, batches, own.facts.length.rows, fixed)
     search = Search(
         judge, unchanged.candidate, choices, (group, effect), request.on_judged, TimeLimit(request.limit_s),
-        judge.tracer.cancel, functools.partial(smaller_evaluations, own), (request.sequences or 0) // request.ranks,
+        judge.tracer.cancel, functools.partial(smaller_evaluations, own), (request.sequences or 0) // batches,
     )  # fmt: skip
     search.judgements[unchanged.candidate] = unchanged
     return search
 
 
-def _refuse_sequences(sequences: int, rows: int | None, fixed: str) -> None:
-    """Refuses more sequences per optimizer step than the data has `rows`, and any number if the batch is `fixed`: the
-    reason why another one is another method."""
+def _refuse_sequences(sequences: int, batches: int, rows: int | None, fixed: str) -> None:
+    """Refuses sequences per optimizer step that the training cannot have.
+
+    Args:
+        batches: micro-batches that are trained on at a time, on all GPUs; their sizes are equal.
+        rows: of the data; None: unknown.
+        fixed: why another number than the script's is another method; empty if it is not.
+    """
     option = f"--sequences-per-step {sequences}"
+    if sequences % batches:
+        below = sequences // batches * batches
+        near = f"{below} or {below + batches}" if below else str(batches)
+        raise InputError(f"{option}: must be a multiple of {batches}, the batches of all GPUs; write {near}")
     if rows is not None and sequences > rows:
         raise InputError(f"{option}: the script trains on {rows:,} rows; give {rows} or fewer")
     if fixed:

@@ -84,6 +84,12 @@ class Plan:
         return self.gpus * self.nodes
 
     @property
+    def batches(self) -> int:
+        """Micro-batches that are trained on at a time: one for each GPU, or for GPUs that share one by context or
+        tensor parallelism."""
+        return self.ranks // (self.own.training.ranks_per_batch if self.own.training is not None else 1)
+
+    @property
     def launch(self) -> str:
         """The command that starts the script, without its arguments: `"torchrun --nproc_per_node 2 train.py"`, or the
         user's own launcher command, whose options contain more than the number of GPUs."""
@@ -134,7 +140,7 @@ class Plan:
     @property
     def own_sequences(self) -> int:
         """Sequences per optimizer step of the unchanged script, on all GPUs."""
-        return self.own.candidate.micro_batch_size * self.own.candidate.accumulation * self.ranks
+        return self.own.candidate.micro_batch_size * self.own.candidate.accumulation * self.batches
 
     @property
     def other_batch(self) -> bool:

@@ -167,10 +167,10 @@ def notes(plan: Plan) -> Iterator[str]:
         yield from (f"Time: {basis}." for basis in best.step_time.rests_on)
     if best is not None and best.prediction is not None:
         yield f"Memory: {best.prediction.confidence}."
-    per_gpu = plan.sequences // plan.ranks
+    per_gpu = plan.sequences // plan.batches
     is_prime = per_gpu > 3 and all(per_gpu % each for each in range(2, math.isqrt(per_gpu) + 1))
     if best is not None and best.candidate.micro_batch_size == 1 and is_prime:
-        more = (per_gpu + 1) * plan.ranks
+        more = (per_gpu + 1) * plan.batches
         yield f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; --sequences-per-step {more} has some."
     for note in plan.notes:
         yield f"Note: {note.rstrip('.')}."

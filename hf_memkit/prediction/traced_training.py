@@ -301,6 +301,7 @@ class TracedTraining:
     allocator: dict[str, str] = field(default_factory=dict)  # environment variables of the script for the allocator
     engine: Engine | None = None
     sharded: bool = False  # ranks share the parameters, by FSDP2, tensor parallelism or when loaded; one is traced
+    parallel_sizes: dict[str, int] = field(default_factory=dict)  # above 1, of hybrid, context, tensor parallelism
     fsdp: Fsdp | None = None  # None: no FSDP2
     unused_savings: tuple[str, ...] = ()  # of shared parameters: settings that save memory and are not set
     vllm: Vllm | None = None
@@ -309,6 +310,11 @@ class TracedTraining:
     fp16_overflow: str = ""  # what overflows in this training if it computes in fp16; empty: nothing is known
     notes: tuple[str, ...] = ()  # assumptions and omissions
     plan: PlanFacts | None = None  # None: not requested
+
+    @property
+    def ranks_per_batch(self) -> int:
+        """Ranks that train on the same sequences, by context and tensor parallelism."""
+        return self.parallel_sizes.get("cp_size", 1) * self.parallel_sizes.get("tp_size", 1)
 
     @property
     def facts(self) -> PlanFacts:

@@ -12,8 +12,9 @@ import pytest
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Candidate, Choice, combine
-from hf_memkit.plan.choices import choices_for, refused
+from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
+from hf_memkit.plan.refused_settings import refused
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.plan.wording import gpu_of
 from hf_memkit.prediction.running_scripts import ScriptJob
@@ -26,6 +27,7 @@ MACHINE: Final = described_machine("RTX 4090", None, None, None)
 WRITTEN: Final = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 FSDP: Final = changed(
     MADE,
+    sharded=True,
     fsdp=Fsdp(reshard_after_forward=True, cpu_offload=False, activation_checkpointing=False),
     arguments__bf16=True,
     arguments__fsdp=True,
@@ -76,6 +78,35 @@ def test_settings_in_accelerates_config_are_not_changed() -> None:
     by_slot, left_out = choices(changed(FSDP, arguments__fsdp=None, arguments__fsdp_config=None))
     assert by_slot["checkpointing"] == by_slot["sharding"] == [None]
     assert "accelerate" in left_out["checkpointing"]
+
+
+def test_context_parallelism_is_kept() -> None:
+    """Defect: other sizes of the layout, or rows without padding, which ring attention takes for one."""
+    padded = changed(FSDP, plan__padding__share=0.5)
+    assert any(choices(padded)[0]["padding"])
+    by_slot, left_out = choices(changed(padded, parallel_sizes={"dp_shard_size": 2, "cp_size": 2}))
+    assert left_out["another layout of the GPUs"] == "every setup keeps the script's dp_shard_size=2, cp_size=2"
+    assert len(by_slot["sharding"]) == 3 and len(by_slot["checkpointing"]) == 2
+    assert by_slot["padding"] == by_slot["compile"] == by_slot["engine"] == [None]
+    assert {"padding-free", "torch.compile"} <= set(left_out)
+
+
+def test_weights_that_are_shared_when_loaded() -> None:
+    """Defect: an engine, a kernel or adapters for weights that are DTensors, with which a run ends with an error."""
+    own = changed(PLAIN, sharded=True, parallel_sizes={"tp_size": 4}, plan__model__device_map=True)
+    left_out: dict[str, str] = {}
+    by_slot = choices_for(own, MACHINE, {}, gpus=4, left_out=left_out, also=("lora", "qlora", "paged_adamw_8bit"))
+    changing = {slot for slot, each in by_slot.items() if any(each)}
+    assert changing <= {"checkpointing", "optimizer", "allocator", "attention"}
+    assert len(by_slot["checkpointing"]) == 3, "Trainer's own"
+    assert {"LoRA", "QLoRA", "paged_adamw_8bit", "DeepSpeed"} <= set(left_out)
+
+
+def test_sequences_of_gpus_that_share_a_batch() -> None:
+    """Defect: a step has as many sequences as if each GPU had a batch of its own."""
+    own = setup(2, 4, 10.0, 1.0, training=changed(FSDP, parallel_sizes={"cp_size": 2, "dp_shard_size": 4}))
+    made = plan(own, gpus=8)
+    assert (made.ranks, made.batches, made.own_sequences) == (8, 4, 32)
 
 
 def test_fsdp2_stands_beside_zero() -> None:

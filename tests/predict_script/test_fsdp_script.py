@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -12,6 +12,7 @@ from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
 from hf_memkit.prediction.launch_command import PARALLELISM
 from hf_memkit.prediction.trace.request import TORCHRUN
 from hf_memkit.prediction.trace.trace import Trace
+from hf_memkit.prediction.trace.work import EXCHANGES
 from tests.predict_script.conftest import Predict
 
 _SCRIPT: Final = """
@@ -135,22 +136,15 @@ def test_collectives_are_recorded_with_their_streams(predict: Predict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "options_of_request", "reason"),
+    ("options", "reason"),
     [
-        ('{"fsdp_config": {"version": 1}}', {}, "Write version: 2 in fsdp_config"),
-        (
-            '{"parallel": {"cp_size": 2, "dp_shard_size": 2}}',
-            {"for_plan": True},
-            "plans do not change hybrid, context",
-        ),
-        ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', {}, "Write cp_size in its place"),
-        ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', {}, "DistributedConfig(tp_size=2)"),
+        ('{"fsdp_config": {"version": 1}}', "Write version: 2 in fsdp_config"),
+        ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', "Write cp_size in its place"),
+        ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', "DistributedConfig(tp_size=2)"),
     ],
 )
-def test_what_is_not_predicted_is_refused(
-    predict: Predict, options: str, options_of_request: dict[str, Any], reason: str
-) -> None:
-    failed = predict(_SCRIPT, options, processes=4, per_node=4, **options_of_request).failed
+def test_what_is_not_predicted_is_refused(predict: Predict, options: str, reason: str) -> None:
+    failed = predict(_SCRIPT, options, processes=4, per_node=4).failed
     assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
     assert reason in failed.message and "\n" not in failed.message
 
@@ -186,6 +180,30 @@ def test_ranks_share_weights_and_sequences(
     assert max(sizes_of_losses) in range(logits, logits + 512)
     exchanges = [name for name in trace.operations if "all_to_all_single" in name]
     assert bool(exchanges) == ("cp_size" in sizes), "gradients of keys and values go round"
+    assert training.parallel_sizes == sizes
+    assert training.ranks_per_batch == sizes.get("cp_size", 1)
+
+
+@pytest.mark.tracing
+def test_context_parallelism_is_timed_and_counted(predict: Predict) -> None:
+    """Defect: exchanges that take no time or that hold computation up while it has other work; rows of an epoch as
+    if each rank had rows of its own."""
+    sizes = {"cp_size": 2, "dp_shard_size": 2}
+    options = {"parallel": sizes, "per_device_train_batch_size": 4}
+    training = predict(_SCRIPT, json.dumps(options), processes=4, per_node=4, for_plan=True).training
+    assert training is not None and training.trace.work is not None
+    assert training.facts.length.rows_an_epoch == 64
+
+    work = training.trace.work
+    begin, end = work.steps()[-1]
+    calls = [work.operations[call] for call in work.calls[begin:end]]
+    keys_and_values = 2 * 4 * 64 * 64 * 2  # two tensors, four rows of 64 tokens in a rank, 64 wide, in bf16
+    sent = [call.moved_bytes for call in calls if (call.name, call.stream) == ("all-gather", EXCHANGES)]
+    assert sent == [keys_and_values] * 4, "two layers, forward and backward: (2 - 1) / 2 of what two ranks have"
+    returned = [call.moved_bytes for call in calls if (call.name, call.stream) == ("all-to-all", EXCHANGES)]
+    assert len(returned) == 4, "gradients of keys and values: to the next rank, and back to their own"
+    waits = {(wait.stream, wait.on) for wait in work.waits if begin < wait.call <= end}
+    assert {(EXCHANGES, 0), (0, EXCHANGES)} <= waits
 
 
 @pytest.mark.tracing
@@ -196,6 +214,7 @@ def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int])
     training = outcome.training
     assert training is not None, outcome.failed
     assert training.sharded
+    assert (training.parallel_sizes, training.ranks_per_batch) == (sizes, sizes.get("tp_size", 1))
     share = 4 * PARAMETERS / 4
     assert share <= bytes_alive(training.trace, "weights") <= share + ROUNDING
     assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)

@@ -43,12 +43,14 @@ class Step:
         self.work.marks.append((len(self.work.calls), phase))
 
 
-def timed(step: Step, gather_s: float, *, stolen_s: float = 0.0, micro_batches: int = 1) -> StepTime:
+def timed(
+    step: Step, gather_s: float, *, stolen_s: float = 0.0, micro_batches: int = 1, loader_workers: int = 0
+) -> StepTime:
     """The time with a host that takes no time, and collectives of these seconds."""
     collective = CollectiveSeconds(Range(gather_s, gather_s, gather_s), Range(stolen_s, stolen_s, stolen_s))
     return step_time(
         step.work, RATES["A100 80GB"], capability=8.0, host=0.0,
-        collective_s=lambda operation: collective, micro_batches=micro_batches,
+        collective_s=lambda operation: collective, micro_batches=micro_batches, loader_workers=loader_workers,
     )  # fmt: skip
 
 
@@ -147,6 +149,33 @@ def test_only_the_last_micro_batch_reduces_gradients() -> None:
     assert two.by_kind["collective"] == pytest.approx(3 * ONE)
     assert five.by_kind["collective"] == pytest.approx(6 * ONE)
     assert five.seconds.middle - two.seconds.middle == pytest.approx(9 * ONE)
+
+
+def test_micro_batches_that_all_reduce_are_alike_from_the_second() -> None:
+    """Defect: the first one repeated with `sync_each_batch`, or with tensor parallelism, which exchanges in each: it
+    has no gradients to add to."""
+    step = Step()
+    for products in (1, 2):
+        step.call(REDUCE)
+        step.wait(0, REDUCES)
+        step.end("forward")
+        step.call(*[COMPUTE] * products)
+        step.end("backward")
+    step.call(STEP)
+    step.end("optimizer")
+    two, five = (timed(step, ONE, micro_batches=count) for count in (2, 5))
+    assert five.seconds.middle - two.seconds.middle == pytest.approx(3 * (1 + 2) * ONE)
+
+
+def test_shards_from_ram_are_no_batch() -> None:
+    """Defect: the time to collate a batch for each copy of an offloaded shard."""
+    shard = Operation("aten._to_copy.default", "transfer", "float32", 0, 10**9, stream=1)
+    step = Step()
+    step.call(shard, COMPUTE)
+    step.end("backward")
+    step.call(STEP)
+    step.end("optimizer")
+    assert timed(step, ONE).seconds.middle < 1.1 * timed(step, ONE, loader_workers=1).seconds.middle
 
 
 def test_work_without_streams_is_still_read() -> None:

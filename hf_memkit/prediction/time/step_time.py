@@ -228,15 +228,22 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
                 parts[-1].stretches.insert(0, _Stretch(last.phase, last.begin + index, last.calls[index:]))
                 break
     traced = sum(part.number >= 0 for part in parts)
+    # Only the last micro-batch of FSDP2 reduces gradients, without `sync_each_batch`.
+    reduces_last = traced > 1 and _collectives(work, parts[traced - 1]) > _collectives(work, parts[0])
     for part in parts:
         if part.number < 0:
             continue
         is_last = part.number == traced - 1
-        if work.waits and traced > 1:  # only FSDP2's last micro-batch reduces gradients
+        if reduces_last:
             part.times = 1 if is_last else micro_batches - 1
         else:
             part.times = max(0, micro_batches - part.number) if is_last else int(part.number < micro_batches)
     return parts
+
+
+def _collectives(work: Work, part: _Part) -> int:
+    """Number of collectives of a part."""
+    return sum(work.operations[call].kind == "collective" for call in part.calls())
 
 
 def _computing(seconds: float, operation: Operation) -> Range:
@@ -252,7 +259,7 @@ def _add_collating(work: Work, parts: list[_Part]) -> None:
     for part in parts:
         for call in part.calls():
             operation = work.operations[call]
-            if operation.kind == "transfer":
+            if operation.kind == "transfer" and operation.stream == 0:  # FSDP2 copies offloaded shards on others
                 s_per_byte = _LOADER_S_PER_BYTE if operation.dtype == "int64" else _STACKED_S_PER_BYTE
                 part.host_s += s_per_byte.times(operation.moved_bytes)
 

@@ -53,6 +53,9 @@ class Operation:
 HOST: Final = -1
 """Number of the host among streams that wait."""
 
+EXCHANGES: Final = -2
+"""Number of the stream on which collectives of context and tensor parallelism run, beside the computation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category, Phase
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
+from hf_memkit.prediction.child.tracer.work_recorder import active_recorder
 from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES, Fsdp
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
@@ -48,10 +49,26 @@ def is_sharded(trainer: Any) -> bool:
     return uses_fsdp(trainer) or any(hasattr(parameter, "device_mesh") for parameter in trainer.model.parameters())
 
 
+def parallel_sizes(trainer: Any) -> dict[str, int]:
+    """The sizes above 1 of a Trainer's hybrid, context and tensor parallelism, by the names of their settings; empty
+    for plain data parallelism."""
+    names: tuple[str, ...] = ("dp_replicate_size", "dp_shard_size", "cp_size", "tp_size")
+    source = getattr(trainer.accelerator, "parallelism_config", None)
+    if is_sharded(trainer) and not uses_fsdp(trainer):
+        names = ("dp_replicate_size", "fsdp_size", "tp_size")
+        source = getattr(trainer.model.config, "distributed_config", None)
+    sizes = {name: getattr(source, name, None) or 1 for name in names}
+    return {name: size for name, size in sizes.items() if size > 1}
+
+
 def refuse_in_plans(trainer: Any) -> None:
-    """Raises Unmodelled for a Trainer whose ranks share more than FSDP's parameters, which no plan changes."""
-    if getattr(trainer.accelerator, "parallelism_config", None) or (is_sharded(trainer) and not uses_fsdp(trainer)):
-        raise Unmodelled("plans do not change hybrid, context or tensor parallelism; use memkit predict")
+    """Raises Unmodelled for a Trainer whose step has parts that are not timed."""
+    loaded = getattr(getattr(trainer.model, "config", None), "distributed_config", None)
+    if getattr(loaded, "fsdp_cpu_offload", False):
+        raise Unmodelled(
+            "fsdp_cpu_offload=True in DistributedConfig: plans do not time it. Write cpu_offload: true in fsdp_config "
+            "in its place, or use memkit predict"
+        )
 
 
 def unused_savings(trainer: Any) -> tuple[str, ...]:
@@ -260,4 +277,9 @@ def skip_waits() -> None:
     fake tensors makes another one."""
     from torch.distributed import _functional_collectives
 
-    vars(_functional_collectives)["wait_tensor"] = lambda tensor: tensor
+    def wait_tensor(tensor: Any) -> Any:
+        if (recorder := active_recorder()) is not None:
+            recorder.wait_for_exchanges()
+        return tensor
+
+    vars(_functional_collectives)["wait_tensor"] = wait_tensor

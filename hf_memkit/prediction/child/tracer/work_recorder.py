@@ -19,7 +19,7 @@ from hf_memkit.common.terms import Phase
 from hf_memkit.prediction.child.tracer.fast_fakes import CacheEntry
 from hf_memkit.prediction.child.tracer.operation_work import kernel_operation, operations_of
 from hf_memkit.prediction.child.tracer.plain_tensors import device_type, plain_tensors_in
-from hf_memkit.prediction.trace.work import Caller, Operation, Wait, Work
+from hf_memkit.prediction.trace.work import EXCHANGES, Caller, Operation, Wait, Work
 
 NOT_COUNTED: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
@@ -37,7 +37,7 @@ _FUNCTIONAL: Final[Mapping[str, str]] = {
     "all_reduce": "all-reduce",
     "all_to_all_single": "all-to-all",
 }
-"""Operations of `_c10d_functional` → the collective. `wait_tensor` is none: the next operation waits anyway."""
+"""Operations of `_c10d_functional` → the collective."""
 
 
 class WorkRecorder:
@@ -95,15 +95,27 @@ class WorkRecorder:
         )
 
     def _functional_collective(self, operation: str, args: tuple[Any, ...]) -> None:
-        """Records a collective of `torch.distributed._functional_collectives`, which DTensor uses."""
-        name = _FUNCTIONAL.get(operation.partition(".")[0])
+        """Records a collective of `torch.distributed._functional_collectives`, as DTensor and ring attention use them,
+        or a wait for it."""
+        kind = operation.partition(".")[0]
+        if kind == "wait_tensor":
+            self.wait_for_exchanges()
+        name = _FUNCTIONAL.get(kind)
         if name is None:
             return
         group = next(arg for arg in reversed(args) if isinstance(arg, str))
         resolve: Any = distributed.distributed_c10d.__dict__["_resolve_process_group"]
         ranks = distributed.get_process_group_ranks(resolve(group))
         whole_bytes = args[0].nbytes * (len(ranks) if name == "all-gather" else 1)
+        computing = self._stream
+        self.wait(EXCHANGES, computing, len(self.work.calls))
+        self._stream = EXCHANGES
         self.collective(name, whole_bytes, args[0].dtype, ranks)
+        self._stream = computing
+
+    def wait_for_exchanges(self) -> None:
+        """Records that the current stream waits for all functional collectives so far."""
+        self.wait(self._stream, EXCHANGES, len(self.work.calls))
 
     def add(self, *operations: Operation) -> None:
         """Records operations that the caller has created."""

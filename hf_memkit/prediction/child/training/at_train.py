@@ -107,7 +107,7 @@ def traced_training(
     if for_plan:
         fsdp.refuse_in_plans(trainer)
     if tracer.recorder is not None:
-        tracer.recorder.with_streams = fsdp.uses_fsdp(trainer)
+        tracer.recorder.with_streams = fsdp.is_sharded(trainer)
     plan = plan_facts(trainer) if for_plan else None
     training = _describe(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
@@ -323,6 +323,7 @@ def _describe(trainer: Any) -> TracedTraining:
         allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
         engine=traced_engine(trainer),
         sharded=fsdp.is_sharded(trainer),
+        parallel_sizes=fsdp.parallel_sizes(trainer),
         fsdp=fsdp.fsdp_settings(trainer),
         unused_savings=fsdp.unused_savings(trainer),
         vllm=traced_vllm(trainer),

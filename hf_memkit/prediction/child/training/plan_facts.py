@@ -19,6 +19,7 @@ from transformers.trainer_utils import has_length
 
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.fsdp import parallel_sizes
 from hf_memkit.prediction.child.libraries.pretrained import has_device_map, is_loaded, loaded_at
 from hf_memkit.prediction.child.trainer_kinds.online import learns_from_answers
 from hf_memkit.prediction.child.trainer_kinds.sft import why_not_padding_free
@@ -223,7 +224,9 @@ def _length(trainer: Any) -> RunLength:
                 # data_loader.py, `BatchSamplerShard`).
                 fills = arguments.world_size > 1 and getattr(trainer.accelerator, "even_batches", True)
                 if arguments.dataloader_drop_last or fills:
-                    rows = int(len(loader) * arguments.train_batch_size * arguments.world_size)
+                    sizes = parallel_sizes(trainer)
+                    batches = arguments.world_size // sizes.get("cp_size", 1) // sizes.get("tp_size", 1)
+                    rows = int(len(loader) * arguments.train_batch_size * batches)
                 length = replace(length, rows_an_epoch=rows)
     with contextlib.suppress(Exception):
         sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
