@@ -42,12 +42,6 @@ class Choice:
 
 FSDP_CONFIG: Final = "fsdp_config"
 
-CHECKPOINTING_BY_FSDP: Final = {
-    "arguments.activation_checkpointing": False,
-    f"{FSDP_CONFIG}.activation_checkpointing": True,
-}
-"""Settings of checkpointing by FSDP, which Trainer's excludes."""
-
 Combination = tuple[Choice, ...]
 """Choices, at most one of each slot."""
 
@@ -56,13 +50,6 @@ def combine(*choices: Choice | None) -> Combination:
     """One choice per slot, the last one given; without choices that conflict with another one."""
     given = [choice for choice in choices if choice is not None]
     slots = {choice.slot: choice for choice in given}
-    if "checkpointing" in slots and uses_fsdp(given):
-        checkpointing = slots.pop("checkpointing")
-        kwargs = checkpointing.settings.get("arguments.activation_checkpointing_kwargs") or {}
-        if not checkpointing.settings.get("arguments.activation_checkpointing"):
-            slots["checkpointing"] = checkpointing
-        elif kwargs.get("every_n_layers", 1) == 1:  # FSDP saves all layers or none
-            slots["checkpointing"] = replace(checkpointing, settings=CHECKPOINTING_BY_FSDP)
     if "engine" in slots or any("arguments.optim" in each.settings for each in given if each.slot != "optimizer"):
         slots.pop("optimizer", None)
     if "padding" in slots:

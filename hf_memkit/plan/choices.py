@@ -192,8 +192,8 @@ def undivided(batch: BatchEffects) -> str:
 
 
 def _checkpointing(own: TracedTraining, left_out: LeftOut) -> Iterator[Choice | None]:
-    if own.fsdp is not None:
-        yield from fsdp_choices.checkpointing(own, left_out)
+    if own.fsdp is not None and own.fsdp.activation_checkpointing:
+        yield from fsdp_choices.without_checkpointing(own, left_out)
         return
     if not own.facts.model.supports_checkpointing:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"

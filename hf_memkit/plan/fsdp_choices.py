@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.plan.candidate import CHECKPOINTING_BY_FSDP, FSDP_CONFIG, Choice
+from hf_memkit.plan.candidate import FSDP_CONFIG, Choice
 from hf_memkit.prediction.traced_training import TracedTraining
-from hf_memkit.setup.techniques.registry import CATALOGUE
 
 NAME: Final = "FSDP2"
 
@@ -40,24 +39,14 @@ def _own_config(own: TracedTraining) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in _ADDED or value != _ADDED[key]}
 
 
-def checkpointing(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice | None]:
-    """No checkpointing, and FSDP's own; None where the script has it. Trainer's own gathers once more in backward."""
-    assert own.fsdp is not None
-    if not own.arguments.fsdp:
-        left_out["checkpointing"] = IN_LAUNCHER
-        yield None
-        return
-    base = {f"arguments.{FSDP_CONFIG}": _own_config(own)}
-    row = CATALOGUE["activation-checkpointing"]
-    assert row.planned is not None
-    off = dict.fromkeys(CHECKPOINTING_BY_FSDP, False)
-    by_trainer = bool(own.arguments.activation_checkpointing)
-    is_off = not by_trainer and not own.fsdp.activation_checkpointing
-    yield None if is_off else Choice("checkpointing", "no checkpointing", base | off)
-    if by_trainer:
-        yield None
-    by_fsdp = Choice("checkpointing", f"{row.planned.name} by FSDP", base | CHECKPOINTING_BY_FSDP, costs_time=True)
-    yield None if own.fsdp.activation_checkpointing else by_fsdp
+def without_checkpointing(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice | None]:
+    """No checkpointing for a script that has FSDP's own, and None: its own. Trainer refuses both forms at once."""
+    if own.arguments.fsdp:
+        off = {f"arguments.{FSDP_CONFIG}": _own_config(own), f"{FSDP_CONFIG}.activation_checkpointing": False}
+        yield Choice("checkpointing", "no checkpointing", off)
+    else:
+        left_out["no checkpointing"] = IN_LAUNCHER
+    yield None
 
 
 def sharding(own: TracedTraining) -> Iterator[Choice]:

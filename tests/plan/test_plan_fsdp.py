@@ -55,29 +55,33 @@ def test_what_a_script_with_fsdp2_can_change() -> None:
     assert by_slot["checkpointing"][0] is by_slot["sharding"][0] is None
 
     offload = change(FSDP, "sharding", 2)
-    saved = change(FSDP, "checkpointing", 1)
+    saved = change(FSDP, "checkpointing", -1)
     both = Candidate(1, 1, combine(saved, offload))
-    config = {**WRITTEN, "activation_checkpointing": True, "reshard_after_forward": True, "cpu_offload": True}
-    assert both.arguments["fsdp_config"] == config
-    assert both.arguments["activation_checkpointing"] is False, "Trainer refuses both"
+    assert both.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": True, "cpu_offload": True}
+    assert both.arguments["activation_checkpointing"] is True, "Trainer's, with which version 2 gathers nothing again"
     assert not refused(both.settings, FSDP.arguments, MACHINE, 4)
     kept = Candidate(1, 1, (change(FSDP, "sharding", 1),))
     assert kept.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": False}
 
 
-def test_trainers_checkpointing_is_replaced_by_fsdps() -> None:
-    own = changed(FSDP, arguments__activation_checkpointing=True)
-    off, unchanged, by_fsdp = choices(own)[0]["checkpointing"]
-    assert unchanged is None and off is not None and by_fsdp is not None
-    assert not any(value for key, value in off.settings.items() if key.endswith("activation_checkpointing"))
-    assert Candidate(1, 1, (by_fsdp,)).arguments["activation_checkpointing"] is False
+def test_checkpointing_of_fsdp_is_not_joined_by_trainers() -> None:
+    """Defect: both forms of checkpointing, which Trainer refuses."""
+    by_fsdp = Fsdp(reshard_after_forward=True, cpu_offload=False, activation_checkpointing=True)
+    written = {**WRITTEN, "activation_checkpointing": True}
+    off, unchanged = choices(changed(FSDP, fsdp=by_fsdp, arguments__fsdp_config=written))[0]["checkpointing"]
+    assert unchanged is None and off is not None
+    assert Candidate(1, 1, (off,)).arguments["fsdp_config"] == {**WRITTEN, "activation_checkpointing": False}
+
+    by_slot, left_out = choices(changed(FSDP, fsdp=by_fsdp, arguments__fsdp=None, arguments__fsdp_config=None))
+    assert by_slot["checkpointing"] == [None] and "accelerate" in left_out["no checkpointing"]
 
 
 def test_settings_in_accelerates_config_are_not_changed() -> None:
-    """Defect: arguments for FSDP that the launcher's config overrides, or that enable it a second time."""
-    by_slot, left_out = choices(changed(FSDP, arguments__fsdp=None, arguments__fsdp_config=None))
-    assert by_slot["checkpointing"] == by_slot["sharding"] == [None]
-    assert "accelerate" in left_out["checkpointing"]
+    """Defect: arguments for FSDP that the launcher's config overrides, or that enable it a second time; no
+    checkpointing, although Trainer's does not depend on that config."""
+    own = changed(FSDP, arguments__fsdp=None, arguments__fsdp_config=None)
+    assert choices(own)[0]["sharding"] == [None]
+    assert change(own, "checkpointing", -1).settings["arguments.activation_checkpointing"] is True
 
 
 def test_context_parallelism_is_kept() -> None:
@@ -86,7 +90,7 @@ def test_context_parallelism_is_kept() -> None:
     assert any(choices(padded)[0]["padding"])
     by_slot, left_out = choices(changed(padded, parallel_sizes={"dp_shard_size": 2, "cp_size": 2}))
     assert left_out["another layout of the GPUs"] == "every setup keeps the script's dp_shard_size=2, cp_size=2"
-    assert len(by_slot["sharding"]) == 3 and len(by_slot["checkpointing"]) == 2
+    assert len(by_slot["sharding"]) == 3 and len(by_slot["checkpointing"]) == 3
     assert by_slot["padding"] == by_slot["compile"] == by_slot["engine"] == [None]
     assert {"padding-free", "torch.compile"} <= set(left_out)
 
@@ -110,16 +114,14 @@ def test_sequences_of_gpus_that_share_a_batch() -> None:
 
 
 def test_fsdp2_stands_beside_zero() -> None:
-    """With checkpointing by FSDP, also instead of the script's DeepSpeed; not on one GPU."""
+    """Also instead of the script's DeepSpeed; not on one GPU."""
     engines = choices(PLAIN)[0]["engine"]
     fsdp = engines[-1]
     assert fsdp is not None and fsdp.name == "FSDP2" and len(engines) > 4
     assert all(engine is None or engine.name != "FSDP2" for engine in choices(PLAIN, gpus=1)[0]["engine"])
     assert fsdp.result, "weights are copied to bf16"
-    saved = combine(change(PLAIN, "checkpointing", -1), fsdp)
-    arguments = Candidate(1, 1, saved).arguments
-    assert arguments["fsdp_config"] == {"version": 2, "activation_checkpointing": True}
-    assert arguments["activation_checkpointing"] is False
+    arguments = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), fsdp)).arguments
+    assert (arguments["fsdp_config"], arguments["activation_checkpointing"]) == ({"version": 2}, True)
 
     zero = changed(PLAIN, arguments__deepspeed={"zero_optimization": {"stage": 2}})
     other = choices(zero)[0]["engine"][-1]
@@ -149,14 +151,6 @@ def test_its_flags_are_words_that_trainer_reads() -> None:
     assert "--fsdp" in flags, "a value would be the name of a strategy"
     (config,) = (flag.partition(" ")[2] for flag in flags if flag.startswith("--fsdp_config "))
     assert json.loads(*shlex.split(config)) == candidate.arguments["fsdp_config"]
-
-
-def test_checkpointing_of_some_layers_is_not_for_fsdp2() -> None:
-    """Defect: Trainer's checkpointing beside FSDP2, which gathers every layer once more."""
-    choice = change(PLAIN, "checkpointing", 1)
-    assert choice.settings["arguments.activation_checkpointing_kwargs"]["every_n_layers"] == 2
-    fsdp = change(PLAIN, "engine", -1)
-    assert combine(choice, fsdp) == (fsdp,)
 
 
 def test_a_plan_file_with_it_is_read(tmp_path: Path) -> None:
@@ -216,5 +210,6 @@ def test_a_fork_is_traced_with_other_settings_of_fsdp2(
         candidate = Candidate(4, 2, combine(*(choices(own, gpus=2)[0][slot][-1] for slot in slots)))
         other = traces.of(candidate.overrides).outcome().training
     assert other is not None
-    assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=True)
+    assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=False)
+    assert other.arguments.activation_checkpointing is True
     assert other.arguments.per_device_train_batch_size == 4

@@ -79,8 +79,8 @@ def unused_savings(trainer: Any) -> tuple[str, ...]:
     plugin = trainer.accelerator.state.fsdp_plugin if uses_fsdp(trainer) else None
     savings = []
     if not arguments.gradient_checkpointing and not getattr(plugin, "activation_checkpointing", False):
-        of_fsdp = "activation_checkpointing: true in fsdp_config"
-        savings.append(of_fsdp if plugin is not None else "gradient_checkpointing: true")
+        name = "activation_checkpointing"
+        savings.append(f"{name if hasattr(arguments, name) else 'gradient_checkpointing'}: true")
     if plugin is not None and plugin.reshard_after_forward is False:
         savings.append("reshard_after_forward: true in fsdp_config")
     rows, accumulation = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
