@@ -90,24 +90,33 @@ def print_files(setup: Setup, file: ArgumentFile, paths: list[Path], script: str
         say(f"Created the folder {paths[0].parent}")
     for path in paths:
         say(f"Wrote {path}")
-    _print_use(paths[0], script)
+    _print_use(setup, paths, script)
     for line in _remarks(setup, file):
         say_to_stderr(line)
 
 
-def _print_use(target: Path, script: str) -> None:
-    """Prints how to use the file."""
+def _print_use(setup: Setup, paths: list[Path], script: str) -> None:
+    """Prints how to use the files."""
+    target = paths[0]
     is_json = target.suffix.lower() == ".json"
+    launcher = next((path for path in paths if path.stem.endswith("-accelerate")), None)
+    job = setup.resolved_for
+    start = "python"
+    if launcher is not None:
+        start = f"accelerate launch --config_file {launcher}"
+    elif job.processes > 1:
+        start = f"torchrun --nproc_per_node {job.gpus}"
     if script == "trl":
-        say(f"Use it: trl sft --config {target}")
+        with_launcher = f" --accelerate_config {launcher}" if launcher is not None else ""
+        say(f"Use it: trl sft --config {target}{with_launcher}")
         if is_json:
             say("TRL reads YAML; JSON is YAML too")
     elif is_json:
-        say(f"Use it: python SCRIPT {target}, with no other argument: that is how transformers' examples read it")
+        say(f"Use it: {start} SCRIPT {target}, with no other argument: that is how transformers' examples read it")
     elif script == "run_clm":
         say_to_stderr(f"Note: transformers' examples read JSON only: memkit preset copy … {target.stem}.json")
     else:
-        say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
+        say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}"); start it with: {start} SCRIPT')
 
 
 def print_problems(setup: Setup, file: ArgumentFile) -> None:

@@ -101,6 +101,10 @@ def argument_file(
     if own.keys() & _FROM_SCRATCH:
         given.pop("model_name_or_path", None)  # the model was named for its sizes only
     arguments = {s.key.partition(".")[2]: s for s in setup.settings if s.key.startswith("arguments.")}
+    if script == "trl":
+        # TRL also reads the file in the process that starts accelerate's launcher: a backend there is an error, and
+        # the launcher chooses the same one (accelerate 1.15.0: state.py 226-234, 303-304).
+        arguments.pop("ddp_backend", None)
     entries |= {name: (s.value, s.reason) for name, s in {**given, **arguments}.items() if name not in own}
     if "deepspeed.config" in setup and deepspeed:
         reason = next((s.reason for s in setup.settings if s.key == "deepspeed.preset"), "the preset's DeepSpeed JSON")

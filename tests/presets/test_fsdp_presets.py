@@ -17,6 +17,7 @@ from hf_memkit import preset
 from hf_memkit.common.errors import InputError
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.from_script import predict_script
+from hf_memkit.prediction.launch_command import read_command
 from hf_memkit.presets.argument_file import accelerate_file, argument_file
 
 GPU: dict[str, Any] = {"gpu_memory": "24GB", "ram": "256GB", "use_hub": False}
@@ -109,6 +110,18 @@ def test_the_libraries_read_every_setting(
         assert plugin.state_dict_type.name == "FULL_STATE_DICT"
         assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
         assert type(plugin.cpu_offload).__name__ == ("CPUOffloadPolicy" if offloads else "OffloadPolicy")
+
+
+@pytest.mark.slow
+def test_trl_reads_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect: a value that TRL's own process, which starts the launcher, does not accept."""
+    monkeypatch.chdir(tmp_path)
+    setup = preset("fsdp2", gpus=2, **GPU)
+    own = {"output_dir": "out", "model_name_or_path": "m", "dataset_name": "d"}
+    Path("sft.yaml").write_text(argument_file(setup, own=own, script="trl").text(as_yaml=True))
+    Path("launch.yaml").write_text(accelerate_file(setup))
+    read = read_command(["trl", "sft", "--config", "sft.yaml", "--accelerate_config", "launch.yaml"], gpus=2)
+    assert (read.gpus, read.environment["ACCELERATE_USE_FSDP"]) == (2, "true")
 
 
 def test_the_users_own_values_replace_the_presets() -> None:
