@@ -16,6 +16,10 @@ NO_8_BITS: Final = "bitsandbytes' optimizers do not step FSDP2's sharded weights
 
 SHARED_WHEN_LOADED: Final = "it does not read weights that are shared when loaded (DTensor)"
 
+_GLOO_BESIDE_NCCL: Final = {"environment.ACCELERATE_USE_FSDP": "true", "environment.FSDP_OFFLOAD_PARAMS": "true"}
+"""With these variables accelerate adds gloo to NCCL, which cannot reduce gradients in RAM (accelerate 1.15.0: state.py
+226-234). Trainer's parser refuses the flag for that, `--ddp_backend cuda:nccl,cpu:gloo`."""
+
 _ADDED: Final[Mapping[str, Any]] = {
     "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False,
 }  # fmt: skip
@@ -60,7 +64,7 @@ def sharding(own: TracedTraining) -> Iterator[Choice]:
     else:
         yield Choice("sharding", "weights gathered twice", base | {reshards: True}, costs_time=True)
     if not own.fsdp.cpu_offload:
-        offload = {reshards: True, f"{FSDP_CONFIG}.cpu_offload": True}
+        offload = {reshards: True, f"{FSDP_CONFIG}.cpu_offload": True, **_GLOO_BESIDE_NCCL}
         yield Choice("sharding", "FSDP2 offload", base | offload, costs_time=True)
 
 

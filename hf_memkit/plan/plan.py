@@ -85,9 +85,13 @@ class Plan:
 
     @property
     def batches(self) -> int:
-        """Micro-batches that are trained on at a time: one for each GPU, or for GPUs that share one by context or
-        tensor parallelism."""
-        return self.ranks // (self.own.training.ranks_per_batch if self.own.training is not None else 1)
+        """Micro-batches that are trained on at a time."""
+        return self.ranks // self.gpus_per_batch
+
+    @property
+    def gpus_per_batch(self) -> int:
+        """GPUs that share each micro-batch, by context or tensor parallelism."""
+        return self.own.training.ranks_per_batch if self.own.training is not None else 1
 
     @property
     def launch(self) -> str:
@@ -269,6 +273,7 @@ class Plan:
             "setup": best.candidate.name,
             "gpu": self.gpu.name,
             "gpus": self.ranks,
+            **({"gpus_per_batch": self.gpus_per_batch} if self.gpus_per_batch > 1 else {}),
             "sequences_a_step": self.sequences,
             **({"own_sequences_a_step": self.own_sequences} if self.other_batch else {}),
             "result": best.candidate.result or best.candidate.group,

@@ -126,11 +126,6 @@ FSDP_1: Final = (
     "FSDP version 1 is not predicted, and transformers removes it. Write version: 2 in fsdp_config, or "
     "fsdp_version: 2 in accelerate's config"
 )
-FSDP_IN_SCRIPTS: Final = (
-    "FSDP2 is predicted for scripts and presets: memkit predict train.py --gpus 4, or --preset fsdp2 --gpus 4"
-)
-"""What FSDP that is refused gets as an answer."""
-
 FSDP_COMPARED: Final = (
     "sharded weights: the bytes of a rank equal those of real ranks on CPUs; no training on several GPUs was compared"
 )

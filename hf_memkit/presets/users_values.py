@@ -23,6 +23,14 @@ _REMOVED_WITH: Final[dict[str, tuple[str, ...]]] = {
 }
 """Field → settings without effect, or harmful, once the user's value replaces the preset's."""
 
+_FSDP_WORDS: Final[Mapping[str, Mapping[str, bool]]] = {
+    "full_shard": {"reshard_after_forward": True},
+    "shard_grad_op": {"reshard_after_forward": False},
+    "offload": {"cpu_offload": True},
+}
+"""Words in `fsdp` → what Trainer writes into `fsdp_config` for them (transformers 5.23.0: training_args.py,
+`_apply_legacy_fsdp_to_config`)."""
+
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """Field → settings that cannot be true with it (transformers 5.23.0: "At most one of fp16 and bf16")."""
 
@@ -50,6 +58,8 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
             f"or choose a preset without DeepSpeed"
         )
     replaced: list[Replaced] = []
+    if isinstance(own.get("fsdp"), str | list) and own["fsdp"] and "fsdp_config" not in own:
+        setup = _with_fsdp_words(setup, own["fsdp"], replaced)
     for name, value in own.items():
         key = f"arguments.{name}"
         if _is_set_to(setup, key, value):
@@ -71,6 +81,23 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)
+
+
+def _with_fsdp_words(setup: Setup, value: str | list[Any], replaced: list[Replaced]) -> Setup:
+    """`setup` with the user's words in `fsdp`, and with their settings in the preset's `fsdp_config`."""
+    of_preset = {each.key: each for each in setup.settings if each.key in ("arguments.fsdp", "arguments.fsdp_config")}
+    if len(of_preset) < 2:
+        return setup
+    fsdp, config = of_preset.values()
+    words = value.split() if isinstance(value, str) else value
+    changed = dict(config.value)
+    for word in words:
+        for name, wanted in _FSDP_WORDS.get(getattr(word, "value", word), {}).items():
+            if changed.get(name, False) != wanted:
+                setting = Setting(f"{config.key}.{name}", changed.get(name, False), config.reason)
+                replaced.append(Replaced(setting, "fsdp", value))
+            changed[name] = wanted
+    return setup.put(config.key, changed, config.reason).put(fsdp.key, value, fsdp.reason)
 
 
 def _is_set_to(setup: Setup, key: str, value: Any) -> bool:

@@ -28,6 +28,7 @@ class PlannedRun:
         self._overrides = overrides
         self._sequences = _count(name, about, "sequences_a_step")
         self._gpus = _count(name, about, "gpus")
+        self._gpus_per_batch = _count(name, about, "gpus_per_batch") or 1
         self._gpu = about.get("gpu")
         self._script = about.get("script")
         self._report: OverrideReport | None = None
@@ -76,7 +77,9 @@ class PlannedRun:
         if self._sequences is None:
             return lines
         made = f"made for {self._sequences} sequences a step"
-        script_batch, batch = _sequences(record.script, gpus), _sequences(record.after_init, gpus)
+        shared_by = self._gpus_per_batch
+        script_batch = _sequences(record.script, gpus, shared_by)
+        batch = _sequences(record.after_init, gpus, shared_by)
         if script_batch[0] != self._sequences:
             lines.append(f"{made}, but the script has {script_batch[1]}: the plan changes the batch size")
         if batch[0] != self._sequences:
@@ -85,11 +88,12 @@ class PlannedRun:
         return lines
 
 
-def _sequences(fields: Mapping[str, Any], gpus: int) -> tuple[int, str]:
-    """(sequences in an optimizer step, their computation)."""
+def _sequences(fields: Mapping[str, Any], gpus: int, shared_by: int) -> tuple[int, str]:
+    """(sequences in an optimizer step, their computation). `shared_by`: GPUs of each micro-batch."""
     micro_batch, accumulation = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
-    total = micro_batch * accumulation * gpus
-    return total, f"{micro_batch} × {accumulation} × {_gpu_count(gpus)} = {total}"
+    total = micro_batch * accumulation * gpus // shared_by
+    shared = f" / {shared_by}" if shared_by > 1 else ""
+    return total, f"{micro_batch} × {accumulation} × {_gpu_count(gpus)}{shared} = {total}"
 
 
 def _gpu_count(gpus: int) -> str:

@@ -352,6 +352,8 @@ def _check_trainer(overrides: Overrides, report: OverrideReport, models: _Models
     try:
         for line in (*_changed_fields(overrides, trainer.args), *_of_model(overrides, models, trainer)):
             report.add_difference(line)
+        if getattr(trainer.args, "fsdp", None) and not getattr(trainer, "is_fsdp_enabled", True):
+            report.add_difference("fsdp: no effect: accelerate shards on GPUs only. Each process has the whole model")
         for name, value in overrides.environment.items():
             if os.environ.get(name) != value:
                 sets = f"the script sets {os.environ.get(name)}, which overrides the plan's {value}"

@@ -59,6 +59,8 @@ def test_what_a_script_with_fsdp2_can_change() -> None:
     both = Candidate(1, 1, combine(saved, offload))
     assert both.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": True, "cpu_offload": True}
     assert both.arguments["activation_checkpointing"] is True, "Trainer's, with which version 2 gathers nothing again"
+    gloo = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+    assert both.environment == gloo, "NCCL alone cannot clip gradients in RAM"
     assert not refused(both.settings, FSDP.arguments, MACHINE, 4)
     kept = Candidate(1, 1, (change(FSDP, "sharding", 1),))
     assert kept.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": False}
@@ -111,6 +113,7 @@ def test_sequences_of_gpus_that_share_a_batch() -> None:
     own = setup(2, 4, 10.0, 1.0, training=changed(FSDP, parallel_sizes={"cp_size": 2, "dp_shard_size": 4}))
     made = plan(own, gpus=8)
     assert (made.ranks, made.batches, made.own_sequences) == (8, 4, 32)
+    assert made.file(own)["about"]["gpus_per_batch"] == 2
 
 
 def test_fsdp2_stands_beside_zero() -> None:

@@ -204,7 +204,8 @@ def _with_quantised() -> nn.Module:
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "expected TrainingArguments"),
-        ({"args": {"fsdp": "full_shard"}}, "FSDP2 is predicted for scripts"),
+        ({"args": {"fsdp": "full_shard"}}, "Write gpus=2"),
+        ({"args": {"fsdp": True}, "model": Classifier(), "gpus": 2}, "FSDP2 is predicted for scripts"),
         ({"trainer_class": "tests.prediction.user_models:LARGE"}, "not a subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
@@ -214,6 +215,18 @@ def test_wrong_options_give_one_line(options: dict[str, Any], message: str) -> N
     with pytest.raises(InputError) as refused:
         predict_trainer(given.pop("model"), given.pop("args"), **given)
     assert message in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+def llama() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, use_cache=False))
+
+
+def test_a_model_that_a_function_makes_is_sharded() -> None:
+    """Defect: FSDP that is refused, or that leaves the model whole."""
+    example = {"input_ids": [1] * 8, "labels": [1] * 8}
+    two, eight = (predicted(llama, {"fsdp": True}, example=example, gpus=gpus) for gpus in (2, 8))
+    assert two.categories["optimizer"] == pytest.approx(4 * eight.categories["optimizer"], rel=0.1)
 
 
 def test_a_nested_class_has_a_name() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
+import torch
 import yaml
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import FullyShardedDataParallelPlugin
 from accelerate.utils.launch import prepare_multi_gpu_env
 from transformers import HfArgumentParser, LlamaConfig, TrainingArguments
+from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
 from hf_memkit import preset
 from hf_memkit.common.errors import InputError
@@ -22,7 +26,6 @@ from hf_memkit.presets.argument_file import accelerate_file, argument_file
 
 GPU: dict[str, Any] = {"gpu_memory": "24GB", "ram": "256GB", "use_hub": False}
 MODEL = "Qwen/Qwen2.5-0.5B"
-READ: dict[str, Any] = {"fsdp_version": 2, "reshard_after_forward": True, "cpu_ram_efficient_loading": True}
 
 
 def test_a_gpu_holds_its_share() -> None:
@@ -81,17 +84,55 @@ def test_the_prediction_is_that_of_the_same_script(tmp_path: Path) -> None:
     assert ours.categories == scripts.categories
 
 
-@pytest.mark.parametrize(("name", "offloads"), [("fsdp2", False), ("fsdp2-offload", True)])
-def test_the_libraries_read_every_setting(
-    name: str, offloads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Defect: a key that Trainer or accelerate drops and says nothing."""
+def config_of(plugin: FullyShardedDataParallelPlugin) -> dict[str, Any]:
+    """What accelerate has read, by the names in `fsdp_config`."""
+    policies = {"transformer_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    same = ("reshard_after_forward", "activation_checkpointing", "cpu_ram_efficient_loading")
+    return {
+        "version": plugin.fsdp_version,
+        "auto_wrap_policy": policies[plugin.auto_wrap_policy.__name__],
+        "state_dict_type": plugin.state_dict_type.name,
+        "cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
+        **{name: bool(getattr(plugin, name)) for name in same},
+    }
+
+
+def check_read(content: dict[str, Any], *parsed: Any) -> None:
+    """Every entry of a file is a field of what its reader has made, with this value."""
+    for name, value in content.items():
+        (owner,) = (each for each in parsed if hasattr(each, name))
+        read = getattr(owner, name)
+        if name == "fsdp_config":
+            assert read.items() >= value.items()
+        else:
+            assert getattr(read, "value", read) in (value, [value]), name
+
+
+@patch.dict(os.environ)
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-offload", "fsdp2-lora", "fsdp2-qlora"])
+def test_the_libraries_read_every_setting(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect: a key that Trainer, TRL or accelerate drops and says nothing."""
     setup = preset(name, gpus=2, **GPU)
+    config = {"cpu_offload": False, "activation_checkpointing": False, **setup["arguments.fsdp_config"]}
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cpu"))  # which would start a process group
+    own = {"output_dir": "out", "use_cpu": True}
     path = tmp_path / "args.yaml"
-    path.write_text(argument_file(setup, own={"output_dir": "out", "use_cpu": True}).text(as_yaml=True))
-    monkeypatch.setattr(TrainingArguments, "device", None)  # which would start a process group
+
+    for_trainer = argument_file(setup, own=own)
+    path.write_text(for_trainer.text(as_yaml=True))
     (arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(str(path))
-    from_trainer = FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)
+    check_read(for_trainer.content, arguments)
+    assert config_of(FullyShardedDataParallelPlugin(**arguments.fsdp_plugin_args)).items() >= config.items()
+
+    for_trl = argument_file(setup, own={**own, "dataset_name": "rows"}, script="trl")
+    path.write_text(for_trl.text(as_yaml=True))
+    variables = for_trl.content["env"]
+    parsed = TrlParser((ScriptArguments, SFTConfig, ModelConfig)).parse_args_and_config(["--config", str(path)])
+    check_read({key: value for key, value in for_trl.content.items() if key != "env"}, *parsed)
+    assert {variable: os.environ[variable] for variable in variables} == variables
+    assert config_of(FullyShardedDataParallelPlugin(**parsed[1].fsdp_plugin_args)).items() >= config.items()
+    for variable in [*variables, *(each for each in os.environ if each.startswith("FSDP_"))]:
+        del os.environ[variable]
 
     launch = tmp_path / "accelerate.yaml"
     launch.write_text(accelerate_file(setup))
@@ -100,16 +141,8 @@ def test_the_libraries_read_every_setting(
     assert options.use_fsdp and options.num_processes == 2 and options.mixed_precision == "bf16"
     unknown = [key for key in yaml.safe_load(launch.read_text())["fsdp_config"] if not hasattr(options, key)]
     assert unknown == []
-    for key, value in prepare_multi_gpu_env(options).items():
-        if key.startswith("FSDP_"):
-            monkeypatch.setenv(key, value)
-    from_launcher = FullyShardedDataParallelPlugin()
-
-    for plugin in (from_trainer, from_launcher):
-        assert {key: getattr(plugin, key) for key in READ} == READ
-        assert plugin.state_dict_type.name == "FULL_STATE_DICT"
-        assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
-        assert type(plugin.cpu_offload).__name__ == ("CPUOffloadPolicy" if offloads else "OffloadPolicy")
+    os.environ |= {key: value for key, value in prepare_multi_gpu_env(options).items() if key.startswith("FSDP_")}
+    assert config_of(FullyShardedDataParallelPlugin()).items() >= config.items()
 
 
 @pytest.mark.slow
@@ -130,3 +163,35 @@ def test_the_users_own_values_replace_the_presets() -> None:
     assert setup["arguments.activation_checkpointing"] is False
     assert "trainer_parts.verify_checkpointing" not in setup
     assert "arguments.fsdp_config" not in preset("fsdp2", gpus=2, arguments={"fsdp": ""}, **GPU)
+
+
+@pytest.mark.parametrize(
+    ("value", "changes"),
+    [
+        (True, {}),
+        ("full_shard auto_wrap", {}),
+        (["shard_grad_op", "offload"], {"reshard_after_forward": False, "cpu_offload": True}),
+    ],
+)
+def test_the_users_own_fsdp_keeps_the_presets_config(
+    value: Any, changes: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defect: a preset without its `fsdp_config`, or with keys that stand against the user's words."""
+    config = preset("fsdp2", gpus=2, **GPU)["arguments.fsdp_config"]
+    setup = preset("fsdp2", gpus=2, arguments={"fsdp": value}, **GPU)
+    assert setup["arguments.fsdp"] == value and not setup.problems
+    assert setup["arguments.fsdp_config"] == {**config, **changes}
+    assert len(setup.replaced) == len(changes)
+
+    path = tmp_path / "args.yaml"
+    own = {"output_dir": "out", "use_cpu": True, "fsdp": value}
+    path.write_text(argument_file(setup, own=own).text(as_yaml=True))
+    monkeypatch.setattr(TrainingArguments, "device", torch.device("cpu"))  # which would start a process group
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(str(path))
+    assert arguments.fsdp is True and arguments.fsdp_config.items() >= {**config, **changes}.items()
+
+
+@pytest.mark.parametrize("value", ["true", "hybrid_shard"])
+def test_fsdp_that_trainer_refuses_is_refused(value: str) -> None:
+    with pytest.raises(InputError, match=rf'^fsdp = "{value}": '):
+        preset("fsdp2", model=MODEL, gpus=2, arguments={"fsdp": value}, **GPU)

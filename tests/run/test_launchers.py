@@ -150,6 +150,53 @@ def test_two_ranks_train_as_they_do_without_memkit(
     ]
 
 
+SHARDS = """
+import torch
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from hf_memkit.components.fsdp2_on_cpu import trainer_options
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = LlamaForCausalLM(LlamaConfig(
+    hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=50, use_cache=False,
+))
+rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 64
+if args.logging_strategy == "no":
+    trainer_options(model=model, processing_class=None, arguments=args)
+trainer = Trainer(model, args, train_dataset=rows)
+trainer.train()
+if trainer.is_fsdp_enabled:
+    plugin, weight = trainer.accelerator.state.fsdp_plugin, model.lm_head.weight.to_local()
+    print("shard", *weight.shape, plugin.reshard_after_forward, plugin.activation_checkpointing)
+"""
+
+
+@pytest.mark.parametrize("launcher", some(["torchrun", "accelerate"], "torchrun"))
+def test_a_plan_of_fsdp2_reaches_its_shards(launch: Launch, tmp_path: Path, launcher: str) -> None:
+    """Finds: settings of a plan that no shard has, or that Trainer refuses; without a GPU, a plan for shards and a run
+    without any that says nothing."""
+    config = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+    settings = {
+        "per_device_train_batch_size": 4,
+        "fsdp": True,
+        "fsdp_config": {**config, "reshard_after_forward": False, "activation_checkpointing": True},
+        "activation_checkpointing": False,
+    }
+    (tmp_path / "plan.yaml").write_text(json.dumps({"arguments": settings}))
+    (tmp_path / "shards.py").write_text(SHARDS)
+    flags = "--output_dir out --max_steps 2 --save_strategy no --report_to none --use_cpu --fsdp"
+    own = [*flags.split(), "--fsdp_config", json.dumps(config)]
+    command = (*MEMKIT, "--plan", "plan.yaml", "shards.py", "--", *own)
+
+    sharded = launch(tmp_path, launcher, *command, "--logging_strategy", "no")
+    assert sharded.code == 0, sharded.err
+    assert sharded.out.count("shard 25 16 False True") == 2, "half of 50 rows"
+    assert "no effect" not in sharded.err and "sharded by FSDP2, on 2 ranks" in sharded.err
+
+    whole = launch(tmp_path, launcher, *command)
+    assert whole.code == 0, whole.err
+    assert "plan.yaml: fsdp: no effect: accelerate shards on GPUs only" in whole.err
+
+
 @pytest.mark.operators
 @pytest.mark.parametrize(
     ("launcher", "how"),

@@ -20,6 +20,9 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.measuring.memory.records import read_records, steps
 from hf_memkit.measuring.report.answer import text_report
 from hf_memkit.measuring.report.load import load_run
+from hf_memkit.run.planned import PlannedRun
+from hf_memkit.setup.live_arguments import CreationRecord
+from hf_memkit.setup.script_overrides import Overrides
 from tests.clients.clients import COMMON, SCRIPTS, STEPS, sft_script
 from tests.clients.compare import assert_complete
 from tests.clients.inputs import make_inputs
@@ -155,6 +158,16 @@ import os; print(trainer.args.gradient_accumulation_steps, os.environ["PYTORCH_A
 """
 
 PREDICTION = {"peak_allocated_gib": 1.5, "peak_reserved_gib": [1.6, 1.7], "phases": {}, "categories": {}}
+
+
+def test_gpus_that_share_a_batch_count_once() -> None:
+    """Finds: a warning about the batch of a plan for context parallelism whose run has just that batch."""
+    planned = PlannedRun("plan.yaml", Overrides(), {"gpus": 8, "gpus_per_batch": 2, "sequences_a_step": 32})
+    fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    record = CreationRecord(fields, fields, fields)
+    assert planned._other_batch(record, 8) == []
+    (line,) = planned._other_batch(CreationRecord(fields, fields, {**fields, "gradient_accumulation_steps": 1}), 8)
+    assert "this run has 4 × 1 × 8 GPUs / 2 = 16" in line
 
 
 @pytest.mark.slow
