@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import NoKernel, Unmodelled
+from hf_memkit.prediction.child.gpu.compiler_earlier import IS_EARLIER, patch_earlier_compiler, refuse_tf32
 from hf_memkit.prediction.child.gpu.compiler_patches import (
     TESTED_WITH,
     compiled_modules,
@@ -45,7 +46,7 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
         refuse_modules(model)
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
-    patch_compiler()
+    _prepare()
     verify(compile_, options.get("backend") or "inductor")
     if isinstance(model, torch.nn.Module):
         if not compiled_modules:
@@ -53,6 +54,14 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
             print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
         compiled_modules.append(model)
     return compile_(model, **options)
+
+
+@functools.cache
+def _prepare() -> None:
+    """Prepares the installed torch. Raises Unmodelled if it is one that cannot be traced."""
+    if IS_EARLIER:
+        patch_earlier_compiler()
+    patch_compiler()
 
 
 def refuse_modules(model: torch.nn.Module) -> None:
@@ -104,6 +113,8 @@ def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: st
         raise Unmodelled(f"{setting}: the trace needs triton; run: pip install triton")
     if not torch.cuda.is_available():
         return
+    if IS_EARLIER:
+        refuse_tf32()
     capability = float("{}.{}".format(*torch.cuda.get_device_capability()))
     if capability < LEAST_CAPABILITY:
         if setting == "torch_compile":
