@@ -39,20 +39,21 @@ TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs"
 
 
 def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a module or flex attention with `compile_`, the original `torch.compile`. Raises Unmodelled for what
-    cannot be traced."""
-    if isinstance(model, torch.nn.Module):
+    """Compiles a module, its `forward` or flex attention with `compile_`, the original `torch.compile`. Raises
+    Unmodelled for what cannot be traced."""
+    module = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+    if module is not None:
         _refuse(options)
-        refuse_modules(model)
+        refuse_modules(module)
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
     _prepare()
     verify(compile_, options.get("backend") or "inductor")
-    if isinstance(model, torch.nn.Module):
+    if module is not None:
         if not compiled_modules:
-            seconds = trace_seconds(sum(1 for _ in model.parameters()))
+            seconds = trace_seconds(sum(1 for _ in module.parameters()))
             print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
-        compiled_modules.append(model)
+        compiled_modules.append(module)
     return compile_(model, **options)
 
 
