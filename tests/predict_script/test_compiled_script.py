@@ -42,6 +42,10 @@ if "chunked" in sys.argv:
     from hf_memkit.components.chunked_loss import install
 
     install(model)
+if "forward" in sys.argv:
+    model.forward = torch.compile(model.forward)
+if "in-place" in sys.argv:
+    model.compile()
 lengths = [64, 96, 100, 128] if "lengths" in sys.argv else [128]
 rows = [{"input_ids": torch.arange(length), "labels": torch.arange(length)} for length in lengths * 16]
 options = dict(word.split("=") for word in sys.argv[1:] if "=" in word)
@@ -60,6 +64,12 @@ Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
         (["torch_compile_backend=cudagraphs"], (8, 9), "torch_compile_backend=cudagraphs: not traced"),
         ([], (6, 0), "has compute capability 6.0; Triton needs 7.0 or later"),
         (["liger"], (8, 9), "torch_compile with Liger"),
+        (["eager", "forward", "liger"], (8, 9), "torch_compile with Liger"),  # Trainer applies Liger afterwards
+        (
+            ["eager", "in-place"],
+            (8, 9),
+            "LlamaForCausalLM.compile(): a module that is compiled in place is not traced",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_refused(
@@ -94,6 +104,16 @@ def test_a_compiled_script_is_traced(predict: Predict, arguments: list[str], env
 
     peaks = [sum(outcome.training.of_steps()["worst"].peak().categories.values()) for outcome in (compiled, eager)]
     assert peaks[0] < peaks[1], "compiling saves activations here"
+
+
+@pytest.mark.slow
+def test_a_forward_that_the_script_compiled_is_traced(predict: Predict) -> None:
+    """Would notice: hooks inside of it, which end its graph."""
+    by_script, by_argument = (predict(_SCRIPT, *words, capability=(8, 9)) for words in (["eager", "forward"], []))
+    assert by_script.training is not None and by_argument.training is not None, by_script.failed
+    assert by_script.training.compilation == by_argument.training.compilation
+    peaks = [each.training.of_steps()["worst"].peak().categories for each in (by_script, by_argument)]
+    assert peaks[0] == peaks[1]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}
 """Their answers are counted as long as they may be: by chance a real one ends earlier."""
 RECURRENT: Final = {"own_module", "own_module_optimizers"}
 """torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
-QUANTISED: Final = {"qlora", "qlora_dora", "lora_int8", "lora_torchao", "trl_sft_qlora"}
+QUANTISED: Final = {"qlora", "qlora_dora", "lora_int8", "lora_torchao", "lora_torchao_compiled", "trl_sft_qlora"}
 LIVES: Final = {
     "lora_chat": {"save", "evaluate"},
     "lora_merge": {"resume", "save", "evaluate", "best_model"},

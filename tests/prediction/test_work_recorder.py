@@ -213,6 +213,7 @@ NO_KERNEL: Final = {
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
 QUERIES: Final = {
+    "compiler_earlier.py: padding._should_pad",
     "compiler_patches.py: mode.__torch_dispatch__", "compiler_patches.py: tuner.autotune_single_field",
     "fake_gpu.py: trace_rules.load_object",
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.common.errors import NoKernel, Unmodelled
+from hf_memkit.prediction.child.gpu.compiler_earlier import IS_EARLIER, patch_earlier_compiler, refuse_tf32
 from hf_memkit.prediction.child.gpu.compiler_patches import (
     TESTED_WITH,
     compiled_modules,
@@ -38,21 +39,30 @@ TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs"
 
 
 def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a module or flex attention with `compile_`, the original `torch.compile`. Raises Unmodelled for what
-    cannot be traced."""
-    if isinstance(model, torch.nn.Module):
+    """Compiles a module, its `forward` or flex attention with `compile_`, the original `torch.compile`. Raises
+    Unmodelled for what cannot be traced."""
+    module = model if isinstance(model, torch.nn.Module) else getattr(model, "__self__", None)
+    if module is not None:
         _refuse(options)
-        refuse_modules(model)
+        refuse_modules(module)
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
-    patch_compiler()
+    _prepare()
     verify(compile_, options.get("backend") or "inductor")
-    if isinstance(model, torch.nn.Module):
+    if module is not None:
         if not compiled_modules:
-            seconds = trace_seconds(sum(1 for _ in model.parameters()))
+            seconds = trace_seconds(sum(1 for _ in module.parameters()))
             print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
-        compiled_modules.append(model)
+        compiled_modules.append(module)
     return compile_(model, **options)
+
+
+@functools.cache
+def _prepare() -> None:
+    """Prepares the installed torch. Raises Unmodelled if it is one that cannot be traced."""
+    if IS_EARLIER:
+        patch_earlier_compiler()
+    patch_compiler()
 
 
 def refuse_modules(model: torch.nn.Module) -> None:
@@ -104,6 +114,8 @@ def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: st
         raise Unmodelled(f"{setting}: the trace needs triton; run: pip install triton")
     if not torch.cuda.is_available():
         return
+    if IS_EARLIER:
+        refuse_tf32()
     capability = float("{}.{}".format(*torch.cuda.get_device_capability()))
     if capability < LEAST_CAPABILITY:
         if setting == "torch_compile":

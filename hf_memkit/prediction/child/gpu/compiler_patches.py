@@ -24,7 +24,7 @@ from hf_memkit.prediction.child.gpu.other_ranks import bucket_bytes
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import compiled_code, launched, separate_recorder
 
-TESTED_WITH: Final = ("2.11.0", "2.13.0")
+TESTED_WITH: Final = ("2.9.1", "2.13.0")
 """The earliest and the latest torch that compiled trainings are compared on (tests/prediction/test_compiled.py)."""
 
 compiled_modules: Final[list[torch.nn.Module]] = []
@@ -306,11 +306,12 @@ def moved_bytes(arguments: Any, nodes: Iterable[Any]) -> str:
     total: Any = 0
     for names in pointers.values():
         last = names[-1]
+        numel = graph.get_numel(last)
         real_names = graph.scheduler.mutation_real_name
         read = {dep for dep in reads if real_names.get(dep.name, dep.name) in names and dep.name not in made_inside}
         written = {dep for dep in writes if real_names.get(dep.name, dep.name) == last}
         for reached in (read, written):
-            elements = minimum(graph.get_numel(last), sum(map(_reached_elements, reached)))
+            elements = minimum(numel, sum(map(_reached_elements, reached), 0 * numel))
             total += elements * graph.get_dtype(last).itemsize
     total = graph.sizevars.remove_precomputed_replacements(graph.sizevars.simplify(total))
     return str(private("torch._inductor.codegen.wrapper.pexpr")(total))
@@ -428,7 +429,8 @@ def module_of(origins: Iterable[Any]) -> str:
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         if stack:
             path, _ = list(stack.values())[-1]  # such as L['self'].model.layers.0
-            return str(path).rpartition("]")[2].removeprefix(".")
+            path = re.sub(r"\._modules\['(\w+)'\]", r".\1", str(path))  # as torch 2.9 writes some
+            return path.rpartition("]")[2].removeprefix(".")
     return ""
 
 

@@ -347,8 +347,9 @@ def replace_compiler() -> None:
 
 
 def _compiled(model: Any = None, **options: Any) -> Any:
-    """Replaces `torch.compile`. Modules and flex attention are compiled with kernels that do nothing. torchao's AdamW
-    step of one parameter becomes an upper bound of its memory. Other functions raise `Unmodelled` when they run."""
+    """Replaces `torch.compile`. Modules, `forward` of a module and flex attention are compiled with kernels that do
+    nothing. torchao's AdamW step of one parameter becomes an upper bound of its memory. Other functions raise
+    `Unmodelled` when they run."""
     if model is None:
         return functools.partial(_compiled, **options)
     from torch._dynamo import eval_frame
@@ -360,13 +361,21 @@ def _compiled(model: Any = None, **options: Any) -> Any:
         return _fused_step
     if not isinstance(model, Callable):  # type: ignore[arg-type]
         return model
-    if isinstance(model, nn.Module) or name.startswith("torch.nn.attention.flex_attention."):
+    module = getattr(model, "__self__", None)
+    is_forward = isinstance(module, nn.Module) and model.__name__ == "forward"
+    if is_forward or isinstance(model, nn.Module) or name.startswith("torch.nn.attention.flex_attention."):
         from hf_memkit.prediction.child.gpu.compiler import compile_module
 
         return compile_module(torch_compile, model, **options)
 
     @functools.wraps(model)
     def refuse(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(module, nn.Module) and model.__name__ == "_call_impl":
+            raise Unmodelled(
+                f"{type(module).__name__}.compile(): a module that is compiled in place is not traced. Write "
+                "torch_compile=True in TrainingArguments (for each layer alone, set the environment variable "
+                "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION=true)"
+            )
         name = getattr(model, "__qualname__", type(model).__name__)
         raise Unmodelled(f"torch.compile({name}): what a compiled function keeps cannot be traced; omit it")
 

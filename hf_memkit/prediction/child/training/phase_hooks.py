@@ -24,6 +24,7 @@ from hf_memkit.measuring.memory.hooks import HookSet, output_embedding
 from hf_memkit.measuring.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.measuring.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.example_inputs import base_model
+from hf_memkit.prediction.child.gpu.compiler import refuse_modules
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules, on_allocation
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.trainer_kinds.online import GENERATES
@@ -67,6 +68,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._hooks: HookSet | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for module in compiled_modules:  # by the script, before Trainer applied Liger
+            refuse_modules(module)
         for parameter in model.parameters():
             self._tracer.label((parameter, *attached_tensors(parameter)), "weights")
         self._tracer.label(model.buffers(), "weights")
@@ -245,7 +248,8 @@ def optimizer_states(optimizer: Any) -> list[Any]:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    return "_orig_mod" in module._modules
+    """Whether `torch.compile` has wrapped the module, or compiled its `forward`."""
+    return "_orig_mod" in module._modules or module in compiled_modules
 
 
 def _modules_around_compiled(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -19,6 +19,7 @@ parser.add_argument("data")
 parser.add_argument("--quantization", choices=("nf4", "int8", "torchao"), default="nf4")
 parser.add_argument("--optim", default="paged_adamw_8bit")
 parser.add_argument("--dora", action="store_true")
+parser.add_argument("--compile-backend")
 parser.add_argument("--output-dir", default="outputs")
 parser.add_argument("--max-steps", type=int, default=10)
 args = parser.parse_args()
@@ -79,6 +80,7 @@ trainer = Trainer(
         output_dir=args.output_dir,
         optim=args.optim,
         report_to="none",
+        torch_compile_backend=args.compile_backend,
     ),
     data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
 )
