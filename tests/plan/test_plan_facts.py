@@ -35,7 +35,7 @@ from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.plan.choices import choices_for, of_batch
 from hf_memkit.plan.refused_settings import refused
-from hf_memkit.prediction.child.training.at_train import fp16_overflow
+from hf_memkit.prediction.child.training.describe_training import fp16_overflow
 from hf_memkit.prediction.child.training.plan_facts import fixed_by_deepspeed, plan_facts
 from tests.plan.made_trainings import MADE, changed
 

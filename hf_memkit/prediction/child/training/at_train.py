@@ -8,31 +8,27 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from accelerate.utils import memory
 from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint, has_length
 
-from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
-from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on, name_in_version
+from hf_memkit.catalog.library_versions import CALLBACKS_OF_LIBRARIES, is_on
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.measuring.memory.holdings import attached_tensors
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.gpu import fsdp
 from hf_memkit.prediction.child.gpu.compiler import compilation
 from hf_memkit.prediction.child.gpu.compiler_patches import compiled_modules
-from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.gpu.fake_gpu import swap_tensor
-from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype, traced_engine
+from hf_memkit.prediction.child.libraries.deepspeed_engine import apply_engine_dtype
 from hf_memkit.prediction.child.libraries.pretrained import is_loaded_by_first_rank
 from hf_memkit.prediction.child.libraries.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -44,16 +40,15 @@ from hf_memkit.prediction.child.trainer_kinds.online import (
     patch_rewards,
 )
 from hf_memkit.prediction.child.trainer_kinds.preference import reference_loaders, trace_reference
-from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
 from hf_memkit.prediction.child.training.below_train import calls_not_run, notes_on_calls
+from hf_memkit.prediction.child.training.describe_training import describe_training
 from hf_memkit.prediction.child.training.evaluations import Evaluations, is_enabled, largest_batch, trainers_evaluation
 from hf_memkit.prediction.child.training.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.training.plan_facts import made_by_trainer, plan_facts
 from hf_memkit.prediction.child.training.traced_batches import Batches, Loader, is_traced, traced_tensor
 from hf_memkit.prediction.child.training.traced_steps import FLASH, STEPS, ChosenSteps, chosen_steps
 from hf_memkit.prediction.child.user_code import calling_line
-from hf_memkit.prediction.traced_training import COMPILED, TracedArguments, TracedModel, TracedStep, TracedTraining
-from hf_memkit.setup.live_arguments import creation_record
+from hf_memkit.prediction.traced_training import COMPILED, TracedStep, TracedTraining
 from hf_memkit.setup.script_overrides import overrides_optimizer
 
 MICRO_BATCHES: Final = 2
@@ -109,7 +104,7 @@ def traced_training(
     if tracer.recorder is not None:
         tracer.recorder.with_streams = fsdp.is_sharded(trainer)
     plan = plan_facts(trainer) if for_plan else None
-    training = _describe(trainer)
+    training = describe_training(trainer)
     notes = [*_omissions(trainer), *generation_notes(trainer), *patch_rewards(trainer)]
 
     accumulation = int(trainer.args.gradient_accumulation_steps)
@@ -301,82 +296,6 @@ def _enter_launchers_precision(arguments: Any) -> None:
     object.__setattr__(arguments, precision, True)
 
 
-def _describe(trainer: Any) -> TracedTraining:
-    """The training as the script has it, without a trace."""
-    model = trainer.model
-    base = base_model(model)
-    parameters = {id(weight): weight for weight in model.parameters()}.values()
-    trained = [weight for weight in parameters if weight.requires_grad]
-    return TracedTraining(
-        trainer=type(trainer).__name__,
-        arguments=traced_arguments(trainer.args),
-        model=TracedModel(
-            kind=type(base).__name__,
-            name=str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
-            parameters=sum(map(_elements, parameters)),
-            trainable_parameters=sum(map(_elements, trained)),
-            dtypes=_dtypes(parameters),
-            trained_dtypes=_dtypes(trained),
-        ),
-        batches_tried=tuple(_batches_tried(trainer)),
-        memory_fraction=memory_fraction(),
-        allocator={name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")},
-        engine=traced_engine(trainer),
-        sharded=fsdp.is_sharded(trainer),
-        parallel_sizes=fsdp.parallel_sizes(trainer),
-        fsdp=fsdp.fsdp_settings(trainer),
-        unused_savings=fsdp.unused_savings(trainer),
-        vllm=traced_vllm(trainer),
-        fp16_overflow=fp16_overflow(trainer),
-    )
-
-
-def traced_arguments(arguments: Any) -> TracedArguments:
-    """The fields of `TracedArguments`, from TrainingArguments of any version."""
-    values = {}
-    installed = tuple(map(int, version("transformers").split(".")[:2]))
-    for field in fields(TracedArguments):
-        value = getattr(arguments, name_in_version(field.name, installed), None)
-        with contextlib.suppress(TypeError):
-            values[field.name] = json.loads(json.dumps(getattr(value, "value", value)))
-    record = creation_record(arguments)
-    if record is not None and record.given.get("torch_compile_backend") is None:
-        values["torch_compile_backend"] = None  # Trainer has set it because of torch_compile
-    return TracedArguments(**values)
-
-
-def _dtypes(parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
-    return tuple(sorted({str(weight.dtype).removeprefix("torch.") for weight in parameters}))
-
-
-def fp16_overflow(trainer: Any) -> str:
-    """What overflows in this training if it computes in fp16; empty if nothing is known."""
-    base = base_model(trainer.model)
-    if not trainer.args.fp16 and all(weight.dtype != torch.float16 for weight in base.parameters()):
-        return ""
-    kept = getattr(base, "_keep_in_fp32_modules", None) or ()
-    return overflow_in_fp16(getattr(getattr(base, "config", None), "model_type", None), kept)
-
-
-def _batches_tried(trainer: Any) -> list[int]:
-    """Batch sizes that `auto_find_batch_size` would try after out-of-memory errors."""
-    if not trainer.args.auto_find_batch_size:
-        return []
-    sizes: list[int] = []
-
-    def attempt(batch_size: int) -> None:
-        sizes.append(batch_size)
-        raise RuntimeError("CUDA out of memory.")
-
-    clear, memory.clear_device_cache = memory.clear_device_cache, lambda **_: None  # collects garbage each time
-    try:
-        with contextlib.suppress(RuntimeError):
-            memory.find_executable_batch_size(attempt, starting_batch_size=trainer._train_batch_size)()
-    finally:
-        memory.clear_device_cache = clear
-    return sizes
-
-
 def _omissions(trainer: Any) -> Iterator[str]:
     """Sentences about parts of the training that the trace omits or changes."""
     arguments, model = trainer.args, base_model(trainer.model)
@@ -392,12 +311,6 @@ def _omissions(trainer: Any) -> Iterator[str]:
             version("flash_attn")
         except PackageNotFoundError:
             yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
-
-
-def _elements(parameter: torch.Tensor) -> int:
-    """Elements of a parameter; bitsandbytes packs two 4-bit elements in a byte."""
-    packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
-    return packed * parameter.numel()
 
 
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:
