@@ -236,9 +236,26 @@ def test_one_rank_loads_for_all_only_with_the_launchers_variable(predict: Predic
 
 
 @pytest.mark.tracing
-def test_a_pipeline_is_refused(predict: Predict) -> None:
-    failed = predict(_LOADED, '{"pp_size": 4}', processes=4, per_node=4).failed
-    assert failed is not None and "Write fsdp_size=4" in failed.message and "\n" not in failed.message
+@pytest.mark.parametrize(
+    ("changes", "sizes", "fix"),
+    [
+        ({}, '{"pp_size": 4}', "Write fsdp_size=4"),
+        ({"Llama": "Qwen3Moe", "hidden_size": "num_experts=4, hidden_size"}, '{"ep_size": 2, "fsdp_size": 4}',
+         "Omit ep_size"),
+        ({'"saved", ': '"saved", quantization_config=BitsAndBytesConfig(load_in_4bit=True), ',
+          "import AutoModel": "import BitsAndBytesConfig, AutoModel",
+          "rows =": "import peft; model = peft.get_peft_model(model, peft.LoraConfig(task_type='CAUSAL_LM'))\nrows ="},
+         '{"tp_size": 4}', "Omit distributed_config"),
+    ],
+)  # fmt: skip
+def test_what_is_not_loaded_in_shares_is_refused(
+    predict: Predict, changes: dict[str, str], sizes: str, fix: str
+) -> None:
+    script = _LOADED
+    for old, new in changes.items():
+        script = script.replace(old, new)
+    failed = predict(script, sizes, processes=4, per_node=4).failed
+    assert failed is not None and fix in failed.message and "\n" not in failed.message
 
 
 @pytest.mark.tracing

@@ -132,7 +132,10 @@ class FailedJob:
                                                                                      "fp16")),
             ("quantized weights", job.argument("load_in_4bit") or job.argument("load_in_8bit")),
         )  # fmt: skip
-        return self.trace.in_use | {feature for feature, shown in signs if shown}
+        by_frames = self.trace.in_use
+        if self.recorded and not job.fsdp:  # DTensor's frames are then those of tensor parallelism
+            by_frames -= {"FSDP"}
+        return by_frames | {feature for feature, shown in signs if shown}
 
     @property
     def offloads_to_disk(self) -> bool:

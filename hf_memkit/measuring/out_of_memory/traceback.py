@@ -142,7 +142,9 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("DeepSpeed", r"/deepspeed/"),
     ("diffusers", r"/diffusers/"),
     ("flash attention", r"flash_attn|flash_attention"),
-    ("FSDP", r"torch/distributed/(?:fsdp|tensor)/|_fully_shard|/fsdp_utils\.py"),
+    # DTensor's frames are those of FSDP2, unless tensor parallelism of transformers 5.23 calls it.
+    ("FSDP", r"torch/distributed/fsdp/|_fully_shard|/fsdp_utils\.py"
+             r"|\A(?![\s\S]*/tensor_parallel\.py)[\s\S]*torch/distributed/tensor/"),
     ("fused optimizer", r"/torch/optim/\w+\.py, _fused_"),
     ("label smoothing", r"label_smoother\(|LabelSmoother"),
     ("liger", r"/liger_kernel/"),

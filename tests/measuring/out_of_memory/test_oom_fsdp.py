@@ -9,6 +9,10 @@ import pytest
 
 from hf_memkit.measuring.out_of_memory.advice import suggest
 from hf_memkit.measuring.out_of_memory.change import Change
+from hf_memkit.measuring.out_of_memory.failed_job import FailedJob
+from hf_memkit.measuring.out_of_memory.messages import parse_message
+from hf_memkit.measuring.out_of_memory.run_view import RunView
+from hf_memkit.measuring.out_of_memory.traceback import trace
 from tests.measuring.out_of_memory.test_oom_advice import TOP, explanation_of, frame, gpu, keys
 
 FSDP = "torch/distributed/fsdp/_fully_shard"
@@ -98,6 +102,29 @@ def test_places(text: str, phase: str, place: str | None) -> None:
 )  # fmt: skip
 def test_advice(text: str, arguments: dict[str, Any] | None, expected: list[str]) -> None:
     assert settings_of(text, arguments) == expected
+
+
+TENSOR_PARALLEL = (
+    FORWARD
+    + frame("transformers/models/llama/modeling_llama.py", "forward", "down_proj = self.down_proj(x)")
+    + frame("transformers/distributed/tensor_parallel.py", "tp_forward")
+    + frame("transformers/distributed/tensor_parallel.py", "transform_output_post_forward")
+    + frame("torch/distributed/tensor/_api.py", "redistribute")
+    + frame("torch/distributed/_functional_collectives.py", "all_reduce")
+)
+
+
+def test_tensor_parallelism_alone_is_not_fsdp() -> None:
+    """Defect: settings of FSDP for a model that it does not shard; DTensor's frames are those of both."""
+    explanation = explanation_of(TENSOR_PARALLEL + gpu(), {"per_device_train_batch_size": 4})
+    assert explanation.error is not None and "FSDP" not in explanation.error.trace.in_use
+    assert explanation.changes and not [each.key for each in explanation.changes if "fsdp" in each.key]
+
+    message = parse_message(gpu())
+    assert message is not None
+    run: Any = {"versions": {}, "arguments": {"fsdp": False}}
+    for record, shards in ((run, False), ({**run, "engine": "FSDP2"}, True)):
+        assert FailedJob(message, trace(STATES.splitlines()), RunView(record, {})).uses("FSDP") is shards
 
 
 def test_a_sharded_save_is_not_proposed_twice() -> None:

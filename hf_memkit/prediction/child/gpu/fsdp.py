@@ -138,7 +138,15 @@ def refuse_parallelism(trainer: Any) -> None:
         raise Unmodelled(f"pp_size={ranks}: Trainer trains no pipeline. Write fsdp_size={ranks} in its place")
     ranks = getattr(loaded, "ep_size", None) or 1
     if ranks > 1:
-        raise Unmodelled(f"ep_size={ranks}: expert parallelism is not predicted. Write fsdp_size in its place")
+        raise Unmodelled(
+            f"ep_size={ranks}: expert parallelism is not predicted. Omit ep_size: fsdp_size and tp_size divide the "
+            "experts, too"
+        )
+    if loaded is not None and getattr(trainer.model, "is_loaded_in_4bit", False):
+        raise Unmodelled(
+            "load_in_4bit with distributed_config: bitsandbytes has no weights that are shared when loaded (DTensor). "
+            "Omit distributed_config, and write fsdp: true with bnb_4bit_quant_storage"
+        )
     engine = getattr(trainer.args, "memkit_engine", None) or {}
     ranks = (engine.get("tensor_parallel") or {}).get("autotp_size", 1)
     if ranks > 1:
