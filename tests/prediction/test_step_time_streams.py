@@ -43,12 +43,14 @@ class Step:
         self.work.marks.append((len(self.work.calls), phase))
 
 
-def timed(step: Step, gather_s: float, *, stolen_s: float = 0.0, micro_batches: int = 1) -> StepTime:
-    """The time with a host that takes no time, and collectives of these seconds."""
+def timed(
+    step: Step, gather_s: float, *, stolen_s: float = 0.0, micro_batches: int = 1, host: float = 0.0
+) -> StepTime:  # fmt: skip
+    """The time with collectives of these seconds, and a host that takes no time unless its factor is given."""
     collective = CollectiveSeconds(Range(gather_s, gather_s, gather_s), Range(stolen_s, stolen_s, stolen_s))
     return step_time(
-        step.work, RATES["A100 80GB"], capability=8.0, host=0.0,
-        collective_s=lambda operation: collective, micro_batches=micro_batches,
+        step.work, RATES["A100 80GB"], capability=8.0, host=host,
+        collective_s=lambda operation: collective, micro_batches=micro_batches, span=(0, len(step.work.calls)),
     )  # fmt: skip
 
 
@@ -147,6 +149,35 @@ def test_only_the_last_micro_batch_reduces_gradients() -> None:
     assert two.by_kind["collective"] == pytest.approx(3 * ONE)
     assert five.by_kind["collective"] == pytest.approx(6 * ONE)
     assert five.seconds.middle - two.seconds.middle == pytest.approx(9 * ONE)
+
+
+def test_a_step_on_the_cpu_ends_the_last_micro_batch() -> None:
+    """Defect: with the optimizer in RAM, the GPU has no call in its step, and what follows was taken for the only
+    micro-batch."""
+    step = Step()
+    step.call(GATHER)
+    step.wait(0, GATHERS)
+    step.call(COMPUTE)
+    step.end("forward")
+    step.call(COMPUTE)
+    step.end("backward")
+    step.end("optimizer")
+    step.call(STEP)
+    step.end("data")
+    time = timed(step, ONE)
+    assert time.by_phase["forward"] == pytest.approx(2 * ONE)
+    assert time.by_phase["backward"] == pytest.approx(ONE)
+
+
+def test_shards_that_are_copied_from_ram_are_no_batches() -> None:
+    """Defect: a host that collates gigabytes of shards before each step."""
+    step = two_layers()
+    before = timed(step, 0.0, host=1.0)
+    step.work.operations.append(Operation("aten._to_copy.default", "transfer", "float32", 0, 10**9))
+    step.work.calls[1] = len(step.work.operations) - 1  # in place of the second gather
+    time = timed(step, 0.0, host=1.0)
+    copied_s = time.by_kind["transfer"]
+    assert time.seconds.middle == pytest.approx(before.seconds.middle + copied_s, rel=0.01)
 
 
 def test_work_without_streams_is_still_read() -> None:
