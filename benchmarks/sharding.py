@@ -63,8 +63,10 @@ FSDP_CONFIG: Final[dict[str, Any]] = {
 FILE_BYTES: Final = 16 * GIB
 """Of a file of weights, at least. Linux maps no file into memory that is larger than RAM."""
 
-FSDP_VARIABLES: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-"""Only with the first does from_pretrained read the weights in one process a machine; memkit asks for the second."""
+FSDP_VARIABLES: Final = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2",
+}  # fmt: skip
+"""With the first two, from_pretrained reads the weights in one process a machine; memkit asks for the third."""
 
 ENGINES: Final = (
     "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "FSDP2, weights stay gathered", "ZeRO-3 offload", "FSDP2 offload",
