@@ -148,7 +148,7 @@ class Evidence:
 def why_not(row: Row) -> str | None:
     """Why a row cannot be predicted: its settings are none of a Trainer's, or memkit does not model them."""
     if row["gpus"] != 1 and "deepspeed" not in row:
-        return f"{row['sharding'].split(',')[0]} on {row['gpus']} GPUs: FSDP is not modelled"
+        return f"{row['sharding'].split(',')[0]} on {row['gpus']} GPUs: FSDP1 is not modelled"
     if "no optimizer" in row["method"] or row["optimizer"].startswith("none"):
         return "no optimizer step and no labels: no training with Trainer"
     if "no_equivalent" in row:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any, Final
@@ -60,8 +60,13 @@ FSDP_CONFIG: Final[dict[str, Any]] = {
     "version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "activation_checkpointing": True,
     "cpu_ram_efficient_loading": True,
 }  # fmt: skip
-FSDP_VARIABLES: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-"""Only with the first does from_pretrained read the weights in one process a machine; memkit asks for the second."""
+FILE_BYTES: Final = 16 * GIB
+"""Of a file of weights, at least. Linux maps no file into memory that is larger than RAM."""
+
+FSDP_VARIABLES: Final = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_CPU_RAM_EFFICIENT_LOADING": "true", "FSDP_VERSION": "2",
+}  # fmt: skip
+"""With the first two, from_pretrained reads the weights in one process a machine; memkit asks for the third."""
 
 ENGINES: Final = (
     "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "FSDP2, weights stay gathered", "ZeRO-3 offload", "FSDP2 offload",
@@ -99,22 +104,31 @@ def arguments_of(setup: str) -> dict[str, Any]:
     return arguments
 
 
-def write_checkpoint(folder: Path) -> None:
-    """Writes a config, and a file of bf16 weights that are all holes: a prediction reads only its header."""
+def write_checkpoint(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes a model's config, and files of bf16 weights that are all holes: a prediction reads only their headers."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "config.json").write_text(json.dumps(config))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 
-    header: dict[str, Any] = {}
-    end = 0
+    files: dict[str, dict[str, Any]] = {}  # header of each
+    places: dict[str, str] = {}  # of each weight
+    end = FILE_BYTES
     for name, tensor in model.state_dict().items():
+        if end >= FILE_BYTES:
+            end = 0
+            file_name = f"model-{len(files)}.safetensors"
+            files[file_name] = {}
         begin, end = end, end + 2 * tensor.numel()
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(file.tell() + end)
+        files[file_name][name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        places[name] = file_name
+
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for file_name, header in files.items():
+        text = json.dumps(header).encode()
+        with (folder / file_name).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(file.tell() + max(weight["data_offsets"][1] for weight in header.values()))
 
 
 def sent_bytes(traced: TracedTraining, gpus: int) -> float:
@@ -178,7 +192,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         Path("train.py").write_text(SCRIPT)
-        write_checkpoint(Path("llama"))
+        write_checkpoint(Path("llama"), CONFIG)
         for gpu, gpus, setups in CASES:
             by_fsdp = [setup for setup in setups if setup.startswith("FSDP2")]
             others = [setup for setup in setups if setup not in by_fsdp]

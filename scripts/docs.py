@@ -3,7 +3,7 @@
 
 .venv/bin/python scripts/docs.py [--check] [NAME…]    # part of PAGE#BLOCK: plan.md, techniques/, README.md#recipe
 
-What fills a block is registered in docs_code.py, docs_evidence.py and docs_examples.py.
+What fills a block is registered in docs_code.py, docs_evidence.py, docs_sharded.py and docs_examples.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ def main(arguments: list[str]) -> int:
     import docs_evidence  # noqa: F401
     import docs_examples  # noqa: F401
     import docs_pictures
+    import docs_sharded  # noqa: F401
 
     check, names = "--check" in arguments, [each for each in arguments if each != "--check"]
     known = [*("#".join(key) for key in BLOCKS), docs_pictures.NAME]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hf_memkit.common.units import MIB
 from hf_memkit.prediction.child.gpu.attention import _KERNELS, AttentionCall, kernel_on_gpu
@@ -63,6 +64,17 @@ T4, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090 = (7, 5), (8, 0), (8, 6), (8,
 )
 def test_the_kernel_that_a_gpu_runs(card: tuple[int, int], call: AttentionCall, kernel: str) -> None:
     assert kernel_on_gpu(card, call) == kernel
+
+
+def test_a_script_can_switch_kernels_off() -> None:
+    """Defect: an H100's trace has cuDNN's attention although the script chose flash attention."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert kernel_on_gpu(H100, BF16) == "flash"
+        with pytest.raises(RuntimeError, match="No available kernel"):
+            kernel_on_gpu(H100, FP32)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        assert kernel_on_gpu(H100, BF16) == "efficient"
+        assert kernel_on_gpu(H100, replace(BF16, grouped=True)) == "composed"
 
 
 def test_a_mask_of_flags_becomes_numbers_of_the_queries_type() -> None:

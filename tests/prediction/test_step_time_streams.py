@@ -49,7 +49,7 @@ def timed(
     """The time with a host that takes no time, and collectives of these seconds."""
     collective = CollectiveSeconds(Range(gather_s, gather_s, gather_s), Range(stolen_s, stolen_s, stolen_s))
     return step_time(
-        step.work, RATES["A100 80GB"], capability=8.0, host=0.0,
+        step.work, RATES["A100 80GB"], capability=8.0, host=0.0, span=(0, len(step.work.calls)),
         collective_s=lambda operation: collective, micro_batches=micro_batches, loader_workers=loader_workers,
     )  # fmt: skip
 
@@ -176,6 +176,24 @@ def test_shards_from_ram_are_no_batch() -> None:
     step.call(STEP)
     step.end("optimizer")
     assert timed(step, ONE).seconds.middle < 1.1 * timed(step, ONE, loader_workers=1).seconds.middle
+
+
+def test_a_step_on_the_cpu_ends_the_last_micro_batch() -> None:
+    """Defect: with the optimizer in RAM, the GPU has no call in its step, and what follows was taken for the only
+    micro-batch."""
+    step = Step()
+    step.call(GATHER)
+    step.wait(0, GATHERS)
+    step.call(COMPUTE)
+    step.end("forward")
+    step.call(COMPUTE)
+    step.end("backward")
+    step.end("optimizer")
+    step.call(STEP)
+    step.end("data")
+    time = timed(step, ONE)
+    assert time.by_phase["forward"] == pytest.approx(2 * ONE)
+    assert time.by_phase["backward"] == pytest.approx(ONE)
 
 
 def test_work_without_streams_is_still_read() -> None:

@@ -209,7 +209,8 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
     for start, end, phase in work.spans():
         begin, stop = max(start, span[0]), min(end, span[1])
         gathers_to_save = phase == "save" and bool(work.waits)  # FSDP2, after the last step
-        if begin >= stop or gathers_to_save:
+        steps_on_cpu = phase == "optimizer" and begin == stop and bool(work.waits and parts)  # FSDP2 with offload
+        if gathers_to_save or (begin >= stop and not steps_on_cpu):
             continue
         stretch = _Stretch(phase, begin, work.calls[begin:stop])
         if not parts or (parts[-1].number >= 0 and before == "backward" and phase not in ("backward", "optimizer")):
@@ -255,7 +256,7 @@ def _computing(seconds: float, operation: Operation) -> Range:
 
 
 def _add_collating(work: Work, parts: list[_Part]) -> None:
-    """Adds the time to collate the batches that are copied to the GPU."""
+    """Adds the time to collate the batches that are copied to the GPU. FSDP2 also copies shards from RAM, later."""
     for part in parts:
         for call in part.calls():
             operation = work.operations[call]

@@ -11,6 +11,8 @@ of 2026; an H200 with torch 2.11 chose accordingly for GPT-2, BERT, T5, Llama, V
 | flash | 8.0 or later, fp16 or bf16, no mask, one head size ≤ 256; causal only with as many queries as keys; on 8.6, 8.9 and 12.x no training with head sizes from 193 to 224, nor to 256 with dropout | `can_use_flash_attention` |
 | memory-efficient | 5.0 or later; fp32 or fp16, from 8.0 bf16 too; head sizes that are multiples of 8 (16 bits on tensor cores) or 4 (from 8.0); as many key heads as query heads (later versions of torch take fewer) | `can_use_mem_efficient_attention`, `minimum_gemm_alignment` |
 | composed | nothing | |
+
+A script can switch each of them off: `torch.nn.attention.sdpa_kernel`, `torch.backends.cuda.enable_cudnn_sdp`, ….
 """  # noqa: E501
 
 from __future__ import annotations
@@ -81,10 +83,13 @@ class AttentionCall:
 
 
 def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
-    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a GPU of this capability."""
+    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a GPU of this capability. Raises
+    torch's RuntimeError if the script has switched off every kernel that could run."""
+    enabled = _enabled_kernels()
     half, size = call.dtype in _HALF, call.head_sizes[0]
     if (
-        capability[0] in (9, 10)
+        "cudnn" in enabled
+        and capability[0] in (9, 10)
         and half
         and max(call.head_sizes) <= 128
         and all(size % 8 == 0 for size in call.head_sizes)
@@ -93,7 +98,8 @@ def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
         return "cudnn"
     wide = capability[0] == 12 or (8, 6) <= capability <= (8, 9)
     if (
-        capability >= (8, 0)
+        "flash" in enabled
+        and capability >= (8, 0)
         and half
         and not call.masked
         and call.head_sizes == (size, size)
@@ -107,7 +113,26 @@ def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
         multiple = max(multiple, 8 if half else 4)
     known = call.dtype in (torch.float16, torch.float32) or (call.dtype is torch.bfloat16 and capability >= (8, 0))
     aligned = all(size % multiple == 0 for size in call.head_sizes)
-    return "efficient" if known and aligned and not call.grouped else "composed"
+    if "efficient" in enabled and known and aligned and not call.grouped:
+        return "efficient"
+    if "composed" not in enabled:
+        raise RuntimeError("No available kernel. Aborting execution.")
+    return "composed"
+
+
+def _enabled_kernels() -> tuple[str, ...]:
+    """The kernels that the script has not switched off."""
+    switches = {
+        "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
+        "flash": torch.backends.cuda.flash_sdp_enabled,
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
+        "composed": torch.backends.cuda.math_sdp_enabled,
+    }
+    return tuple(name for name, is_on in switches.items() if is_on())
+
+
+# dynamo calls the function while it compiles, as with `torch.compiler.assume_constant_result`, which imports dynamo.
+vars(_enabled_kernels)["_dynamo_marked_constant"] = True
 
 
 def _trained(*tensors: torch.Tensor) -> bool:
