@@ -29,6 +29,7 @@ from hf_memkit.prediction.child.gpu.compiler_patches import (
     patch_compiler,
     undisturbed,
 )
+from hf_memkit.prediction.child.gpu.compiler_speed import save_time
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
@@ -46,6 +47,7 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
     else:
         _refuse(options, "attn_implementation=flex_attention", "use sdpa")
     patch_compiler()
+    save_time()
     verify(compile_, options.get("backend") or "inductor")
     if isinstance(model, torch.nn.Module):
         if not compiled_modules:
