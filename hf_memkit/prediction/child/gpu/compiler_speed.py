@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from typing import Any, Final
+from typing import Any
 
 import sympy
 import torch
@@ -43,18 +43,13 @@ def _skip_output_for_people() -> None:
     replace_private(path, functools.cache(private(path)))
 
 
-_NEVER: Final = 10**9
-
-
 def _collect_once() -> None:
     """Collects garbage once, at the end of the backward pass's compilation, instead of tens of times before. It frees
-    tensors in cycles, too. The next full collection is at the optimizer step (`phase_hooks.py`)."""
+    tensors in cycles, too."""
 
     def collect_new(compiled: Any) -> None:
         backward = compiled.callback_trigger is lazy_backward
         if backward or not torch.is_grad_enabled():
-            young, middle, _ = gc.get_threshold()
-            gc.set_threshold(young, middle, _NEVER)
             gc.enable()
             gc.collect(1)
 
