@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.output_graph import OutputGraph
+from torch._dynamo.variables.tensor import TensorVariable
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.prediction.child.gpu import compiler, compiler_patches
 from hf_memkit.prediction.child.gpu.compiler_patches import private, split_graphs
+from hf_memkit.prediction.child.gpu.compiler_speed import break_at_hook
 from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.trace.trace import ZEROS
@@ -188,6 +190,42 @@ def test_graphs_are_split_as_by_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     split_graphs()
     monkeypatch.setattr(compiler_patches, "bucket_bytes", [2**20])
     assert _operations_of_graphs(model, inputs) == expected
+
+
+class _Outer(nn.Module):
+    """Calls a language model that is trained with an adapter and checkpointing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = LanguageModel().requires_grad_(False)
+        self.inner.embed.register_forward_hook(make_inputs_require_grads)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.inner(tokens, with_logits=False)[0]
+        return 2 * loss
+
+
+def make_inputs_require_grads(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+    """The hook of transformers."""
+    output.requires_grad_(True)
+
+
+def test_graphs_break_at_the_hook_of_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against dynamo, which traces each function to its end before; without gradients it breaks nothing."""
+
+    def graphs() -> list[list[list[str]]]:
+        made = []
+        for gradients in (True, False):
+            with torch.set_grad_enabled(gradients):
+                made.append(_operations_of_graphs(_Outer(), torch.arange(80)))
+        return made
+
+    expected = graphs()
+    assert [len(each) for each in expected] == [3, 1]
+
+    monkeypatch.setattr(TensorVariable, "method_requires_grad_", TensorVariable.method_requires_grad_)  # to restore it
+    break_at_hook()
+    assert graphs() == expected
 
 
 def _operations_of_graphs(model: nn.Module, inputs: torch.Tensor) -> list[list[str]]:

@@ -215,6 +215,7 @@ NO_KERNEL: Final = {
 QUERIES: Final = {
     "compiler_earlier.py: padding._should_pad",
     "compiler_patches.py: mode.__torch_dispatch__", "compiler_patches.py: tuner.autotune_single_field",
+    "compiler_speed.py: tx.speculation_log.graph_break_on_requires_grad_",
     "fake_gpu.py: trace_rules.load_object",
     "fake_gpu.py: FakeTensor.numpy", "fake_gpu.py: common.amp_definitely_not_available",
     "fake_gpu.py: fake_tensor.FakeTensorMode.avoid_device_init", "fake_gpu.py: fake_tensor.init_gpu_context",

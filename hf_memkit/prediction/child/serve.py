@@ -264,5 +264,11 @@ def _run_and_exit(function: Any) -> NoReturn:
     os._exit(code)
 
 
+# Python keeps the frames of nested calls in pieces of memory of 16 KiB, and asks the system for each and gives it back
+# again and again where the depth of calls varies around its end, as in dynamo. The piece that holds a frame as large
+# as this has room for all calls within it.
+_run_and_exit.__code__ = _run_and_exit.__code__.replace(co_stacksize=70_000)
+
+
 if __name__ == "__main__":
     _run_and_exit(serve)

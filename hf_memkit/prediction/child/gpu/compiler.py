@@ -30,6 +30,7 @@ from hf_memkit.prediction.child.gpu.compiler_patches import (
     patch_compiler,
     undisturbed,
 )
+from hf_memkit.prediction.child.gpu.compiler_speed import save_time
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
@@ -63,6 +64,7 @@ def _prepare() -> None:
     if IS_EARLIER:
         patch_earlier_compiler()
     patch_compiler()
+    save_time()
 
 
 def refuse_modules(model: torch.nn.Module) -> None:

@@ -1,14 +1,14 @@
 """The changes to dynamo and inductor by which compiled code allocates on fake tensors what it allocates on a GPU.
 
-All private names of torch that a compiled training needs are in this module. One that is missing is refused, with the
-installed version of torch; `compiler.py` verifies that those that exist do what the trace rests on.
+The private names of torch that a compiled training needs are in this module, and those that only save time are in
+`compiler_speed.py`. One that is missing is refused, with the installed version of torch; `compiler.py` verifies that
+those that exist do what the trace rests on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import importlib
 import math
 import re
@@ -44,7 +44,6 @@ def patch_compiler() -> None:
         Unmodelled: a private name that this needs is missing in the installed torch.
     """
     _configure()
-    _save_time()
     if torch.cuda.is_available():
         _patch_device_interface()
     _patch_kernels()
@@ -138,36 +137,6 @@ def _pads(match: Any, left: torch.Tensor, right: torch.Tensor, *_: Any) -> bool:
     """
     inverse_intensity = 1 / left.shape[-2] + 1 / left.shape[-1] + 1 / right.shape[-1]
     return left.dtype.itemsize == 2 and 1 / inverse_intensity > _PADDED_FROM
-
-
-def _save_time() -> None:
-    """Turns off what takes time and does not change what compiled code allocates."""
-    replace_private("torch._inductor.config.graph_partition", False)  # into parts for CUDA graphs
-    replace_private("torch._inductor.config.triton.coalesce_tiling_analysis", False)  # of loops in a kernel
-    replace_private("torch.fx.Graph.lint", lambda self: None)
-    replace_private("torch.fx.GraphModule.print_readable", lambda *args, **kwargs: "")  # for logs
-    replace_private("torch._dynamo.output_graph.OutputGraph.get_graph_sizes_structured", lambda self: {})  # for logs
-    replace_private("torch._inductor.codegen.triton.get_kernel_metadata", lambda *args: ("", ""))  # for comments
-    # Else a C++ compiler runs, to see which instructions of this CPU it supports.
-    replace_private("torch._inductor.cpu_vec_isa.VecISA.check_build", lambda self, code: True)
-    no_system = staticmethod(lambda: {"hash": ""})
-    replace_private("torch._inductor.codecache.CacheBase.get_system", no_system)  # reads all files of Triton
-    path = "torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__"
-    replace_private(
-        path, functools.cache(private(path))
-    )  # fills the one object that there is, each time it is asked for
-
-    def collect_new(compiled: Any) -> None:
-        backward = compiled.callback_trigger is lazy_backward
-        if backward or not torch.is_grad_enabled():
-            gc.enable()
-            gc.collect(1)
-
-    # Instead of tens of collections while code is compiled, one at the end of the backward pass's. It frees tensors in
-    # cycles, too.
-    lazy_backward = private("torch._dynamo.callback.CallbackTrigger.LAZY_BACKWARD")
-    private("torch._dynamo.on_compile_start")(lambda _: gc.disable())
-    private("torch._dynamo.on_compile_end")(collect_new)
 
 
 def _patch_device_interface() -> None:
