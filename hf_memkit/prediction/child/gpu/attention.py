@@ -122,7 +122,7 @@ def kernel_on_gpu(capability: tuple[int, int], call: AttentionCall) -> str:
 
 def _enabled_kernels() -> tuple[str, ...]:
     """The kernels that the script has not switched off."""
-    switches = {
+    switches: dict[str, Callable[[], bool]] = {
         "cudnn": torch.backends.cuda.cudnn_sdp_enabled,
         "flash": torch.backends.cuda.flash_sdp_enabled,
         "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
