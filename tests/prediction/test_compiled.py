@@ -16,7 +16,7 @@ from torch import nn
 from torch._dynamo.output_graph import OutputGraph
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu import compiler, compiler_patches
+from hf_memkit.prediction.child.gpu import compiler, compiler_patches, fake_gpu
 from hf_memkit.prediction.child.gpu.compiler_patches import private, split_graphs
 from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
@@ -126,6 +126,15 @@ def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(compiler.TorchDispatchMode, "ignore_compile_internals")
     with pytest.raises(Unmodelled, match=r"the trace needs torch 2\.9 or later; this is"):
         compiler._refuse({})
+
+
+def test_nothing_is_compiled_where_torch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(1, 1)
+    assert fake_gpu._compiled(module, disable=True) is module
+    with torch._dynamo.config.patch(disable=True):  # TORCH_COMPILE_DISABLE, read when torch is imported
+        assert fake_gpu._compiled(module) is module
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert fake_gpu._compiled(module) is module
 
 
 class _Model(nn.Module):
