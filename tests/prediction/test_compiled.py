@@ -17,7 +17,7 @@ from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.variables.tensor import TensorVariable
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu import compiler, compiler_patches
+from hf_memkit.prediction.child.gpu import compiler, compiler_patches, fake_gpu
 from hf_memkit.prediction.child.gpu.compiler_patches import private, split_graphs
 from hf_memkit.prediction.child.gpu.compiler_speed import break_at_hook
 from hf_memkit.prediction.child.libraries.deepspeed_engine import prepare_compiling
@@ -128,6 +128,15 @@ def test_a_torch_without_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delattr(compiler.TorchDispatchMode, "ignore_compile_internals")
     with pytest.raises(Unmodelled, match=r"the trace needs torch 2\.9 or later; this is"):
         compiler._refuse({})
+
+
+def test_nothing_is_compiled_where_torch_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Linear(1, 1)
+    assert fake_gpu._compiled(module, disable=True) is module
+    with torch._dynamo.config.patch(disable=True):  # TORCH_COMPILE_DISABLE, read when torch is imported
+        assert fake_gpu._compiled(module) is module
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    assert fake_gpu._compiled(module) is module
 
 
 class _Model(nn.Module):

@@ -22,6 +22,7 @@ MODES: Final[dict[str, str]] = {
     "reduce-overhead": "CUDA graphs: less work for the CPU, more memory",
     "max-autotune": "tries several kernels for each product, with CUDA graphs: compiles for minutes",
     "max-autotune-no-cudagraphs": "tries several kernels for each product, without CUDA graphs: compiles for minutes",
+    "lite": "PyTorch's own kernels, but for code that is marked for inductor (torch 2.11 and later): saves little",
 }
 """Modes of the backend inductor that train. Source: torch 2.13.0, _inductor/__init__.py, list_mode_options."""
 

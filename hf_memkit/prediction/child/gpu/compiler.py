@@ -21,7 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_memkit.common.errors import NoKernel, Unmodelled
+from hf_memkit.common.errors import NoKernel, SettingError, Unmodelled, did_you_mean
 from hf_memkit.prediction.child.gpu.compiler_earlier import IS_EARLIER, patch_earlier_compiler, refuse_tf32
 from hf_memkit.prediction.child.gpu.compiler_patches import (
     TESTED_WITH,
@@ -34,7 +34,7 @@ from hf_memkit.prediction.child.gpu.compiler_speed import save_time
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
-from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, LEAST_CAPABILITY
+from hf_memkit.setup.techniques.compiling import BACKENDS, GRAPH_MODES, LEAST_CAPABILITY, MODES
 
 TRACED_BACKENDS: Final = tuple(name for name in BACKENDS if name != "cudagraphs")
 
@@ -105,6 +105,8 @@ def _refuse(options: dict[str, Any], setting: str = "torch_compile", instead: st
             f"torch_compile_backend={name}: not traced. Traced: {', '.join(TRACED_BACKENDS)}; use one of them"
         )
     mode = options.get("mode") or "default"
+    if backend == "inductor" and mode not in MODES:
+        raise SettingError(f"torch_compile_mode={mode}: unknown{did_you_mean(mode, MODES)}; known: {', '.join(MODES)}")
     if mode in GRAPH_MODES or (options.get("options") or {}).get("triton.cudagraphs"):
         raise Unmodelled(
             f"torch_compile_mode={mode}: CUDA graphs hold memory that is not traced. Use torch_compile_mode=default, "

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
@@ -352,9 +353,12 @@ def _compiled(model: Any = None, **options: Any) -> Any:
     `Unmodelled` when they run."""
     if model is None:
         return functools.partial(_compiled, **options)
-    from torch._dynamo import eval_frame
+    from torch._dynamo import config, eval_frame
 
     if getattr(getattr(eval_frame, "_stance", None), "stance", "") == "force_eager":  # `torch.compiler.set_stance`
+        return model
+    disabled = config.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1"  # as in `torch._dynamo.optimize`
+    if disabled or options.get("disable"):
         return model
     name = f"{getattr(model, '__module__', '')}.{getattr(model, '__name__', '')}"
     if name == "torchao.optim.adam.single_param_adam":
