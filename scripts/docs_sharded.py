@@ -26,7 +26,7 @@ def sharded_by_others() -> str:
 
     used = ", ".join(f"{name} {evidence['versions'][name].partition('+')[0]}" for name in VERSIONS)
     measured = "; ".join(sorted({versions_in_words(row) for row in trainings if row.get("versions")}))
-    legend = f"Predicted with {used}. Measured with {measured}; fsdp_qlora in March 2024, with versions that it does not name."
+    legend = f"Predicted with {used}. Measured with {measured}; fsdp_qlora in March 2024, without names of versions."
 
     others = []
     for row in filter(is_torchtitan, trainings):

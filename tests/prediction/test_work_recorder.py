@@ -204,11 +204,12 @@ SEES_DISPATCHER: Final = {
 
 NO_KERNEL: Final = {
     "adapters.py", "at_train.py", "below_train.py", "checkpoints.py", "constant_propagation.py",
-    "cuda_device_guard.py", "cuda_queries.py", "evaluations.py", "fast_fakes.py", "forks.py", "kept_predictions.py",
-    "file_guards.py", "library_evaluations.py", "loaded_files.py", "setup_model.py", "refuse_training_processes.py",
-    "older_libraries.py", "own_loops.py", "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py",
-    "read_launch.py", "saves.py", "script.py", "deepspeed_engine.py", "serve.py", "tracer.py", "output_folder.py",
-    "training_commands.py", "work_recorder.py", "fsdp.py",
+    "describe_training.py", "cuda_device_guard.py", "cuda_queries.py", "evaluations.py", "fast_fakes.py",
+    "forks.py", "kept_predictions.py", "file_guards.py", "library_evaluations.py", "loaded_files.py",
+    "setup_model.py", "refuse_training_processes.py", "older_libraries.py", "own_loops.py", "plan_facts.py",
+    "pretrained.py", "quantised.py", "quick_imports.py", "read_launch.py", "saves.py", "script.py",
+    "deepspeed_engine.py", "serve.py", "tracer.py", "output_folder.py", "training_commands.py", "work_recorder.py",
+    "fsdp.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
