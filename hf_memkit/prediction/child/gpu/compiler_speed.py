@@ -6,7 +6,6 @@ import functools
 import gc
 from typing import Any
 
-import sympy
 import torch
 
 from hf_memkit.prediction.child.gpu.compiler_patches import private, replace_private
@@ -23,7 +22,6 @@ def save_time() -> None:
     _collect_once()
     break_at_hook()
     _keep_no_recomputed_outputs()
-    _compare_integers()
 
 
 def _skip_output_for_people() -> None:
@@ -90,15 +88,3 @@ def _keep_no_recomputed_outputs() -> None:
     dispatch_mode = private("torch._C._get_dispatch_mode")
     tracing = private("torch._C._TorchDispatchModeKey.PROXY")
     original = replace_private("torch.utils.checkpoint._detach_helper", detach)
-
-
-def _compare_integers() -> None:
-    """Compares sizes that are integers without building an equation of sympy."""
-
-    def equals(self: Any, left: Any, right: Any) -> bool:
-        if isinstance(left, numbers) and isinstance(right, numbers):
-            return int(left) == int(right)
-        return bool(original(self, left, right))
-
-    numbers = (int, sympy.Integer)
-    original = replace_private("torch._inductor.sizevars.SizeVarAllocator.statically_known_equals", equals)
