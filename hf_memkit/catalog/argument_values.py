@@ -22,9 +22,6 @@ from hf_memkit.common.errors import did_you_mean
 _NEAR: Final = 0.85
 """Minimum similarity (difflib) of a misspelling: `grad_accumulation_steps` has 0.92, `train_batch_size` 0.74."""
 
-_ALSO_BOOL: Final = {"fsdp": bool | str | list[str] | None}
-"""Types of fields that are annotated for the command line only (transformers 5.23.0: training_args.py 1444)."""
-
 
 def misspelt(name: str) -> tuple[str, ...]:
     """The fields of TrainingArguments or of TRL's configs that `name` may be a misspelling of; empty if none.
@@ -87,7 +84,7 @@ def check_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     >>> check_values({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
     ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: expected int, got str'])
     """
-    hints = {**library_versions.argument_types(), **_ALSO_BOOL}
+    hints = library_versions.argument_types()
     valid: dict[str, Any] = {}
     problems = []
     for given, value in values.items():

@@ -128,7 +128,9 @@ class _Names(dict[str, Any]):
 @cache
 def argument_types() -> Mapping[str, Any]:
     """Current name → type of every field of the installed `transformers.TrainingArguments`."""
-    return {current_name(name): kind for name, kind in (_written_types() or _imported_types()).items()}
+    types = {current_name(name): kind for name, kind in (_written_types() or _imported_types()).items()}
+    # Annotated for the command line only (transformers 5.23.0: training_args.py 1444).
+    return {**types, "fsdp": bool | str | list[str] | None}
 
 
 @cache

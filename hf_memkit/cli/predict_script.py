@@ -193,7 +193,7 @@ def _advice(prediction: Prediction, training: ScriptPrediction, nearest: NextSet
     """The changes that a search found, or generic ones."""
     from hf_memkit.cli.predict_answer import advice
 
-    if nearest is None and training.traced.sharded:
+    if nearest is None and training.traced.sharded and prediction.verdict != "fits":
         return [f"Try, in this order: {'; '.join([*training.traced.unused_savings, 'more GPUs'])}."]
     lines = advice(prediction, nearest, "script", training.setup.micro_batch_size)
     if nearest is not None:

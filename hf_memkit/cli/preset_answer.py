@@ -101,13 +101,16 @@ def _print_use(setup: Setup, paths: list[Path], script: str) -> None:
     is_json = target.suffix.lower() == ".json"
     launcher = next((path for path in paths if path.stem.endswith("-accelerate")), None)
     job = setup.resolved_for
+    several = job.nodes > 1
+    on_each = " --main_process_ip FIRST_MACHINE --machine_rank NUMBER" if several else ""
     start = "python"
     if launcher is not None:
-        start = f"accelerate launch --config_file {launcher}"
+        start = f"accelerate launch --config_file {launcher}{on_each}"
     elif job.processes > 1:
-        start = f"torchrun --nproc_per_node {job.gpus}"
+        nodes = f"--nnodes {job.nodes} --master_addr FIRST_MACHINE --node_rank NUMBER " if several else ""
+        start = f"torchrun {nodes}--nproc_per_node {job.gpus}"
     if script == "trl":
-        with_launcher = f" --accelerate_config {launcher}" if launcher is not None else ""
+        with_launcher = f" --accelerate_config {launcher}{on_each}" if launcher is not None else ""
         say(f"Use it: trl sft --config {target}{with_launcher}")
         if is_json:
             say("TRL reads YAML; JSON is YAML too")

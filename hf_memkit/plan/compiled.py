@@ -47,9 +47,7 @@ def with_compiled(plan: Plan, search: Search, on_slow: Callable[[Candidate, floa
     added: list[Judgement] = []
     why = ""
     try:
-        for _ in range(_MOST_SETUPS):
-            if not waiting:
-                break
+        while waiting and len(added) < _MOST_SETUPS:
             base = waiting.pop(0)
             candidate = replace(base.candidate, choices=(*base.candidate.choices, change))
             if compiles:
@@ -86,7 +84,8 @@ def _faster_without_room(plan: Plan) -> Judgement | None:
 
 
 def _without_fused_loss(plan: Plan, base: Judgement) -> list[Judgement]:
-    """The fastest setup without the fused loss of `base`, which torch cannot compile; empty if it has none."""
+    """The fastest setup without the fused loss of `base`, which torch cannot compile, and the fastest that also fits
+    uncompiled; empty if `base` has no fused loss."""
     if all(choice.slot != "loss" for choice in base.candidate.choices):
         return []
     plain = [
@@ -94,7 +93,9 @@ def _without_fused_loss(plan: Plan, base: Judgement) -> list[Judgement]:
         for each in plan.compared
         if _may_fit(each) and all(choice.slot != "loss" for choice in each.candidate.choices)
     ]
-    return sorted(plain, key=lambda each: each.seconds or math.inf)[:1]
+    plain.sort(key=lambda each: each.seconds or math.inf)
+    fits = [each for each in plain if each.fits]
+    return [*plain[:1], *(each for each in fits[:1] if each is not plain[0])]
 
 
 def _may_fit(judgement: Judgement) -> bool:

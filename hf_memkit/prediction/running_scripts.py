@@ -230,6 +230,8 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
             return InputError(f"{place}: {error.message}")
         message = f"{error.type}: {error.message}" if error.message else error.type
         fix = "fix it and try again; report it if it happens only under memkit"
+        if "Using fsdp only works in distributed training" in error.message:
+            fix = "give the number of GPUs, such as --gpus 2"
         return ScriptFailed(f"{place}: {message.removesuffix('.')}; {fix}", text=error.text)
     early = "before two steps were traced"
     if outcome.died == "SIGKILL":

@@ -7,7 +7,9 @@ ignored. Such settings are dropped with the replaced value, and listed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.common.errors import SettingError
@@ -38,6 +40,7 @@ _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
     """`setup` with the user's fields of TrainingArguments (current names), and the replaced settings; a value equal to
     the preset's replaces nothing. Raises SettingError if the fields exclude the preset."""
+    own = _with_plain_fsdp_config(setup, own)
     changed, replaced = remove_replaced(setup, own)
     replaced_settings = {entry.setting.key: entry.setting for entry in replaced}
     for name, value in own.items():
@@ -52,6 +55,7 @@ def apply_own_arguments(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tu
 def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
     """`setup` without the settings that the user's fields (any objects) replace, and these settings. Raises
     SettingError if the fields exclude the preset."""
+    own = _with_plain_fsdp_config(setup, own)
     if own.get("deepspeed") is not None and "deepspeed.config" in setup:
         raise SettingError(
             f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} has its own DeepSpeed config. Remove yours, "
@@ -81,6 +85,25 @@ def remove_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)
+
+
+def _with_plain_fsdp_config(setup: Setup, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The user's fields, with the content of `fsdp_config` as Trainer reads it: from a file if it is a path, and under
+    names without `fsdp_` (transformers 5.23.0: training_args.py 2780-2786). Its checkpointing turns the preset's off,
+    because Trainer refuses both. Raises SettingError if the file cannot be read."""
+    config = own.get("fsdp_config")
+    if isinstance(config, str | Path) and config:
+        try:
+            config = json.loads(Path(config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise SettingError(f"fsdp_config={config}: not read: {error}. Give a JSON file") from None
+    if not isinstance(config, Mapping):
+        return own
+    plain = {str(name).removeprefix("fsdp_"): value for name, value in config.items()}
+    own = {**own, "fsdp_config": plain}
+    if plain.get("activation_checkpointing") and setup.get("arguments.activation_checkpointing"):
+        own.setdefault("activation_checkpointing", False)
+    return own
 
 
 def _with_fsdp_words(setup: Setup, value: str | list[Any], replaced: list[Replaced]) -> Setup:

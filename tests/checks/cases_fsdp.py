@@ -88,6 +88,8 @@ CASES: Cases = {
              acc(version=1, reshard_after_forward="FULL_SHARD")),
         Case("fsdp", args("hybrid_shard", version=1), args("full_shard", version=1)),
         Case("fsdp_config", acc({"fsdp": True}, version=2), acc({"fsdp": True}, offload_params=True)),
+        Case("fsdp_config", acc({"fsdp": True, "fsdp_config": {"version": 2}}, version=2, reshard_after_forward=False),
+             acc({"fsdp": True, "fsdp_config": {"reshard_after_forward": False}}, reshard_after_forward=False)),
         Case("fsdp_config.fsdp_offload_params", args(fsdp_offload_params=True), args(fsdp_cpu_offload=True)),
         Case("fsdp_config.activation_checkpointing_offload", args(activation_checkpointing_offload=True),
              acc(activation_checkpointing_offload=True)),

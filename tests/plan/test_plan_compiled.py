@@ -183,6 +183,10 @@ def test_a_refused_setup_is_one_line() -> None:
     made = finished(made_plan(setup(8, 1, 10.0, 0.5, FUSED)), judge=refuse_fused)
     assert names(made) == ["8 × 1, torch.compile"] and "torch.compile" not in made.left_out
 
+    larger = setup(16, 1, 25.0, 0.9)  # may fit if it is compiled
+    made = finished(made_plan(setup(8, 1, 10.0, 0.5, FUSED), larger), judge=refuse_fused)
+    assert names(made) == ["16 × 1, torch.compile", "8 × 1, torch.compile"]
+
 
 SCRIPT = """
 import torch

@@ -222,6 +222,7 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, use_cache=False))
 
 
+@pytest.mark.slow
 def test_a_model_that_a_function_makes_is_sharded() -> None:
     """Defect: FSDP that is refused, or that leaves the model whole."""
     example = {"input_ids": [1] * 8, "labels": [1] * 8}

@@ -191,6 +191,25 @@ def test_the_users_own_fsdp_keeps_the_presets_config(
     assert arguments.fsdp is True and arguments.fsdp_config.items() >= {**config, **changes}.items()
 
 
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_users_own_fsdp_config_is_read_as_trainer_reads_it(tmp_path: Path, *, in_file: bool) -> None:
+    """Defect: a path in place of settings, a second `fsdp_` in accelerate's YAML, or both forms of checkpointing."""
+    own: Any = {"fsdp_version": 2, "fsdp_activation_checkpointing": True}
+    if in_file:
+        (tmp_path / "fsdp.json").write_text(json.dumps(own))
+        own = str(tmp_path / "fsdp.json")
+    setup = preset("fsdp2", gpus=2, arguments={"fsdp_config": own}, **GPU)
+    assert setup["arguments.fsdp_config"] == {"version": 2, "activation_checkpointing": True}
+    assert setup["arguments.activation_checkpointing"] is False and not setup.problems
+    launched = yaml.safe_load(accelerate_file(setup))["fsdp_config"]
+    assert launched == {"fsdp_version": 2, "fsdp_activation_checkpointing": True}
+
+
+def test_an_fsdp_config_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InputError, match=r"fsdp_config=none\.json: not read: .*Give a JSON file"):
+        preset("fsdp2", gpus=2, arguments={"fsdp_config": "none.json"}, **GPU)
+
+
 @pytest.mark.parametrize("value", ["true", "hybrid_shard"])
 def test_fsdp_that_trainer_refuses_is_refused(value: str) -> None:
     with pytest.raises(InputError, match=rf'^fsdp = "{value}": '):

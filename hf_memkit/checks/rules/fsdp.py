@@ -187,11 +187,17 @@ def fsdp_key_unread(subject: Subject) -> Iterator[Match]:
             yield replace(fsdp.place(name), why=why, fix=f"set auto_wrap_policy: {policy}, or delete {name}")
     yield from _unread_strategy(subject, fsdp)
     if fsdp.by_trainer and (of_launcher := launched_settings(subject)):
-        others = ", ".join(name for name in of_launcher if name not in LEFT_TO_THE_LAUNCHER)
+        different = (name for name, match in of_launcher.items() if not _is_same(name, match.value, fsdp))
+        others = ", ".join(name for name in different if name not in LEFT_TO_THE_LAUNCHER)
         why = f"Trainer's fsdp and fsdp_config take precedence; nothing reads {others}"
         if others:
             value = (subject.launcher or {})[SECTION]
             yield Match(SECTION, value, why=why, fix="set FSDP in one of the two files", launcher=True)
+
+
+def _is_same(name: str, value: Any, fsdp: FsdpSettings) -> bool:
+    """Whether Trainer's settings have this value of accelerate's YAML, too."""
+    return name in fsdp.given and str(fsdp.value(name)).upper() == str(value).upper()
 
 
 def _instead(name: str, value: Any) -> str:
