@@ -190,8 +190,15 @@ def compiling_s(training: TracedTraining) -> float:
     """Seconds that torch.compile takes in the first steps of a run; an estimate if this training is not compiled."""
     if training.compilation is not None:
         return compile_seconds(training.compilation).middle
+    return _COMPILING_S_PER_WEIGHT * compiled_parameters(training)
+
+
+def compiled_parameters(training: TracedTraining) -> int:
+    """Parameters in what torch.compile compiles: all of them; with FSDP2, whose hooks end a graph at each layer, those
+    of one layer, because layers alike are compiled once. Parameters of different sizes are counted for that."""
     weights = training.facts.weights
-    return _COMPILING_S_PER_WEIGHT * (len(weights.trained) + len(weights.frozen))
+    sizes = (*weights.trained, *weights.frozen)
+    return len(set(sizes)) if training.fsdp is not None else len(sizes)
 
 
 def _scaled(step: StepTime, ratio: float, micro_batches: int) -> StepTime:

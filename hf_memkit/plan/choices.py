@@ -240,8 +240,8 @@ def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
         return ""
     if script.own.arguments.torch_compile:
         return "memkit does not plan Liger's kernels together with torch.compile"
-    if fsdp_choices.is_shared_when_loaded(script.own):
-        return fsdp_choices.SHARED_WHEN_LOADED
+    if fsdp_choices.is_sharded_when_loaded(script.own):
+        return fsdp_choices.SHARDED_WHEN_LOADED
     if model_type not in LIGER_OPTIONS:
         return f"Liger has no kernels for model type {model_type}"
     if why := too_old_for_triton(gpu):
@@ -254,8 +254,8 @@ def _chunked_loss(script: _Script, row: Technique, choice: Choice) -> Choice | s
     late = facts.made_at is not None and facts.made_at.model == "model_init"  # made anew where training begins
     if not facts.model.chunkable_loss or script.own.arguments.use_liger_kernel or late:
         return ""
-    if fsdp_choices.is_shared_when_loaded(script.own):
-        return fsdp_choices.SHARED_WHEN_LOADED
+    if fsdp_choices.is_sharded_when_loaded(script.own):
+        return fsdp_choices.SHARDED_WHEN_LOADED
     return replace(choice, code=other_code.CHUNKED_LOSS)
 
 
@@ -348,7 +348,7 @@ _CONDITIONS: Final[Mapping[str, Condition]] = {
 
 def _engines(script: _Script, left_out: LeftOut, nvme_path: str | None) -> Iterator[Choice]:
     if script.own.sharded:
-        engine = "FSDP2" if script.own.fsdp is not None else "weights that are shared when loaded"
+        engine = "FSDP2" if script.own.fsdp is not None else "weights that are sharded when loaded"
         left_out["DeepSpeed"] = f"the script trains with {engine}"
         return
     yield from _deepspeed(script, left_out, nvme_path)
@@ -431,8 +431,8 @@ def _no_adapters(own: TracedTraining, name: str) -> str:
         return "the script trains adapters already"
     if own.facts.model.quantised:
         return "the script's model is quantised already"
-    if fsdp_choices.is_shared_when_loaded(own):
-        return fsdp_choices.SHARED_WHEN_LOADED
+    if fsdp_choices.is_sharded_when_loaded(own):
+        return fsdp_choices.SHARDED_WHEN_LOADED
     if not own.facts.model.of_transformers:
         return f"{own.model.kind} is not a model class of transformers: PEFT does not know its layers"
     kind = own.model.kind

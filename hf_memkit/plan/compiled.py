@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from hf_memkit.plan.candidate import Candidate
-from hf_memkit.plan.candidate_time import compiling_s
+from hf_memkit.plan.candidate_time import compiled_parameters, compiling_s
 from hf_memkit.plan.compile_choice import COMPILE, GATHERS
 from hf_memkit.plan.judgement import Judgement
 from hf_memkit.prediction.time.compile_time import trace_seconds
@@ -127,6 +127,5 @@ def _trace_s(base: Judgement) -> float:
     """Seconds to trace a setup when it is compiled."""
     training = base.training
     assert training is not None
-    weights = training.facts.weights
     lengths = {step.kind for step in training.steps}
-    return trace_seconds(len(weights.trained) + len(weights.frozen)) * max(1, len(lengths))
+    return trace_seconds(compiled_parameters(training)) * max(1, len(lengths))

@@ -14,7 +14,7 @@ IN_LAUNCHER: Final = "FSDP is enabled by accelerate's config; to plan its settin
 
 NO_8_BITS: Final = "bitsandbytes' optimizers do not step FSDP2's sharded weights (DTensor)"
 
-SHARED_WHEN_LOADED: Final = "it does not read weights that are shared when loaded (DTensor)"
+SHARDED_WHEN_LOADED: Final = "it does not read weights that are sharded when loaded (DTensor)"
 
 _GLOO_BESIDE_NCCL: Final = {"environment.ACCELERATE_USE_FSDP": "true", "environment.FSDP_OFFLOAD_PARAMS": "true"}
 """With these variables accelerate adds gloo to NCCL, which cannot reduce gradients in RAM (accelerate 1.15.0: state.py
@@ -26,8 +26,8 @@ _ADDED: Final[Mapping[str, Any]] = {
 """Keys that Trainer adds to a config (transformers 5.23.0: training_args.py, `_process_fsdp_args`)."""
 
 
-def is_shared_when_loaded(own: TracedTraining) -> bool:
-    """Whether ranks share weights from `from_pretrained` on: by tensor parallelism, or DistributedConfig's FSDP2."""
+def is_sharded_when_loaded(own: TracedTraining) -> bool:
+    """Whether weights are sharded from `from_pretrained` on: by tensor parallelism, or DistributedConfig's FSDP2."""
     return own.sharded and own.fsdp is None
 
 

@@ -298,7 +298,7 @@ class TracedTraining:
     sharded: bool = False  # ranks share the parameters, by FSDP2, tensor parallelism or when loaded; one is traced
     parallel_sizes: dict[str, int] = field(default_factory=dict)  # above 1, of hybrid, context, tensor parallelism
     fsdp: Fsdp | None = None  # None: no FSDP2
-    unused_savings: tuple[str, ...] = ()  # of shared parameters: settings that save memory and are not set
+    unused_savings: tuple[str, ...] = ()  # of sharded parameters: settings that save memory and are not set
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake

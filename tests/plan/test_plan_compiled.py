@@ -21,7 +21,7 @@ from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.search import Search
 from hf_memkit.plan.time_limit import TimeLimit
-from hf_memkit.prediction.traced_training import Engine
+from hf_memkit.prediction.traced_training import Engine, Fsdp
 from tests.plan.made_plans import CHECKPOINTING, plan, setup
 from tests.plan.made_trainings import MADE, changed
 
@@ -158,6 +158,12 @@ def test_a_run_that_is_shorter_than_compiling_is_not_compiled() -> None:
     own = setup(8, 1, 15.0, 1.0, training=changed(MADE, plan__length__steps=3, plan__weights__trained=(1,) * 300))
     short = finished(plan(replace(own, run_seconds=(2.0, 3.0, 4.0))))
     assert not names(short) and "compiling about 120 s" in short.left_out["torch.compile"]
+
+    sharded = changed(
+        own.training, fsdp=Fsdp(reshard_after_forward=True, cpu_offload=False, activation_checkpointing=False)
+    )
+    alike = finished(plan(replace(own, training=sharded, run_seconds=(2.0, 3.0, 4.0))))
+    assert names(alike), "FSDP2 compiles layers that are alike once"
 
     steps = changed(MADE, plan__length__steps=100)
     slower = finished(made_plan(training=steps), judge=lambda base: effect_of(base, compiling_s=30.0))

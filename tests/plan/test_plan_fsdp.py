@@ -97,7 +97,7 @@ def test_context_parallelism_is_kept() -> None:
     assert {"padding-free", "torch.compile"} <= set(left_out)
 
 
-def test_weights_that_are_shared_when_loaded() -> None:
+def test_weights_that_are_sharded_when_loaded() -> None:
     """Defect: an engine, a kernel or adapters for weights that are DTensors, with which a run ends with an error."""
     own = changed(PLAIN, sharded=True, parallel_sizes={"tp_size": 4}, plan__model__device_map=True)
     left_out: dict[str, str] = {}

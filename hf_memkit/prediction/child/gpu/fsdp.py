@@ -72,7 +72,7 @@ def refuse_in_plans(trainer: Any) -> None:
 
 
 def unused_savings(trainer: Any) -> tuple[str, ...]:
-    """Settings of shared parameters that save memory and are not set, those that cost least time first."""
+    """Settings of sharded parameters that save memory and are not set, those that cost least time first."""
     if not is_sharded(trainer):
         return ()
     arguments = trainer.args
@@ -144,8 +144,8 @@ def refuse_parallelism(trainer: Any) -> None:
         )
     if loaded is not None and getattr(trainer.model, "is_loaded_in_4bit", False):
         raise Unmodelled(
-            "load_in_4bit with distributed_config: bitsandbytes has no weights that are shared when loaded (DTensor). "
-            "Omit distributed_config, and write fsdp: true with bnb_4bit_quant_storage"
+            "load_in_4bit with distributed_config: bitsandbytes has no weights that are sharded when loaded (DTensor)."
+            " Omit distributed_config, and write fsdp: true with bnb_4bit_quant_storage"
         )
     engine = getattr(trainer.args, "memkit_engine", None) or {}
     ranks = (engine.get("tensor_parallel") or {}).get("autotp_size", 1)
