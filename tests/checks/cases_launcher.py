@@ -18,7 +18,18 @@ def section(**content: Any) -> dict[str, Any]:
     return {"deepspeed_config": content}
 
 
+def sizes(processes: int, kind: str = "FSDP", **sizes: int) -> Subject:
+    given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    return yaml_of(distributed_type=kind, num_processes=processes, parallelism_config=given)
+
+
 CASES: Cases = {
+    "parallelism-sizes": [
+        Case("parallelism_config", sizes(4, cp_size=3), sizes(4, cp_size=2, dp_shard_size=2)),
+        Case("parallelism_config", sizes(2, tp_size=2), sizes(4, tp_size=2, dp_shard_size=2)),
+        Case("parallelism_config", sizes(2, tp_size=4), sizes(2, "MULTI_GPU", tp_size=2)),
+        Case("parallelism_config", sizes(8, dp_shard_size=2), sizes(8, dp_shard_size=1)),
+    ],
     "accelerate-unknown-key": Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     "accelerate-wrong-value": [
         Case("distributed_type", yaml_of(distributed_type="deepspeed"), yaml_of(distributed_type=False)),

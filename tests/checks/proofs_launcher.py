@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
+
+from accelerate.parallelism_config import ParallelismConfig
 
 from tests.checks.accelerate_launch import launched, trained_with
 from tests.checks.plain import plain_proof
@@ -86,3 +91,19 @@ def accelerate_key_beside_json() -> None:
     trained_with({**DEEPSPEED, **alone})
     by_yaml = {"deepspeed_config": {"zero_stage": 2}}
     refused("deepspeed_config_file", lambda: trained_with({**DEEPSPEED, **by_yaml}, deepspeed=own))
+
+
+@plain_proof("parallelism-sizes", fails="loud")
+def parallelism_sizes() -> None:
+    def validated(processes: int, *, fsdp: bool = True, **sizes: int) -> None:
+        given = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+        content = {**DEEPSPEED, "distributed_type": "FSDP", "num_processes": processes, "parallelism_config": given}
+        with mock.patch.dict(os.environ, launched(content)):
+            config = ParallelismConfig()  # from the launcher's variables
+        config._validate_accelerator(SimpleNamespace(multi_device=not fsdp, is_fsdp2=fsdp, num_processes=processes))
+
+    refused("does not match num_processes (4)", lambda: validated(4, cp_size=3))
+    refused("does not match num_processes (8)", lambda: validated(8, dp_shard_size=2))
+    refused("no dimension for FSDP to shard across", lambda: validated(2, tp_size=2))
+    validated(4, cp_size=2, dp_shard_size=2)
+    validated(2, tp_size=2, fsdp=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,9 @@ _IN_THE_JSON: Final = (
 """Keys that may not stand beside a DeepSpeed JSON (accelerate 1.15.0: utils/dataclasses.py 1507-1532)."""
 
 _JSON: Final = "deepspeed_config_file"
+
+_PARALLELISM: Final = "parallelism_config"
+_SIZES: Final = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 
 
 def _engine_section(subject: Subject) -> Mapping[str, Any]:
@@ -158,3 +162,29 @@ def accelerate_key_beside_json(subject: Subject) -> Iterator[Match]:
             yield Match(f"{SECTION}.{key}", section[key], launcher=True)
     if launcher.get("mixed_precision") is not None:
         yield Match("mixed_precision", launcher["mixed_precision"], launcher=True)
+
+
+@any_job.error(
+    why="accelerate refuses sizes whose product is not the number of processes",
+    fix="change one of the sizes",
+    source="accelerate 1.15.0: parallelism_config.py 367-392",
+)
+def parallelism_sizes(subject: Subject) -> Iterator[Match]:
+    """Also FSDP with sizes none of which shards weights."""
+    launcher = subject.launcher or {}
+    given = section(launcher, _PARALLELISM)
+    sizes = {name: given.get(f"{_PARALLELISM}_{name}", 1) for name in _SIZES}
+    processes = launcher.get("num_processes")
+    if not all(isinstance(size, int) for size in sizes.values()) or sizes["sp_size"] != 1:
+        return
+    total = math.prod(sizes.values())
+    if total == 1:  # any number of processes
+        return
+    if isinstance(processes, int) and total != processes:
+        why = f"the product of its sizes is {total}, and num_processes is {processes}: accelerate refuses that"
+        fix = f"write num_processes: {total}, or other sizes"
+        yield Match(_PARALLELISM, given, why=why, fix=fix, launcher=True)
+    elif own_engine(launcher) == "FSDP" and sizes["dp_shard_size"] == sizes["cp_size"] == 1:
+        why = "FSDP has no size by which it shards weights: accelerate refuses that"
+        fix = f"set {_PARALLELISM}_dp_shard_size or {_PARALLELISM}_cp_size above 1"
+        yield Match(_PARALLELISM, given, why=why, fix=fix, launcher=True)

@@ -37,6 +37,7 @@ _FIRST: Final = 1e6
 _ONE_ARRAY: Final = 16 * GIB
 """A larger single request is itself the cause: it takes half of a small machine's RAM."""
 
+_SYNC: Final = ", and set accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
 _MOST_MAPS: Final = 8
 """Maximum processes of a `map` to propose: each holds its rows and a copy of the tokenizer."""
 
@@ -140,13 +141,14 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     more = f"set {name} {steps} → {steps * factor} too" if steps else f"multiply {name} by {factor}"
     reason = f"{more}, so that a step sees the same samples"
     if job.keeps_whole_gradient(factor) and not job.keeps_whole_gradient():
-        reason += ", and set accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
+        reason += _SYNC
     return replace(Change.of(CATALOGUE["global-batch"]), value=smaller, reason=reason, current=samples)
 
 
 def _batch(failed: FailedJob, change: Change) -> Change | None:
     if failed.samples is None:
-        return replace(change, value="smaller") if failed.larger_by > 1 else change
+        change = replace(change, value="smaller") if failed.larger_by > 1 else change
+        return replace(change, reason=change.reason + _SYNC) if failed.uses("FSDP") else change
     if failed.samples < failed.larger_by:
         return None
     return smaller_batch(failed.job, failed.samples / failed.larger_by if failed.larger_by > 1 else None)
