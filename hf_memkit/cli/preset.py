@@ -222,7 +222,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     if path.is_dir() or (destination or "").endswith("/"):
         path = path / own_name
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
-        raise InputError(f"{path}: not .yaml or .json; give such a file, a folder, or - to print")
+        raise InputError(f"{path}: not .yaml or .json; give such a file, a folder (new: with / at its end), or -")
     return path
 
 

@@ -231,6 +231,8 @@ def assignment(key: str, value: object, current: object = None) -> str:
 
 
 def _in_yaml(value: object) -> object:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_in_yaml(inner)}' for name, inner in value.items())}}}"
     return str(value).lower() if isinstance(value, bool) else value
 
 
