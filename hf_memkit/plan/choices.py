@@ -242,6 +242,8 @@ def _liger(script: _Script, row: Technique, choice: Choice) -> Choice | str:
         return "memkit does not plan Liger's kernels together with torch.compile"
     if fsdp_choices.is_sharded_when_loaded(script.own):
         return fsdp_choices.SHARDED_WHEN_LOADED
+    if script.own.fsdp is not None and script.own.facts.model.adapters:
+        return "its loss does not read an output layer that FSDP2 shards around PEFT's model"
     if model_type not in LIGER_OPTIONS:
         return f"Liger has no kernels for model type {model_type}"
     if why := too_old_for_triton(gpu):

@@ -248,7 +248,7 @@ class Search:
         yield [combine(*free, *lean, *small[:1], padding) for padding in lacking]
 
         yield [
-            combine(*free, losses[-1], saved, precision, method)
+            combine(*free, losses[0 if sharding else -1], saved, precision, method)  # FSDP2's adapters exclude Liger
             for method in self._changes_of("method")
             for precision in (None, *precise[-1:])
             for saved in _first_and_last(checkpointing)

@@ -135,6 +135,12 @@ CASES: Cases = {
           for adapters, also in (({"use_peft": True}, {"use_peft": True}), ({"use_lora": True}, {}))),
         Case("fsdp_config.activation_checkpointing", replace(args(**ON), settings={"adapter.r": 8}), args(**ON)),
     ],
+    "fsdp-liger-adapters": [
+        *other({"use_liger_kernel": True, "use_peft": True}, {"use_liger_kernel": True}),
+        *other({"use_liger_kernel": True, "use_lora": True},
+               {"use_liger_kernel": True, "use_lora": True,
+                "liger_kernel_config": {"fused_linear_cross_entropy": False}}),
+    ],
     "fsdp-bitsandbytes": [
         *other({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_torch_8bit"}),
         *other({"optim": "paged_lion_32bit"}, {"optim": "adamw_torch_fused"}),

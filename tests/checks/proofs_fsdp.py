@@ -5,8 +5,10 @@ accelerate turns FSDP on for GPUs only: where Trainer is asked, its Accelerator 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 import torchao.optim
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
-from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_auto_wrap_policy
+from accelerate.utils.fsdp_utils import _find_final_norm, fsdp2_apply_ac, fsdp2_prepare_auto_wrap_policy
 from peft import LoraConfig, get_peft_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -213,13 +215,35 @@ def saves_empty_adapter() -> None:
         assert saved(network, weights) == 40
 
 
-@plain_proof("fsdp-bitsandbytes", fails="late")
-def bitsandbytes_optimizers() -> None:
+@contextlib.contextmanager
+def one_rank() -> Iterator[Any]:
+    """The mesh of a process group of one rank."""
     began = not distributed.is_initialized()
     if began:
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        mesh = init_device_mesh("cpu", (1,))
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        if began:
+            distributed.destroy_process_group()
+
+
+@plain_proof("fsdp-liger-adapters", fails="late")
+def liger_with_adapters() -> None:
+    network = model()
+    assert _find_final_norm(network) is not None
+    assert _find_final_norm(get_peft_model(network, LoraConfig(target_modules=["c_attn"]))) is None
+    norm, alone, beside = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    with one_rank() as mesh:
+        fully_shard([alone], mesh=mesh)
+        fully_shard([norm, beside], mesh=mesh)
+        refused("got mixed torch.Tensor and DTensor", lambda: norm(torch.ones(1, 8)) @ alone.weight.t())
+        norm(torch.ones(1, 8)) @ beside.weight.t()
+
+
+@plain_proof("fsdp-bitsandbytes", fails="late")
+def bitsandbytes_optimizers() -> None:
+    with one_rank() as mesh:
 
         def step(optimizer: Any) -> None:
             network = torch.nn.Linear(128, 128)
@@ -232,9 +256,6 @@ def bitsandbytes_optimizers() -> None:
         refused("got mixed torch.Tensor and DTensor", lambda: step(bitsandbytes.optim.PagedLion8bit))
         refused("does not have a sharding strategy", lambda: step(bitsandbytes.optim.PagedAdamW32bit))
         step(torchao.optim.AdamW8bit)
-    finally:
-        if began:
-            distributed.destroy_process_group()
 
 
 @plain_proof("fsdp-deprecated", fails="unshown")

@@ -370,6 +370,21 @@ def fsdp_bitsandbytes(subject: Subject) -> Iterator[Match]:
         yield Match("optim", named_optimizer(subject), argument=True)
 
 
+@any_job.error(
+    why="around PEFT's model accelerate shards the output layer as a unit of one layer, and Liger's loss reads its "
+    "weights without a call that gathers them: the first step fails",
+    fix="set liger_kernel_config: {fused_linear_cross_entropy: false, cross_entropy: true}",
+    source="accelerate 1.15.0: utils/fsdp_utils.py 733-748, 868-879; liger_kernel 0.8.5: model/llama.py 194-202",
+)
+def fsdp_liger_adapters(subject: Subject) -> Iterator[Match]:
+    fsdp = fsdp_of(subject)
+    if fsdp is None or fsdp.version != 2 or not subject.on("use_liger_kernel") or not trains_adapters(subject):
+        return
+    kernels = subject.argument("liger_kernel_config")
+    if not isinstance(kernels, Mapping) or kernels.get("fused_linear_cross_entropy", True):
+        yield Match("use_liger_kernel", True, argument=True)
+
+
 @any_job.hint(
     why="transformers deprecates version 1 of FSDP, and fsdp as a text or list",
     fix="write fsdp: true, and the settings of version 2 in fsdp_config",
