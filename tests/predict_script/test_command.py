@@ -150,7 +150,7 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert out.startswith("DOES NOT FIT: ")
     assert "LoRA" in out and "batch_size" not in out and "--batch-size" not in out, "it is 1 already"
     assert "preset" not in out and "2 × 4GB GPU" in out
-    assert "the first of 2 ranks" in out and ", 2 times" in out
+    assert "the first of 2 ranks" in out and "RAM of 2 processes, each: " in out
 
 
 FINDS = """
