@@ -14,7 +14,7 @@ layer, so that figures differ for reasons other than a mistake. Left out are exp
 of their own, models whose config is not kept here, and whole copies on each GPU.
 
 Each row is traced once. Its memory is predicted with torch's default allocator, and with `expandable_segments:True`,
-because torchtitan's rows do not tell which of them they had.
+because torchtitan's rows do not name theirs.
 """
 
 from __future__ import annotations

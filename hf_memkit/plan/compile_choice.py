@@ -15,7 +15,7 @@ from hf_memkit.setup.techniques.compiling import LEAST_CAPABILITY
 COMPILE: Final = "compile"
 """The slot of the choice."""
 
-EXCHANGES: Final = "memkit does not plan it together with context or tensor parallelism"
+WITH_PARALLELISM: Final = "memkit does not plan it together with context or tensor parallelism"
 
 GATHERS: Final = "ZeRO-3 gathers weights in a hook of every module, and each hook ends the compiled graph"
 
@@ -44,7 +44,7 @@ def compile_choice(
     if why := too_old_for_triton(gpu):
         return why
     if own.ranks_per_batch > 1:
-        return EXCHANGES
+        return WITH_PARALLELISM
     if own.engine is not None and own.engine.stage == 3:
         return GATHERS
     if importlib.util.find_spec("triton") is None:

@@ -32,7 +32,7 @@ def is_sharded_when_loaded(own: TracedTraining) -> bool:
 
 
 def kept_layout(own: TracedTraining) -> str:
-    """That a plan keeps the script's hybrid, context or tensor parallelism."""
+    """The sentence of an answer about hybrid, context or tensor parallelism, which plans do not change."""
     sizes = ", ".join(f"{name}={size}" for name, size in own.parallel_sizes.items())
     return f"every setup keeps the script's {sizes}"
 

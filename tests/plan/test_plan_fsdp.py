@@ -10,9 +10,11 @@ from typing import Any, Final
 import pytest
 
 from hf_memkit.catalog.hardware import described_machine
+from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Candidate, Choice, combine
 from hf_memkit.plan.choices import choices_for
+from hf_memkit.plan.make_plan import _refuse_sequences
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.refused_settings import refused
 from hf_memkit.plan.traces import ScriptTraces
@@ -114,6 +116,15 @@ def test_sequences_of_gpus_that_share_a_batch() -> None:
     made = plan(own, gpus=8)
     assert (made.ranks, made.batches, made.own_sequences) == (8, 4, 32)
     assert made.file(own)["about"]["gpus_per_batch"] == 2
+
+
+def test_sequences_are_divided_over_batches_and_not_gpus() -> None:
+    """Defect: a number that the batches of all GPUs cannot share, or a refusal of one that they can."""
+    with pytest.raises(InputError, match=r"--sequences-per-step 10: must be a multiple of 4, .* write 8 or 12"):
+        _refuse_sequences(10, 4, None, "")
+    with pytest.raises(InputError, match=r"must be a multiple of 4, .* write 4"):
+        _refuse_sequences(2, 4, None, "")
+    _refuse_sequences(12, 4, None, "")
 
 
 def test_fsdp2_stands_beside_zero() -> None:

@@ -409,6 +409,10 @@ ENDS = {
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7) before two steps were traced", ""),
     "explains at length": ("raise ValueError('much ' * 100 + 'more')", "much …; fix it and try again", "much more"),
+    "shards on one GPU": (
+        "raise ValueError('Using fsdp only works in distributed training.')",
+        "ValueError: Using fsdp only works in distributed training; give the number of GPUs, such as --gpus 2", "",
+    ),
     "raises none": ("class Own(BaseException): pass\nraise Own(1)", "train.py, line 2: Own: 1", 'train.py", line 2'),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),

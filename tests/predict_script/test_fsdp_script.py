@@ -307,6 +307,15 @@ def test_what_saves_memory_is_named(predict: Predict, config: dict[str, bool], s
     assert [saving.partition(":")[0] for saving in training.unused_savings] == savings
 
 
+def test_what_saves_memory_is_shown_only_where_it_is_short() -> None:
+    traced = SimpleNamespace(sharded=True, unused_savings=("cpu_offload: true",))
+    training: Any = SimpleNamespace(traced=traced, setup=SimpleNamespace(micro_batch_size=1))
+    fits: Any = SimpleNamespace(verdict="fits")
+    assert _advice(fits, training, None) == []
+    lacks: Any = SimpleNamespace(verdict="does not fit")
+    assert _advice(lacks, training, None) == ["Try, in this order: cpu_offload: true; more GPUs."]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",

@@ -18,6 +18,7 @@ from transformers import HfArgumentParser, LlamaConfig, TrainingArguments
 from trl import ModelConfig, ScriptArguments, SFTConfig, TrlParser
 
 from hf_memkit import preset
+from hf_memkit.cli import main
 from hf_memkit.common.errors import InputError
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.from_script import predict_script
@@ -214,3 +215,21 @@ def test_an_fsdp_config_that_cannot_be_read_is_refused() -> None:
 def test_fsdp_that_trainer_refuses_is_refused(value: str) -> None:
     with pytest.raises(InputError, match=rf'^fsdp = "{value}": '):
         preset("fsdp2", model=MODEL, gpus=2, arguments={"fsdp": value}, **GPU)
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ("--gpus 2", "start it with: accelerate launch --config_file {0}-accelerate.yaml SCRIPT"),
+        ("--gpus 2 --for trl", "trl sft --config {0}.yaml --accelerate_config {0}-accelerate.yaml"),
+        ("--gpus 2 --nodes 2", "{0}-accelerate.yaml --main_process_ip FIRST_MACHINE --machine_rank NUMBER SCRIPT"),
+    ],
+)
+def test_the_command_that_uses_the_files_has_their_launcher(
+    options: str, start: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Defect: a command without a launcher, which Trainer refuses with FSDP."""
+    name = str(tmp_path / "fsdp2")
+    assert main(["preset", "copy", "fsdp2", f"{name}.yaml", "--gpu-memory", "24GB", *options.split()]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("Use it: "))
+    assert line.endswith(start.format(name))

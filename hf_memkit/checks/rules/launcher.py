@@ -170,7 +170,7 @@ def accelerate_key_beside_json(subject: Subject) -> Iterator[Match]:
     source="accelerate 1.15.0: parallelism_config.py 367-392",
 )
 def parallelism_sizes(subject: Subject) -> Iterator[Match]:
-    """Also FSDP with sizes none of which shards weights."""
+    """Also if FSDP has no size above 1 by which it could shard weights."""
     launcher = subject.launcher or {}
     given = section(launcher, _PARALLELISM)
     sizes = {name: given.get(f"{_PARALLELISM}_{name}", 1) for name in _SIZES}

@@ -137,6 +137,7 @@ def test_smaller_batches_need_each_batch_synchronised() -> None:
     for accumulation, named in ((1, True), (8, False)):
         first = explanation_of(FORWARD + GATHER + gpu(), job(4, accumulation)).changes[0]
         assert ("sync_each_batch: true" in first.reason) is named
+    assert "sync_each_batch: true" in explanation_of(FORWARD + GATHER + gpu()).changes[0].reason, "without arguments"
 
 
 def test_adapters_are_checkpointed_by_trainer() -> None:
