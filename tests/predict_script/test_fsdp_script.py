@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
 
+from hf_memkit.cli.predict_script import _advice
 from hf_memkit.common.terms import Category
 from hf_memkit.prediction.gpu_memory import cublas_workspace_bytes
 from hf_memkit.prediction.launch_command import PARALLELISM
