@@ -54,8 +54,17 @@ def without_checkpointing(own: TracedTraining, left_out: dict[str, str]) -> Iter
 
 
 def sharding(own: TracedTraining) -> Iterator[Choice]:
-    """Other settings of a script's FSDP2, in order of falling memory use; none without FSDP2 in its arguments."""
-    if own.fsdp is None or not own.arguments.fsdp:
+    """Other settings of a script's FSDP2, in order of falling memory use. If accelerate enables it by its config, only
+    what Trainer itself sets."""
+    if own.fsdp is None:
+        return
+    accelerator = dict(own.arguments.accelerator_config or {})
+    accumulation = accelerator.get("gradient_accumulation_kwargs") or {}
+    if not accumulation.get("sync_each_batch"):
+        accelerator["gradient_accumulation_kwargs"] = {**accumulation, "sync_each_batch": True}
+        settings = {"arguments.accelerator_config": accelerator}
+        yield Choice("sharding", "gradients sharded in each micro-batch", settings, costs_time=True)
+    if not own.arguments.fsdp:
         return
     base = {f"arguments.{FSDP_CONFIG}": _own_config(own)}
     reshards = f"{FSDP_CONFIG}.reshard_after_forward"

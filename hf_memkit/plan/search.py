@@ -122,8 +122,8 @@ class Search:
         """The combination of choices of `nearest`, with which at least the smallest micro-batch fits."""
         lean, small = self._lean(), self._changes_of("small optimizer")
         combinations = [(), combine(lean[1]), combine(*lean), *(combine(lean[1], choice) for choice in small[:1])]
-        others = (*small, *self._changes_of("sharding"), *self._changes_of("engine"))
-        combinations += [combine(*lean, choice) for choice in others]
+        sharding = [choice for choice in self._changes_of("sharding") if choice.costs_time]
+        combinations += [combine(*lean, choice) for choice in (*small, *sharding, *self._changes_of("engine"))]
         combinations = list(dict.fromkeys(combinations))
         for begin in range(0, len(combinations), PARALLEL_TRACES):
             wave = combinations[begin : begin + PARALLEL_TRACES]
@@ -230,14 +230,13 @@ class Search:
         lacking = [each for each in precise if not self._largest_size_fits(combine(*free, *quick, each))]
         yield [combine(*free, *saved, *small[:1], precision) for precision in lacking for saved in (lean, quick)]
 
-        sharding = self._changes_of("sharding")
-        yield [combine(*free, losses[-1], saved, choice) for choice in sharding for saved in (quick[1], lean[1])]
+        sharding, fits = self._changes_of("sharding"), self._whole_batch_fits_without_cost()
+        tried = [choice for choice in sharding if not (fits and choice.costs_time)]
+        yield [combine(*free, losses[-1], saved, choice) for choice in tried for saved in (quick[1], lean[1])]
         with_engine = [combine(*lean, engine) for engine in self._changes_of("engine")]
         if may_fit:
-            yield [
-                *with_engine[:PARALLEL_TRACES],
-                *(each for each in with_engine[PARALLEL_TRACES:] if uses_fsdp(each)),
-            ]
+            first, later = with_engine[:PARALLEL_TRACES], with_engine[PARALLEL_TRACES:]
+            yield [*first, *filter(uses_fsdp, later)]
         else:
             yield [*with_engine, *(combine(*free, *lean, optimizer) for optimizer in small[1:])]
 

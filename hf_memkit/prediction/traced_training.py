@@ -39,6 +39,7 @@ class TracedArguments:
     deepspeed: Any = None
     fsdp: Any = None
     fsdp_config: Any = None
+    accelerator_config: Mapping[str, Any] | None = None  # without what is the default
     packing: bool | None = None
     padding_free: bool | None = None
     loss_type: str | None = None

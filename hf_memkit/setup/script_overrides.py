@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,7 +252,9 @@ def _shown(value: Any) -> str:
 
 def _is_same_value(value: Any, wanted: Any) -> bool:
     """Whether a field has the wanted value, perhaps as converted by its class: an enumeration, a list of one item
-    (DPO's `loss_type`), a dict with added defaults."""
+    (DPO's `loss_type`), a dict with added defaults, an object made of a dict (`accelerator_config`)."""
+    if is_dataclass(value) and isinstance(wanted, dict):
+        return all(_is_same_value(getattr(value, name, None), item) for name, item in wanted.items())
     if isinstance(value, enum.Enum):
         value = value.value
     if isinstance(value, list) and not isinstance(wanted, list):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.errors import InputError
@@ -56,7 +58,7 @@ def test_what_a_script_with_fsdp2_can_change() -> None:
     assert {"DeepSpeed", "8-bit AdamW"} <= set(left_out)
     assert by_slot["checkpointing"][0] is by_slot["sharding"][0] is None
 
-    offload = change(FSDP, "sharding", 2)
+    offload = change(FSDP, "sharding", 3)
     saved = change(FSDP, "checkpointing", -1)
     both = Candidate(1, 1, combine(saved, offload))
     assert both.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": True, "cpu_offload": True}
@@ -64,8 +66,18 @@ def test_what_a_script_with_fsdp2_can_change() -> None:
     gloo = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
     assert both.environment == gloo, "NCCL alone cannot clip gradients in RAM"
     assert not refused(both.settings, FSDP.arguments, MACHINE, 4)
-    kept = Candidate(1, 1, (change(FSDP, "sharding", 1),))
+    kept = Candidate(1, 1, (change(FSDP, "sharding", 2),))
     assert kept.arguments["fsdp_config"] == {**WRITTEN, "reshard_after_forward": False}
+
+
+def test_micro_batches_that_reduce_gradients() -> None:
+    """Defect: other keys of the script's accelerator_config are lost, or a setting that it has already."""
+    own = {"even_batches": False, "gradient_accumulation_kwargs": {"sync_with_dataloader": False}}
+    synced = {"sync_with_dataloader": False, "sync_each_batch": True}
+    made = change(changed(FSDP, arguments__accelerator_config=own), "sharding", 1)
+    assert made.settings == {"arguments.accelerator_config": {**own, "gradient_accumulation_kwargs": synced}}
+    has_it = changed(FSDP, arguments__accelerator_config=made.settings["arguments.accelerator_config"])
+    assert len(choices(has_it)[0]["sharding"]) == 3
 
 
 def test_checkpointing_of_fsdp_is_not_joined_by_trainers() -> None:
@@ -84,7 +96,10 @@ def test_settings_in_accelerates_config_are_not_changed() -> None:
     """Defect: arguments for FSDP that the launcher's config overrides, or that enable it a second time; no
     checkpointing, although Trainer's does not depend on that config."""
     own = changed(FSDP, arguments__fsdp=None, arguments__fsdp_config=None)
-    assert choices(own)[0]["sharding"] == [None]
+    assert [each and each.settings.keys() for each in choices(own)[0]["sharding"]] == [
+        None,
+        {"arguments.accelerator_config"},
+    ]
     assert change(own, "checkpointing", -1).settings["arguments.activation_checkpointing"] is True
 
 
@@ -94,7 +109,7 @@ def test_context_parallelism_is_kept() -> None:
     assert any(choices(padded)[0]["padding"])
     by_slot, left_out = choices(changed(padded, parallel_sizes={"dp_shard_size": 2, "cp_size": 2}))
     assert left_out["another layout of the GPUs"] == "every setup keeps the script's dp_shard_size=2, cp_size=2"
-    assert len(by_slot["sharding"]) == 3 and len(by_slot["checkpointing"]) == 3
+    assert len(by_slot["sharding"]) == 4 and len(by_slot["checkpointing"]) == 3
     assert by_slot["padding"] == by_slot["compile"] == by_slot["engine"] == [None]
     assert {"padding-free", "torch.compile"} <= set(left_out)
 
@@ -180,6 +195,11 @@ def test_keys_that_trainer_adds_are_no_difference_of_a_run() -> None:
     assert _is_same_value(added, WRITTEN)
     assert not _is_same_value({**added, "version": 1}, WRITTEN)
 
+    accumulation = {"sync_each_batch": True}
+    config = AcceleratorConfig(gradient_accumulation_kwargs={**accumulation, "num_steps": 1})
+    assert _is_same_value(config, {"gradient_accumulation_kwargs": accumulation})
+    assert not _is_same_value(config, {"gradient_accumulation_kwargs": accumulation, "even_batches": False})
+
 
 def test_a_plan_for_several_machines() -> None:
     """Defect: sequences or the price of one machine, or a launcher that starts on one."""
@@ -216,14 +236,20 @@ def test_a_fork_is_traced_with_other_settings_of_fsdp2(
     flags = ["--output_dir", "out", "--bf16", "True", "--report_to", "none", "--max_steps", "3"]
     if is_there:
         flags += ["--fsdp", "full_shard", "--fsdp_config", json.dumps(WRITTEN)]
+        flags += ["--accelerator_config", '{"even_batches": false}']
     with ScriptTraces(ScriptJob(UserScript.at("train.py", flags), MACHINE, 2)) as traces:
         traces.start()
         own = traces.of(Overrides()).outcome().training
         assert own is not None and (own.fsdp is not None) == is_there
         slots = ("checkpointing", "sharding" if is_there else "engine")
-        candidate = Candidate(4, 2, combine(*(choices(own, gpus=2)[0][slot][-1] for slot in slots)))
+        changes = [choices(own, gpus=2)[0][slot][-1] for slot in slots]
+        if is_there:
+            changes.append(replace(change(own, "sharding", 1), slot="gradients"))  # beside offload
+        candidate = Candidate(4, 2, combine(*changes))
         other = traces.of(candidate.overrides).outcome().training
     assert other is not None
     assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=False)
     assert other.arguments.activation_checkpointing is True
     assert other.arguments.per_device_train_batch_size == 4
+    accumulation = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    assert other.arguments.accelerator_config == ({"even_batches": False, **accumulation} if is_there else None)

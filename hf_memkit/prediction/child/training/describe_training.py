@@ -62,10 +62,24 @@ def _arguments(arguments: Any) -> TracedArguments:
         value = getattr(arguments, name_in_version(field.name, installed), None)
         with contextlib.suppress(TypeError):
             values[field.name] = json.loads(json.dumps(getattr(value, "value", value)))
+    values["accelerator_config"] = _accelerator_config(arguments) or None
     record = creation_record(arguments)
     if record is not None and record.given.get("torch_compile_backend") is None:
         values["torch_compile_backend"] = None  # Trainer has set it because of torch_compile
     return TracedArguments(**values)
+
+
+def _accelerator_config(arguments: Any) -> dict[str, Any]:
+    """The fields of `accelerator_config` that differ from their defaults, without `num_steps`, which Trainer adds
+    (transformers 5.23.0: trainer.py, `create_accelerator_and_postprocess`)."""
+    config = getattr(arguments, "accelerator_config", None)
+    if config is None:
+        return {}
+    accumulation = {**(config.gradient_accumulation_kwargs or {})}
+    accumulation.pop("num_steps", None)
+    content = {**config.to_dict(), "gradient_accumulation_kwargs": accumulation or None}
+    default = type(config)()
+    return {name: value for name, value in content.items() if value != getattr(default, name)}
 
 
 def _dtypes(parameters: Iterable[torch.Tensor]) -> tuple[str, ...]:
