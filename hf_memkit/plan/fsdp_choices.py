@@ -20,6 +20,8 @@ _GLOO_BESIDE_NCCL: Final = {"environment.ACCELERATE_USE_FSDP": "true", "environm
 """With these variables accelerate adds gloo to NCCL, which cannot reduce gradients in RAM (accelerate 1.15.0: state.py
 226-234). Trainer's parser refuses the flag for that, `--ddp_backend cuda:nccl,cpu:gloo`."""
 
+_SYNCED: Final = "gradients sharded in each micro-batch"
+
 _ADDED: Final[Mapping[str, Any]] = {
     "min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False,
 }  # fmt: skip
@@ -43,6 +45,17 @@ def _own_config(own: TracedTraining) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in _ADDED or value != _ADDED[key]}
 
 
+def _synced(own: TracedTraining) -> dict[str, Any]:
+    """The setting with which each micro-batch reduces gradients; empty if the script has it. Without it, every GPU
+    keeps the whole gradient until the last one (transformers 5.23.0: trainer.py 1897-1901)."""
+    config = own.arguments.accelerator_config or {}
+    accumulation = config.get("gradient_accumulation_kwargs") or {}
+    if accumulation.get("sync_each_batch"):
+        return {}
+    synced = {**accumulation, "sync_each_batch": True}
+    return {"arguments.accelerator_config": {**config, "gradient_accumulation_kwargs": synced}}
+
+
 def without_checkpointing(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice | None]:
     """No checkpointing for a script that has FSDP's own, and None: its own. Trainer refuses both forms at once."""
     if own.arguments.fsdp:
@@ -58,12 +71,8 @@ def sharding(own: TracedTraining) -> Iterator[Choice]:
     what Trainer itself sets."""
     if own.fsdp is None:
         return
-    accelerator = dict(own.arguments.accelerator_config or {})
-    accumulation = accelerator.get("gradient_accumulation_kwargs") or {}
-    if not accumulation.get("sync_each_batch"):
-        accelerator["gradient_accumulation_kwargs"] = {**accumulation, "sync_each_batch": True}
-        settings = {"arguments.accelerator_config": accelerator}
-        yield Choice("sharding", "gradients sharded in each micro-batch", settings, costs_time=True)
+    if synced := _synced(own):
+        yield Choice("sharding", _SYNCED, synced, costs_time=True)
     if not own.arguments.fsdp:
         return
     base = {f"arguments.{FSDP_CONFIG}": _own_config(own)}
@@ -95,3 +104,7 @@ def engine(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice]:
     copies = own.arguments.bf16 and "float32" in own.model.trained_dtypes
     result = "computes from 16-bit copies of the weights" if copies else ""
     yield Choice("engine", NAME, settings, result=result, costs_time=True)
+    if (
+        synced := _synced(own)
+    ) and own.arguments.per_device_train_batch_size * own.arguments.gradient_accumulation_steps > 1:
+        yield Choice("engine", f"{NAME}, {_SYNCED}", settings | synced, result=result, costs_time=True)

@@ -235,8 +235,9 @@ class Search:
         yield [combine(*free, losses[-1], saved, choice) for choice in tried for saved in (quick[1], lean[1])]
         with_engine = [combine(*lean, engine) for engine in self._changes_of("engine")]
         if may_fit:
-            first, later = with_engine[:PARALLEL_TRACES], with_engine[PARALLEL_TRACES:]
-            yield [*first, *filter(uses_fsdp, later)]
+            fsdp = [*filter(uses_fsdp, with_engine[PARALLEL_TRACES:])]
+            yield [*with_engine[:PARALLEL_TRACES], *fsdp[:1]]
+            yield [each for each in fsdp[1:] if not self._largest_size_fits(fsdp[0])]
         else:
             yield [*with_engine, *(combine(*free, *lean, optimizer) for optimizer in small[1:])]
 

@@ -150,6 +150,12 @@ def test_fsdp2_stands_beside_zero() -> None:
     arguments = Candidate(1, 1, combine(change(PLAIN, "checkpointing", -1), fsdp)).arguments
     assert (arguments["fsdp_config"], arguments["activation_checkpointing"]) == ({"version": 2}, True)
 
+    *_, kept, sharded = choices(changed(PLAIN, arguments__per_device_train_batch_size=2))[0]["engine"]
+    assert kept == fsdp and sharded is not None
+    assert sharded.settings["arguments.accelerator_config"]["gradient_accumulation_kwargs"] == {
+        "sync_each_batch": True
+    }
+
     zero = changed(PLAIN, arguments__deepspeed={"zero_optimization": {"stage": 2}})
     other = choices(zero)[0]["engine"][-1]
     assert other is not None and other.settings["arguments.deepspeed"] is None
@@ -249,5 +255,5 @@ def test_a_fork_is_traced_with_other_settings_of_fsdp2(
     assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=False)
     assert other.arguments.activation_checkpointing is True
     assert other.arguments.per_device_train_batch_size == 4
-    accumulation = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    assert other.arguments.accelerator_config == ({"even_batches": False, **accumulation} if is_there else None)
+    synced = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    assert other.arguments.accelerator_config == ({"even_batches": False, **synced} if is_there else synced)
