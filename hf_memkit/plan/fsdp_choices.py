@@ -83,6 +83,7 @@ def sharding(own: TracedTraining) -> Iterator[Choice]:
         yield Choice("sharding", "weights gathered twice", base | {reshards: True}, costs_time=True)
     if not own.fsdp.cpu_offload:
         offload = {reshards: True, f"{FSDP_CONFIG}.cpu_offload": True, **_GLOO_BESIDE_NCCL}
+        offload |= _synced(own)  # a whole gradient on the GPU would be larger than the shares that it frees
         yield Choice("sharding", "FSDP2 offload", base | offload, costs_time=True)
 
 

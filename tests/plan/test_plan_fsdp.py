@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -246,10 +245,7 @@ def test_a_fork_is_traced_with_other_settings_of_fsdp2(
         own = traces.of(Overrides()).outcome().training
         assert own is not None and (own.fsdp is not None) == is_there
         slots = ("checkpointing", "sharding" if is_there else "engine")
-        changes = [choices(own, gpus=2)[0][slot][-1] for slot in slots]
-        if is_there:
-            changes.append(replace(change(own, "sharding", 1), slot="gradients"))  # beside offload
-        candidate = Candidate(4, 2, combine(*changes))
+        candidate = Candidate(4, 2, combine(*(choices(own, gpus=2)[0][slot][-1] for slot in slots)))
         other = traces.of(candidate.overrides).outcome().training
     assert other is not None
     assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=False)
