@@ -118,7 +118,10 @@ class Candidate:
             "per_device_train_batch_size": self.micro_batch_size,
             "gradient_accumulation_steps": self.accumulation,
         }
-        return {**batch, **training_arguments(self.settings)}
+        changes = training_arguments(self.settings)
+        if self.accumulation == 1:
+            changes.pop("accelerator_config", None)  # `sync_each_batch` has no effect without accumulation
+        return {**batch, **changes}
 
     @property
     def environment(self) -> dict[str, str]:

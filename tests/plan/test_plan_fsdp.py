@@ -75,6 +75,8 @@ def test_micro_batches_that_reduce_gradients() -> None:
     synced = {"sync_with_dataloader": False, "sync_each_batch": True}
     made = change(changed(FSDP, arguments__accelerator_config=own), "sharding", 1)
     assert made.settings == {"arguments.accelerator_config": {**own, "gradient_accumulation_kwargs": synced}}
+    assert "accelerator_config" in Candidate(4, 2, (made,)).arguments
+    assert "accelerator_config" not in Candidate(8, 1, (made,)).arguments, "nothing is accumulated"
     has_it = changed(FSDP, arguments__accelerator_config=made.settings["arguments.accelerator_config"])
     assert len(choices(has_it)[0]["sharding"]) == 3
 
