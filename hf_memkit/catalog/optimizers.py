@@ -198,6 +198,7 @@ class Optimizer:
         foreach: whether it updates all parameters together, with temporaries as large as all of them.
         deepspeed: name in DeepSpeed's JSON of its optimizer with the same algorithm and states; empty if none.
         compiled: whether its step is compiled.
+        dtensors: whether it steps weights that FSDP2 shards (DTensors).
     """
 
     name: str
@@ -218,6 +219,7 @@ class Optimizer:
     foreach: bool = False
     deepspeed: Literal["", "adamw", "lion", "adagrad"] = ""
     compiled: bool = False
+    dtensors: bool = True
 
 
 _ADEMAMIX: Final = ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3")
@@ -227,14 +229,14 @@ _RATE_ONLY: Final = ()
 """It receives none of Adam's settings: only the learning rate, and its options in `optim_args`."""
 _GALORE_READS: Final = ("rank", "update_proj_gap", "scale", "proj_type")
 
-_bnb = partial(Optimizer, packages=("bitsandbytes",))
+_bnb = partial(Optimizer, packages=("bitsandbytes",), dtensors=False)
 _galore = partial(
     Optimizer, packages=("galore_torch",), reads=_GALORE_READS, takes=_RATE_ONLY, takes_groups=False, low_rank=True,
     rounding="tried",
 )  # fmt: skip
 _apollo = partial(
     Optimizer, packages=("apollo_torch",), reads=(*_GALORE_READS, "proj", "scale_type"), takes_groups=False,
-    low_rank=True, states=_LOW_RANK, rounding="tried",
+    low_rank=True, states=_LOW_RANK, rounding="tried", dtensors=False,
 )  # fmt: skip
 # LOMO uses a gradient when the next one arrives (lomo-optim 0.1.1: lomo.py 96-137).
 _lomo = partial(
@@ -273,7 +275,7 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
         Optimizer(
             "rmsprop", "RMSprop", reads=("momentum", "alpha", "eps", "centered", "weight_decay"), takes=_RATE_ONLY
         ),
-        Optimizer("adafactor", "Adafactor", "adafactor", states=_FACTORED, takes=_RATE_ONLY),
+        Optimizer("adafactor", "Adafactor", "adafactor", states=_FACTORED, takes=_RATE_ONLY, dtensors=False),
         _bnb("adamw_bnb_8bit", "AdamW", "adamw-8bit", states=_bitsandbytes(2), bits=8),
         _bnb("adamw_8bit", "AdamW", states=_bitsandbytes(2), bits=8),  # another name of adamw_bnb_8bit
         _bnb(
@@ -293,13 +295,13 @@ OPTIMIZERS: Final[dict[str, Optimizer]] = {
         _bnb("rmsprop_bnb_32bit", "RMSprop", reads=None),
         _galore("galore_adamw", "GaLore", "galore", states=_LOW_RANK),
         _galore("galore_adamw_layerwise", "GaLore", "galore-layerwise", states=_LOW_RANK, gradients_at_once=1),
-        _galore("galore_adamw_8bit", "GaLore", packages=("galore_torch", "bitsandbytes"), bits=8),
+        _galore("galore_adamw_8bit", "GaLore", packages=("galore_torch", "bitsandbytes"), bits=8, dtensors=False),
         _galore(
             "galore_adamw_8bit_layerwise", "GaLore", packages=("galore_torch", "bitsandbytes"), bits=8,
-            gradients_at_once=1,
+            gradients_at_once=1, dtensors=False,
         ),
-        _galore("galore_adafactor", "GaLore, Adafactor"),
-        _galore("galore_adafactor_layerwise", "GaLore, Adafactor", gradients_at_once=1),
+        _galore("galore_adafactor", "GaLore, Adafactor", dtensors=False),
+        _galore("galore_adafactor_layerwise", "GaLore, Adafactor", gradients_at_once=1, dtensors=False),
         _apollo("apollo_adamw", "APOLLO", "apollo"),
         _apollo("apollo_adamw_layerwise", "APOLLO", "apollo-layerwise", gradients_at_once=1),
         _lomo("lomo", "LOMO", "lomo", states=_NONE),
@@ -346,12 +348,15 @@ CLASSES: Final[tuple[Optimizer, ...]] = (
         f"{_OURS}.stochastic_adafactor:Adafactor", "Adafactor", "adafactor-stochastic", (), _FACTORED,
         takes=_RATE_ONLY, rounding="stochastic",
     ),
-    Optimizer("*:Adafactor", "Adafactor", states=_FACTORED, takes=_RATE_ONLY),
+    Optimizer("*:Adafactor", "Adafactor", states=_FACTORED, takes=_RATE_ONLY, dtensors=False),
     Optimizer(
         f"{_OURS}.large_batch_optimizers:LARS", "LARS", "lars", ("bitsandbytes",), _moments(1, fp32=True),
-        takes=_RATE_ONLY,
+        takes=_RATE_ONLY, dtensors=False,
     ),
-    Optimizer(f"{_OURS}.large_batch_optimizers:LAMB", "LAMB", "lamb", ("bitsandbytes",), _moments(2, fp32=True)),
+    Optimizer(
+        f"{_OURS}.large_batch_optimizers:LAMB", "LAMB", "lamb", ("bitsandbytes",), _moments(2, fp32=True),
+        dtensors=False,
+    ),
     Optimizer("*:LARS", "LARS", states=_moments(1, fp32=True)),
     Optimizer("*:LAMB", "LAMB", states=_moments(2, fp32=True)),
     Optimizer("*:AdamW", "AdamW", "adamw-loop"),

@@ -293,7 +293,7 @@ def _eight_bit(script: _Script, row: Technique, choice: Choice) -> Choice | str:
     if own.arguments.deepspeed:
         return "memkit does not plan it together with DeepSpeed"
     if own.sharded:
-        return fsdp_choices.NO_8_BITS
+        return fsdp_choices.NO_DTENSORS
     if own.facts.own_optimizer or optimizer is None or optimizer.algorithm != "AdamW" or optimizer.bits != 32:
         return "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
     return _not_installed(*row.packages) or choice
@@ -413,8 +413,8 @@ def _methods(script: _Script, also: tuple[str, ...], left_out: LeftOut) -> Itera
             continue
         optimizer = OPTIMIZERS[name]
         why = _not_installed(*optimizer.packages)
-        if own.sharded and "bitsandbytes" in optimizer.packages:
-            why = fsdp_choices.NO_8_BITS
+        if own.sharded and not optimizer.dtensors:
+            why = fsdp_choices.NO_DTENSORS
         if own.facts.own_optimizer or why:
             left_out[name] = why or "the script creates its own optimizer"
             continue

@@ -12,7 +12,7 @@ NAME: Final = "FSDP2"
 
 IN_LAUNCHER: Final = "FSDP is enabled by accelerate's config; to plan its settings, write fsdp and fsdp_config instead"
 
-NO_8_BITS: Final = "bitsandbytes' optimizers do not step FSDP2's sharded weights (DTensor)"
+NO_DTENSORS: Final = "it does not step FSDP2's sharded weights (DTensor)"
 
 SHARDED_WHEN_LOADED: Final = "it does not read weights that are sharded when loaded (DTensor)"
 

@@ -141,9 +141,10 @@ CASES: Cases = {
                {"use_liger_kernel": True, "use_lora": True,
                 "liger_kernel_config": {"fused_linear_cross_entropy": False}}),
     ],
-    "fsdp-bitsandbytes": [
+    "fsdp-optimizer": [
         *other({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_torch_8bit"}),
         *other({"optim": "paged_lion_32bit"}, {"optim": "adamw_torch_fused"}),
+        *other({"optim": "adafactor"}, {"optim": "galore_adamw"}),
     ],
     "fsdp-deprecated": [
         Case("fsdp", args("full_shard auto_wrap"), args()),

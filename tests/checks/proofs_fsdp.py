@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import apollo_torch
 import bitsandbytes
 import torch
 import torchao.optim
@@ -25,6 +26,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, ShardingStrategy, StateDictType, fully_shard
 from transformers import BartConfig, BartForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.optimization import Adafactor
 
 from tests.checks.accelerate_launch import launched
 from tests.checks.plain import plain_proof
@@ -241,20 +243,27 @@ def liger_with_adapters() -> None:
         refused("got mixed torch.Tensor and DTensor", lambda: torch.ones(1, 8) @ alone.weight.t())
 
 
-@plain_proof("fsdp-bitsandbytes", fails="late")
-def bitsandbytes_optimizers() -> None:
+@plain_proof("fsdp-optimizer", fails="late")
+def optimizers_without_dtensors() -> None:
     with one_rank() as mesh:
 
-        def step(optimizer: Any) -> None:
+        def step(optimizer: Any, group: dict[str, Any] | None = None, **options: Any) -> None:
             network = torch.nn.Linear(128, 128)
             fully_shard(network, mesh=mesh)
-            chosen = optimizer(network.parameters(), lr=1e-3)
+            chosen = optimizer([{"params": list(network.parameters()), **(group or {})}], lr=1e-3, **options)
             network(torch.ones(1, 128)).sum().backward()
             chosen.step()
 
         refused("got mixed torch.Tensor and DTensor", lambda: step(bitsandbytes.optim.AdamW8bit))
         refused("got mixed torch.Tensor and DTensor", lambda: step(bitsandbytes.optim.PagedLion8bit))
         refused("does not have a sharding strategy", lambda: step(bitsandbytes.optim.PagedAdamW32bit))
+        refused(
+            "got mixed torch.Tensor and DTensor",
+            lambda: step(Adafactor, scale_parameter=False, relative_step=False),
+        )
+        low_rank = {"rank": 4, "update_proj_gap": 1, "scale": 1, "proj_type": "std", "proj": "random"}
+        low_rank["scale_type"] = "channel"
+        refused("got mixed torch.Tensor and DTensor", lambda: step(apollo_torch.APOLLOAdamW, low_rank))
         step(torchao.optim.AdamW8bit)
 
 

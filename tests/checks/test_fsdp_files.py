@@ -47,7 +47,7 @@ def test_the_json_is_checked_alone_named_by_arguments_and_beside_them(tmp_path: 
     naming = written(tmp_path / "args.yaml", {"output_dir": "x", "fsdp": True, "fsdp_config": "fsdp.json"})
     assert problems(naming) == OF_THE_JSON
     beside = written(tmp_path / "beside.yaml", {"output_dir": "x", "fsdp": True, "optim": "adamw_bnb_8bit"})
-    assert problems(settings, beside) == OF_THE_JSON | {("fsdp-bitsandbytes", "error", "beside.yaml", "optim")}
+    assert problems(settings, beside) == OF_THE_JSON | {("fsdp-optimizer", "error", "beside.yaml", "optim")}
     without = written(tmp_path / "without.yaml", {"output_dir": "x"})
     assert problems(settings, without) == {("fsdp-config-without-fsdp", "warning", "without.yaml", "fsdp_config")}
     assert not problems(written(tmp_path / "short.json", {"version": 2, "activation_checkpointing": True}))
@@ -64,7 +64,7 @@ def test_the_yaml_and_arguments_are_one_job(tmp_path: Path) -> None:
     wrong = {"output_dir": "x", "fp16": True, "optim": "paged_adamw_8bit", "gradient_checkpointing": True}
     assert problems(launch, written(tmp_path / "wrong.yaml", wrong)) == {
         ("checkpointing-and-fsdp", "error", "wrong.yaml", "activation_checkpointing"),
-        ("fsdp-bitsandbytes", "error", "wrong.yaml", "optim"),
+        ("fsdp-optimizer", "error", "wrong.yaml", "optim"),
         ("accelerate-precision-overruled", "warning", "acc.yaml", "mixed_precision"),
     }
 

@@ -359,14 +359,15 @@ def fsdp_saves_empty_adapter(subject: Subject) -> Iterator[Match]:
 
 
 @any_job.error(
-    why="version 2 shards parameters as DTensors, for which bitsandbytes' optimizers have no operator: the first "
-    "optimizer step fails",
+    why="version 2 shards parameters as DTensors, which operators of this optimizer do not take: the first optimizer "
+    "step fails",
     fix="set optim: adamw_torch_8bit, of torchao, or adamw_torch_fused with cpu_offload",
-    source="bitsandbytes 0.50.2: optim/optimizer.py 540-590; torch 2.13.0: distributed/tensor/_dispatch.py",
+    source="bitsandbytes 0.50.2: optim/optimizer.py 540-590; transformers 5.23.0: optimization.py 1237, 1266; "
+    "apollo-torch 1.0.3: random_projector.py 112-121; torch 2.13.0: distributed/tensor/_dispatch.py",
 )
-def fsdp_bitsandbytes(subject: Subject) -> Iterator[Match]:
+def fsdp_optimizer(subject: Subject) -> Iterator[Match]:
     fsdp = fsdp_of(subject)
-    if fsdp is not None and fsdp.version == 2 and "bitsandbytes" in optimizer_row(subject).packages:
+    if fsdp is not None and fsdp.version == 2 and not optimizer_row(subject).dtensors:
         yield Match("optim", named_optimizer(subject), argument=True)
 
 
