@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from hf_memkit.measuring.out_of_memory.change import Remedy
-from hf_memkit.measuring.out_of_memory.traceback import TracebackFacts
+from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
 
 FailureCause = Literal["FSDP", "several processes"]
 
@@ -27,8 +27,7 @@ class Failure:
         fixes: what helps, the best first.
         source: the line that raises it, and issues.
         rule: the rule of `memkit check` that finds the mistake before a run.
-        seen: what the traceback must show: a technique in use, or the place. Empty: nothing.
-        only_fsdp: whether other jobs raise it too, so that the log must show FSDP.
+        seen: a technique that must be in use, by the frames; of FSDP, any line of the log may show it. Empty: none.
         rank: as in `patterns.Form`: an error stands above a kill, and a timeout follows from either.
     """
 
@@ -40,19 +39,15 @@ class Failure:
     fixes: tuple[Remedy, ...]
     source: str
     rule: str = ""
-    seen: str = ""
-    only_fsdp: bool = False
+    seen: Feature | None = None
     cause: FailureCause = "FSDP"
     rank: int = 2
 
-    def fits(self, trace: TracebackFacts) -> bool:
-        """Whether the traceback shows this case."""
-        return not self.seen or self.seen in trace.in_use or self.seen == trace.place
-
     @staticmethod
     def of(form: str, trace: TracebackFacts) -> Failure | None:
-        """The row for an error of this form; None for other forms."""
-        return next((row for row in FAILURES if row.form == form and row.fits(trace)), None)
+        """The row for an error of this form; None for other forms, and if another job raised it."""
+        rows = (row for row in FAILURES if row.form == form)
+        return next((row for row in rows if row.seen is None or row.seen in trace.in_use), None)
 
 
 def _fsdp(value: str, reason: str) -> Remedy:
@@ -74,6 +69,12 @@ _CALL: Final = _code(
 _SAVE_MODEL: Final = _code("trainer.save_model()", "gathers the weights; every rank must call it, rank 0 writes")
 _WHOLE: Final = _fsdp("state_dict_type: FULL_STATE_DICT", "a save then gathers whole weights")
 _TORCHAO: Final = _argument("optim", "adamw_torch_8bit", "torchao's 8-bit AdamW knows sharded weights")
+_FIRST_ERROR: Final = _code("grep -n Error LOG", "finds the first error, in the logs of all ranks")
+_LONGER: Final = _argument("ddp_timeout", "7200", "seconds, if rank 0 tokenizes, saves or evaluates for so long")
+_ABSENT: Final = (
+    "One rank did not take part in a collective operation: it failed earlier, hung, had fewer batches, or saved "
+    "alone. An earlier error, in the log of any rank, is the cause."
+)
 _NO_LOADING: Final = _fsdp("cpu_ram_efficient_loading: false", "each process then loads the weights, in its own RAM")
 
 FAILURES: Final[tuple[Failure, ...]] = (
@@ -222,7 +223,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         ),
         "github.com/huggingface/transformers/issues/32285, github.com/linkedin/Liger-Kernel/issues/332, "
         "github.com/pytorch/pytorch/issues/82461",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "fsdp-part-first",
@@ -246,7 +247,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _code("delete model.to(…)", "of a model that is wrapped: with cpu_offload its weights must stay in RAM"),
         ),
         "github.com/huggingface/trl/issues/2584, github.com/hiyouga/LlamaFactory/issues/9560",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     # Weights without data, or at the wrong place
     Failure(
@@ -273,7 +274,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _fsdp("sync_module_states: true", "with version 1, which sends the weights of rank 0 only then"),
         ),
         "github.com/huggingface/accelerate/issues/2031",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "fsdp-offload-device",
@@ -297,7 +298,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
                   "wrapped the model; set model.dtype instead"),
         ),
         "accelerate 1.15.0: accelerator.py 1798; torch 2.13.0: distributed/fsdp/_runtime_utils.py 157",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "fsdp-cpu-collective", r"No backend type associated with device type cpu", ("no backend type associated",),
@@ -312,7 +313,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _argument("max_grad_norm", "0", "no clipping"),
         ),
         "accelerate 1.15.0: state.py 226; github.com/pytorch/pytorch/issues/148532",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "fsdp-needs-gpu",
@@ -384,7 +385,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _code("pip install -U torch transformers accelerate", "later versions cast the inputs in both"),
         ),
         "github.com/huggingface/transformers/issues/34928, github.com/pytorch/pytorch/issues/159359",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "fsdp-refused-value",
@@ -434,7 +435,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
                   "save_pretrained(folder, state_dict=…)"),
         ),
         "safetensors: torch.py; transformers 5.23.0 with fully_shard",
-        only_fsdp=True,
+        seen="FSDP",
     ),
     Failure(
         "shards-in-checkpoint",
@@ -472,17 +473,20 @@ FAILURES: Final[tuple[Failure, ...]] = (
         r"Watchdog caught collective operation timeout: WorkNCCL\([^\n]{0,200}"
         r"|Timed out waiting \d{1,12} ?ms for (?:recv|send) operation to complete",
         ("watchdog caught collective", "timed out waiting"),
-        "A rank waited for the others until the timeout",
-        "One rank did not take part in a collective operation: it failed earlier, hung, had fewer batches, or saved "
-        "alone. An earlier error, in the log of any rank, is the cause.",
+        "A rank of FSDP waited for the others until the timeout",
+        _ABSENT,
         (
-            _code("grep -n Error LOG", "finds the first error, in the logs of all ranks"),
-            _SAVE_MODEL,
-            _argument("ddp_timeout", "7200", "seconds, if rank 0 tokenizes, saves or evaluates for so long"),
+            _FIRST_ERROR, _SAVE_MODEL, _LONGER,
             _fsdp("state_dict_type: SHARDED_STATE_DICT", "if it waits in a save: none gathers the whole model"),
         ),
-        "torch 2.13.0: ProcessGroupNCCL.cpp; github.com/pytorch/pytorch/issues/143536, "
-        "github.com/huggingface/accelerate/issues/3250",
+        "github.com/pytorch/pytorch/issues/143536, github.com/huggingface/accelerate/issues/3250",
+        seen="FSDP", cause="several processes", rank=4,
+    ),
+    Failure(
+        "collective-timeout", "", (),
+        "A rank waited for the others until the timeout",
+        _ABSENT, (_FIRST_ERROR, _SAVE_MODEL, _LONGER),
+        "torch 2.13.0: ProcessGroupNCCL.cpp; github.com/huggingface/accelerate/issues/2912",
         cause="several processes", rank=4,
     ),
 )  # fmt: skip

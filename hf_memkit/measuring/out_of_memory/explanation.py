@@ -208,8 +208,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     >>> print(explain_oom(str(error)).text())
     """
     seen = Surroundings()
-    errors = find_messages(text, seen.see_block)
-    errors = [error for error in errors if _is_known(error, seen)]
+    errors = list(_of_engines(find_messages(text, seen.see_block), seen))
     chosen = most_telling(errors)
     if chosen is None:
         return Explanation(None)
@@ -264,12 +263,15 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     )
 
 
-def _is_known(error: LoggedError, seen: Surroundings) -> bool:
-    """Whether the error has a row, which other jobs than FSDP's may raise too."""
-    if error.message.memory != "none":
-        return True
-    failure = Failure.of(error.message.form, error.trace)
-    return failure is not None and (seen.fsdp or not failure.only_fsdp)
+def _of_engines(errors: list[LoggedError], seen: Surroundings) -> Iterator[LoggedError]:
+    """The errors without those of engines that this job does not use."""
+    for error in errors:
+        if error.message.memory == "none":
+            if seen.fsdp:
+                error = replace(error, trace=replace(error.trace, in_use=error.trace.in_use | {"FSDP"}))
+            if Failure.of(error.message.form, error.trace) is None:
+                continue
+        yield error
 
 
 def _checks(command: Command | None, failure: Failure) -> tuple[str, ...]:

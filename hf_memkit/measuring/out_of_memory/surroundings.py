@@ -72,7 +72,12 @@ _SIGNS: Final = (
 )  # fmt: skip
 """Words without one of which a line says nothing that `Surroundings` has."""
 
-_FSDP: Final = ("fsdp", "FSDP", "fully_shard", "FullyShard")
+# Not the arguments of a job without FSDP, as Trainer prints them: `fsdp=[], fsdp_config={'min_num_params': 0, …`.
+_FSDP: Final = re.compile(
+    r"\bFSDP|/fsdp/|[Ff]ully_?[Ss]hard|\buse_fsdp|\bfsdp_(?:version|sharding|auto_wrap|offload|state_dict|utils)"
+    r"|--fsdp[ =](?!false|False)|\bfsdp=(?:True|\[[<'\"\w]|['\"]\w)|['\"]?\bfsdp['\"]?: (?:true|True|\[?['\"]?full)"
+)
+_OF_FSDP: Final = ("fsdp", "FSDP", "ully_shard", "ullyShard")
 
 # torch's prefix of a rank's errors, and torchrun's summary.
 _RANKS: Final = re.compile(r"\[rank(\d{1,5})\]|\blocal_rank: (\d{1,5})\)")
@@ -185,7 +190,7 @@ class Surroundings:
         allocator: value of the allocator's variable, if set.
         watermark: value of the variable for MPS's limit, if set.
         compiling_given_up: whether torch.compile reached its limit of recompilations.
-        fsdp: whether a line names FSDP.
+        fsdp: whether a line shows that FSDP is in use.
         world_size: processes of the job, as a line names them; 0 if none does.
         ranks: one more than the highest rank before a line.
     """
@@ -210,7 +215,8 @@ class Surroundings:
 
     def see_block(self, text: str, lines: list[str]) -> None:
         """Reads a block of lines, of which most have nothing about the job."""
-        self.fsdp = self.fsdp or any(name in text for name in _FSDP)
+        if not self.fsdp and any(name in text for name in _OF_FSDP):
+            self.fsdp = _FSDP.search(text) is not None
         if "[rank" in text or "local_rank: " in text:
             self.ranks = max([self.ranks, *(int(one or other) + 1 for one, other in set(_RANKS.findall(text)))])
         if "size" in text and (size := _WORLD_SIZE.search(text)) is not None:

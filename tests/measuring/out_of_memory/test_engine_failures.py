@@ -103,7 +103,7 @@ ERRORS: tuple[tuple[str, str, str], ...] = (
      "accelerate"),
     (TIMEOUT, "collective-timeout", "grep"),
 )  # fmt: skip
-FSDP = "Using auto half precision backend\nfsdp_config: {'version': 2}\n"
+FSDP = "Using auto half precision backend\ndistributed_type: FSDP\n"
 
 
 @pytest.mark.parametrize(("text", "form", "fix"), ERRORS, ids=[f"{form} {n}" for n, (_, form, _) in enumerate(ERRORS)])
@@ -130,7 +130,30 @@ def test_every_row_has_an_error_and_a_rule_that_exists() -> None:
 
 def test_what_other_jobs_raise_too_needs_a_sign_of_fsdp() -> None:
     alone = {form for text, form, _ in ERRORS if explain_oom(text).error is not None}
-    assert {row.form for row in FAILURES if row.only_fsdp} == {form for _, form, _ in ERRORS} - alone
+    of_any_job = {row.form for row in FAILURES if row.seen != "FSDP"}
+    assert alone == of_any_job and of_any_job < {row.form for row in FAILURES}
+    proposed = [explain_oom(text).verdict for text in (TIMEOUT, FSDP + TIMEOUT)]
+    keys = [[fix.key for fix in verdict.settings] for verdict in proposed if verdict is not None]
+    assert ["arguments.fsdp_config" in each for each in keys] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("line", "uses"),
+    [
+        ("fsdp=[],\nfsdp_config={'min_num_params': 0, 'xla': False, 'xla_fsdp_v2': False},\n"
+         "fsdp_min_num_params=0,\nfsdp_transformer_layer_cls_to_wrap=None,", False),
+        ("step 1", False),
+        ("fsdp=[<FSDPOption.FULL_SHARD: 'full_shard'>],", True),
+        ("fsdp: true", True),
+        ("fsdp: 'full_shard auto_wrap'", True),
+        ("accelerate launch --use_fsdp train.py", True),
+        ("python train.py --fsdp 'full_shard auto_wrap'", True),
+        ('  File "/x/torch/distributed/fsdp/_runtime_utils.py", line 1, in f', True),
+    ],
+)  # fmt: skip
+def test_whether_a_job_uses_fsdp(line: str, uses: bool) -> None:
+    error = explain_oom(f"{line}\nRuntimeError: No backend type associated with device type cpu").error
+    assert (error is not None) is uses
 
 
 def test_memory_and_errors_come_before_what_follows_from_them() -> None:
