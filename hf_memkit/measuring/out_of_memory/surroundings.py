@@ -219,10 +219,11 @@ class Surroundings:
             self.fsdp = _FSDP.search(text) is not None
         if "[rank" in text or "local_rank: " in text:
             self.ranks = max([self.ranks, *(int(one or other) + 1 for one, other in set(_RANKS.findall(text)))])
-        if "size" in text and (size := _WORLD_SIZE.search(text)) is not None:
+        if ("orld" in text or "ORLD" in text) and (size := _WORLD_SIZE.search(text)) is not None:
             self.world_size = int(size[1])
-        if self._begun or any(sign in text for sign in _SIGNS):
-            for line in lines:
+        signs = [sign for sign in _SIGNS if sign in text]
+        for line in lines if signs or self._begun else ():
+            if self._begun or any(sign in line for sign in signs):
                 self.see(line)
 
     def see(self, line: str) -> None:
