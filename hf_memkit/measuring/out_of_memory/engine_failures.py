@@ -321,8 +321,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         ("non-cpu accelerator", "cpu only execution"),
         "Version 1 of FSDP needs a GPU",
         "torch sees none in this process.",
-        (_code("nvidia-smi", "lists the GPUs; CUDA_VISIBLE_DEVICES must not be empty"),
-         _fsdp("version: 2", "runs on a CPU too, for tests")),
+        (_code("nvidia-smi", "lists the GPUs; CUDA_VISIBLE_DEVICES must not be empty"),),
         "torch 2.13.0: distributed/fsdp/_init_utils.py 390, _runtime_utils.py 131",
     ),
     # How the job is put together
