@@ -215,7 +215,7 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             in_ram = rank.ending.cause == "host memory"
             explanations.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
-            explanations.append(explain_oom(str(error)))
+            explanations.append(explain_oom(f"{error}\n\n{rank.run.get('engine', '')}"))  # FSDP's errors need it
     if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
     name = printable(folder)

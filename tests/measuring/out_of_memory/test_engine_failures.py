@@ -23,6 +23,7 @@ MIXED = (
     "RuntimeError: aten.mm.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor "
     "before calling distributed operators!"
 )
+NO_BACKEND = "RuntimeError: No backend type associated with device type cpu"
 LIGER = TOP + frame("liger_kernel/ops/fused_linear_cross_entropy.py", "forward", "logits = _input @ weight.t()")
 RECOMPUTED = TOP + frame("torch/utils/checkpoint.py", "recompute_fn", "fn(*args, **kwargs)")
 TIMEOUT = (
@@ -75,7 +76,7 @@ ERRORS: tuple[tuple[str, str, str], ...] = (
     ("RuntimeError: FSDP parameters should be materialized on CPU when enabling CPU offloading. For example, load a",
      "fsdp-offload-device", "device_map"),
     ("RuntimeError: _apply(): Couldn't swap Linear.weight", "fsdp-moved", "model.to"),
-    ("RuntimeError: No backend type associated with device type cpu", "fsdp-cpu-collective", "cuda:nccl,cpu:gloo"),
+    (NO_BACKEND, "fsdp-cpu-collective", "cuda:nccl,cpu:gloo"),
     ("RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
      "fsdp-needs-gpu", "nvidia-smi"),
     ("ValueError: When using FSDP2, a model and optimizer must be passed together to `Accelerator.prepare()`",
@@ -152,7 +153,7 @@ def test_what_other_jobs_raise_too_needs_a_sign_of_fsdp() -> None:
     ],
 )  # fmt: skip
 def test_whether_a_job_uses_fsdp(line: str, uses: bool) -> None:
-    error = explain_oom(f"{line}\nRuntimeError: No backend type associated with device type cpu").error
+    error = explain_oom(f"{line}\n{NO_BACKEND}").error
     assert (error is not None) is uses
 
 
@@ -179,11 +180,17 @@ def test_a_recorded_error_and_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["explain", str(log), "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert (answer["found"]["message"]["memory"], answer["verdict"]["cause"]) == ("none", "FSDP")
-    end: dict[str, Any] = {"kind": "end", "status": "failed", "error_type": "ValueError", "error": ERRORS[0][0]}
-    run = {"kind": "run", "rank": 0, "world_size": 1}
-    (tmp_path / "memory-rank0.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in (run, end)))
-    assert main(["explain", str(tmp_path)]) == 0
-    assert "version: 2" in capsys.readouterr().out
+    end: dict[str, Any] = {"kind": "end", "status": "failed", "error_type": "ValueError"}
+    for error, engine, fix in (
+        (ERRORS[0][0], "", "version: 2"),
+        (NO_BACKEND, "FSDP2", "cpu:gloo"),
+        (NO_BACKEND, "", ""),
+    ):
+        run = {"kind": "run", "rank": 0, "world_size": 1, "engine": engine}
+        records = (run, {**end, "error": error})
+        (tmp_path / "memory-rank0.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        assert main(["explain", str(tmp_path)]) == (0 if fix else 1)
+        assert fix in capsys.readouterr().out
 
 
 @pytest.mark.slow
