@@ -15,6 +15,7 @@ from hf_memkit.checks import RULES, Rule
 from hf_memkit.common import resources
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed.presets import preset_index
+from hf_memkit.measuring.out_of_memory.engine_failures import FAILURES
 from hf_memkit.recipes.schema import load_recipe
 from hf_memkit.recipes.stored_predictions import StoredPrediction, stored
 from hf_memkit.recipes.tasks import TASKS, find_task
@@ -63,6 +64,16 @@ def changes() -> str:
         name = f"[`{one.name}`](techniques/{one.family}.md#{one.name})" if one.apply else f"`{one.name}`"
         rows.append([name, f"`{assignment(one.key, one.settings[one.key])}`", one.saves, one.costs, one.group])
     return table("name | change | what it does | cost | result", rows)
+
+
+@block("docs/out-of-memory.md", "failures")
+def failures() -> str:
+    """Every error of an engine that `memkit explain` knows."""
+    rows = []
+    for one in FAILURES:
+        rule = f"[`{one.rule}`](checks.md)" if one.rule else "—"
+        rows.append([one.what, f"`{one.fixes[0].assignment}`: {one.fixes[0].reason}", rule, one.source])
+    return table("what happened | first fix | rule of `memkit check` | source", rows)
 
 
 @block("docs/techniques/precision.md", "bytes")

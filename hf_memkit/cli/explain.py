@@ -7,7 +7,10 @@ import json
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,7 +51,7 @@ def explain(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Explains an out-of-memory error and lists the changes that save most."""
+    """Explains an out-of-memory error, or an error of FSDP, and lists what helps most."""
     from rich.console import Console
 
     from hf_memkit.common.answer.answer import Lines
@@ -160,6 +163,21 @@ def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tu
         raise InputError(f"{source!r}: cannot be read ({error.strerror}). {_HOW}") from error
 
 
+_PATIENCE_S = 2.0
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Prints what is being done, if it takes longer than `_PATIENCE_S`."""
+    timer = Timer(_PATIENCE_S, lambda: print(f"memkit: {what} …", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _of_log(
     raw: io.BufferedReader[Any], path: Path | None, arguments: Mapping[str, Any] | None
 ) -> tuple[list[Explanation], str | None]:
@@ -170,7 +188,10 @@ def _of_log(
         start = raw.peek(64)[:64]
         marked = start.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in start
         encoding = "utf-16" if marked else "utf-8"  # PowerShell's `>` writes UTF-16
-        return [explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)], None
+        with _telling(f"reading {'standard input' if path is None else printable(str(path))} to its end"):
+            return [
+                explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)
+            ], None
     name = "Standard input" if path is None else printable(str(path))
     how = "python train.py 2>&1 | memkit explain" if path is None else "python train.py > train.log 2>&1"
     why = "a pipe or `>` alone omits standard error, where errors go"
@@ -194,7 +215,7 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             in_ram = rank.ending.cause == "host memory"
             explanations.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
-            explanations.append(explain_oom(str(error)))
+            explanations.append(explain_oom(f"{error}\n\n{rank.run.get('engine', '')}"))  # FSDP's errors need it
     if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
     name = printable(folder)

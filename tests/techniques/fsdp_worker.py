@@ -44,7 +44,7 @@ def _setup(case: str, processes: int) -> Setup:
     return without_gpu(setup, rehearsal=True)[0]
 
 
-def train(case: str, folder: str, processes: int) -> dict[str, Any]:
+def train(case: str, folder: str, processes: int, vocabulary: int = 64) -> dict[str, Any]:
     """Losses, norms of gradients, bytes of weights and states on this rank, all-gathers, and what was saved."""
     setup = _setup(case, processes)
     own = {
@@ -56,7 +56,7 @@ def train(case: str, folder: str, processes: int) -> dict[str, Any]:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        vocab_size=64, use_cache=False, tie_word_embeddings=case == "tied",
+        vocab_size=vocabulary, use_cache=False, tie_word_embeddings=case == "tied",
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)
     if setup.section("adapter"):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final, TextIO
 
 from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
@@ -17,6 +16,7 @@ from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_ru
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
 from hf_memkit.measuring.out_of_memory.change import Change, item_of_change
 from hf_memkit.measuring.out_of_memory.compiled import compiling_needs
+from hf_memkit.measuring.out_of_memory.engine_failures import Failure
 from hf_memkit.measuring.out_of_memory.failed_job import FailedJob, requested_sentence
 from hf_memkit.measuring.out_of_memory.known_messages import NOT_OF_THE_JOB, Cause
 from hf_memkit.measuring.out_of_memory.message import OomMessage, show
@@ -24,7 +24,7 @@ from hf_memkit.measuring.out_of_memory.messages import LoggedError, find_message
 from hf_memkit.measuring.out_of_memory.other_names import job_of
 from hf_memkit.measuring.out_of_memory.patterns import FORMS
 from hf_memkit.measuring.out_of_memory.run_view import ACTIVATION_PHASES, RunView
-from hf_memkit.measuring.out_of_memory.surroundings import Command, ObservedLog, Surroundings
+from hf_memkit.measuring.out_of_memory.surroundings import Command, Surroundings
 from hf_memkit.measuring.out_of_memory.traceback import TracebackFacts
 from hf_memkit.measuring.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 
@@ -60,6 +60,7 @@ class Explanation:
         job: where it failed, from the records: `step`, `phase`, `rank`, `tokens` and the prediction.
         fitted: whether the changes start from the user's arguments.
         next_steps: memkit commands for this job.
+        failure: the row of an error that is not about memory.
     """
 
     error: LoggedError | None
@@ -69,6 +70,7 @@ class Explanation:
     job: Mapping[str, Any] | None = None
     fitted: bool = False
     next_steps: tuple[str, ...] = ()
+    failure: Failure | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -89,12 +91,13 @@ class Explanation:
         if self.error is None or self.verdict is None:
             nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
             return Answer(title="Out of memory", verdict=nothing)
-        first = f"{_sentence(self.error.message)}{self._where(self.error)}."
-        return Answer(title="Out of memory", verdict=first, state="bad", blocks=tuple(self._blocks(self.error)))
+        first = f"{_sentence(self.error)}{self._where(self.error)}."
+        title = "Out of memory" if self.failure is None else "Failed training"
+        return Answer(title=title, verdict=first, state="bad", blocks=tuple(self._blocks(self.error)))
 
     def _blocks(self, error: LoggedError) -> Iterator[AnswerBlock]:
         assert self.verdict is not None
-        yield Lines(list(_allocation(error.trace)))
+        yield Lines([error.message.quote] if self.failure is not None else list(_allocation(error.trace)))
         yield Facts(list(_figures(error.message)))
         yield Lines([f"Cause: {self.verdict.cause}"], "strong")
         yield Lines([sentence(self.verdict.why)])
@@ -110,6 +113,8 @@ class Explanation:
             heading = "What to change" if known else "Generic fixes"
             yield Changes([item_of_change(each) for each in self.changes], numbered=True, heading=heading)
 
+        if self.failure is not None:
+            yield Lines(list(_about_failure(self.failure)), "note")
         job = self.job or {}
         of_batch = self.verdict.cause == "size" and job.get("phase") in ACTIVATION_PHASES
         if of_batch and (job.get("step") or 0) > _FIRST_STEPS:
@@ -131,7 +136,7 @@ class Explanation:
         """What failed and the cause, on one line."""
         if self.error is None or self.verdict is None:
             return "no out-of-memory message"
-        return f"{_sentence(self.error.message)}{self._where(self.error)}: {self.verdict.cause}"
+        return f"{_sentence(self.error)}{self._where(self.error)}: {self.verdict.cause}"
 
     def _where(self, error: LoggedError) -> str:
         if self.job is not None:
@@ -177,6 +182,15 @@ def _figures(message: OomMessage) -> Iterator[tuple[str, str]]:
             yield label.replace("GPU", name), show(size)
 
 
+def _about_failure(failure: Failure) -> Iterator[str]:
+    """The keys in accelerate's YAML, the rule that finds the mistake, and the source."""
+    if any(fix.key == "arguments.fsdp_config" for fix in failure.fixes):
+        yield "In the YAML of accelerate launch these keys begin with fsdp_, such as fsdp_version."
+    if failure.rule:
+        yield f"The rule {failure.rule} of memkit check finds this before the model loads."
+    yield f"Source: {failure.source}."
+
+
 def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) -> Explanation:
     """Explains the out-of-memory error in a message or a log.
 
@@ -194,8 +208,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     >>> print(explain_oom(str(error)).text())
     """
     seen = Surroundings()
-    log = io.StringIO(text, newline="") if isinstance(text, str) else text
-    errors = find_messages(cast(TextIO, ObservedLog(log, seen)))  # which only calls readline
+    errors = list(_of_engines(find_messages(text, seen.see_block), seen))
     chosen = most_telling(errors)
     if chosen is None:
         return Explanation(None)
@@ -207,6 +220,9 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         chosen = replace(chosen, message=managed)
 
     command = seen.command
+    if (failure := Failure.of(chosen.message.form, chosen.trace)) is not None:
+        verdict = Verdict(failure.cause, failure.why, failure.fixes)
+        return Explanation(chosen, verdict, others, next_steps=_checks(command, failure), failure=failure)
     script = chosen.trace.script
     if script is not None and (command is None or (command.target and not command.runs(script))):
         command = Command(script)
@@ -243,8 +259,27 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
         others,
         changes_for(failed, verdict.cause),
         fitted=arguments is not None,
-        next_steps=_next(command, failed, verdict.cause),
+        next_steps=_next(command, failed, verdict.cause, seen.processes),
     )
+
+
+def _of_engines(errors: list[LoggedError], seen: Surroundings) -> Iterator[LoggedError]:
+    """The errors without those of engines that this job does not use."""
+    for error in errors:
+        if error.message.memory == "none":
+            if seen.fsdp:
+                error = replace(error, trace=replace(error.trace, in_use=error.trace.in_use | {"FSDP"}))
+            if Failure.of(error.message.form, error.trace) is None:
+                continue
+        yield error
+
+
+def _checks(command: Command | None, failure: Failure) -> tuple[str, ...]:
+    """The command that finds the mistake in the job's files."""
+    if not failure.rule:
+        return ()
+    file = command.option("config_file") if command is not None else ""
+    return (f"memkit check {file} --args ARGUMENTS.yaml" if file else "memkit check ARGUMENTS.yaml",)
 
 
 def _add_compiling(verdict: Verdict, failed: FailedJob) -> Verdict:
@@ -260,8 +295,8 @@ _LARGE_REQUEST: Final = (
 _PREDICTABLE: Final = ("size", "fragmentation", "cap", "context and libraries", "host memory", "another process")
 
 
-def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str, ...]:
-    """Commands that predict and plan the job, which memkit can do on NVIDIA GPUs."""
+def _next(command: Command | None, failed: FailedJob, cause: Cause, processes: int) -> tuple[str, ...]:
+    """Commands that predict and plan the job, which memkit can do on NVIDIA GPUs. `processes`: by the log."""
     message = failed.message
     if command is None or not command.target:
         return ()
@@ -276,7 +311,7 @@ def _next(command: Command | None, failed: FailedJob, cause: Cause) -> tuple[str
         boxes = sorted({gpu.box_gb for gpu in KNOWN_GPUS.values() if capacity <= gpu.box_gb <= 1.12 * capacity})
         gpu = f"{boxes[0] if boxes else math.ceil(capacity)}GB"
     verbs = ("predict", "plan") if message.memory == "device" else ("predict",)
-    return tuple(command.memkit_command(verb, gpu) for verb in verbs)
+    return tuple(command.memkit_command(verb, gpu, processes) for verb in verbs)
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
@@ -340,7 +375,10 @@ def _line(error: LoggedError, phase: str = "") -> str:
     return f"line {error.line}{rank}{phase}{times}"
 
 
-def _sentence(message: OomMessage) -> str:
+def _sentence(error: LoggedError) -> str:
+    message = error.message
+    if (failure := Failure.of(message.form, error.trace)) is not None:
+        return failure.what
     if message.form == "accelerate-batch":
         return "The search for a batch size that fits reached zero"
     if message.form in _KILLS:
@@ -350,7 +388,7 @@ def _sentence(message: OomMessage) -> str:
         return f"{message.library} could not start a kernel"
     what = {
         "device": "on the GPU", "host": "in RAM", "pinned": "in page-locked RAM", "shared memory": "in /dev/shm",
-        "disk": "on disk",
+        "disk": "on disk", "none": "",
     }[message.memory]  # fmt: skip
     if message.memory == "device":
         name = _NO_GPU.get(message.device_type or "", "GPU")

@@ -13,9 +13,10 @@ from hf_memkit.setup.techniques.registry import CATALOGUE
 
 Cause = Literal[
     "size", "fragmentation", "cap", "another process", "context and libraries", "host memory", "shared memory", "disk",
-    "kernel resources", "corrupt size", "index out of range", "unknown",
+    "kernel resources", "corrupt size", "index out of range", "unknown", "FSDP", "several processes",
 ]  # fmt: skip
-"""The causes of a verdict. An index out of range can raise an error about memory."""
+"""The causes of a verdict. An index out of range can raise an error about memory; the last two are of other errors
+(`engine_failures`)."""
 
 
 class KnownCause(NamedTuple):

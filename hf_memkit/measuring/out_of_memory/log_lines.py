@@ -13,13 +13,15 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TextIO
 
 MAX_LINE: Final = 65_536
 OVERLAP: Final = 4_096
+_BLOCK: Final = 65_536
+"""Characters of a block of lines."""
 
 _ESCAPE: Final = re.compile(  # as characters, and as text of syslog, JSON and editors
     r"(?:#033|\\033|\\x1b|\\u001b|\^\[|␛)\[[0-9;]{0,40}[mK]"
@@ -83,13 +85,14 @@ class LogLine:
     """One line, or one piece of a long one; `number` counts from 1.
 
     Only messages that begin between the columns `fresh` and `cut` (None: the end) are of this piece: the pieces before
-    and after it have the others.
+    and after it have the others. `words`: those of `matching.words_in` that it may have; None: any.
     """
 
     number: int
     raw: str
     fresh: int = 0
     cut: int | None = None
+    words: tuple[str, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -108,7 +111,8 @@ class LogLine:
 
     def beginning(self, length: int) -> LogLine:
         """The first characters of the line."""
-        return LogLine(self.number, self.raw[:length])
+        is_short = len(self.raw) <= length and not self.fresh and self.cut is None
+        return self if is_short else LogLine(self.number, self.raw[:length])
 
     @cached_property
     def _clean(self) -> CleanLine:
@@ -117,11 +121,18 @@ class LogLine:
         return clean(self.raw) if whole else CleanLine(self.raw)
 
 
-def lines(log: str | TextIO) -> Iterator[LogLine]:
-    """The lines of `log`. A carriage return (of a progress bar) ends a line too, but is not counted."""
+def lines(
+    log: str | TextIO, words_in: Callable[[str], tuple[str, ...]] | None = None, observe: Observer | None = None
+) -> Iterator[LogLine]:
+    """The lines of `log`. A carriage return (of a progress bar) ends a line too, but is not counted.
+
+    Args:
+        words_in: finds the words of a block of lines, which its lines then have.
+        observe: is given each block, as a text and as lines with their ends.
+    """
     stream = io.StringIO(log, newline="") if isinstance(log, str) else log
     number, carried = 1, ""
-    while piece := stream.readline(MAX_LINE):
+    for piece, words in _pieces(stream, words_in, observe):
         ended = piece.endswith(("\n", "\r"))
         text = carried + piece.rstrip("\r\n")
         fresh = max(0, len(carried) - OVERLAP // 2)
@@ -129,12 +140,42 @@ def lines(log: str | TextIO) -> Iterator[LogLine]:
             if not carried and text.lstrip(" ").startswith(('{"', '"')):
                 yield from (LogLine(number, inner) for inner in _of_json(text))
             else:
-                yield LogLine(number, text, fresh, None)
+                yield LogLine(number, text, fresh, None, None if carried else words)
             carried = ""
         else:
             yield LogLine(number, text, fresh, len(text) - OVERLAP // 2)
             carried = text[-OVERLAP:]
         number += piece.endswith("\n")
+
+
+Observer = Callable[[str, list[str]], None]
+
+# torch: c10/cuda/CUDAException.cpp. The link to the documentation below an error repeats its code: no second error.
+_POINTER: Final = re.compile(r"(?:\[\w: ]{1,20}\]:? ?)?Search for [`'](?:cuda|hip)\w{1,60}' in https?://[^\r\n]*")
+
+
+def _pieces(
+    stream: TextIO, words_in: Callable[[str], tuple[str, ...]] | None, observe: Observer | None
+) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """(a line with its end, or a piece of `MAX_LINE`; the words of its block). The last of a block may have others,
+    with which the next block begins."""
+    while True:
+        block: list[str] = []
+        size = 0
+        while size < _BLOCK and (piece := stream.readline(MAX_LINE)):
+            block.append(piece)
+            size += len(piece)
+        if not block:
+            return
+        text = "".join(block)
+        if observe is not None:
+            observe(text, block)
+        if "Search for" in text:
+            block = [_POINTER.sub("", piece) if _POINTER.match(piece) else piece for piece in block]
+        words = words_in(text) if words_in is not None else None
+        for piece in block[:-1]:
+            yield piece, words
+        yield block[-1], None
 
 
 _ABOUT_A_LINE: Final = re.compile(rf"(?:std(?:out|err)|(?i:{_LEVEL})|\d{{4}}-\d\d-\d\dT?[\d:.,+Z -]{{0,30}})?$")

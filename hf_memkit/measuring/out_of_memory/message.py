@@ -7,8 +7,9 @@ from typing import Any, Final, Literal
 
 from hf_memkit.common.units import GIB, MIB
 
-Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel"]
-"""Which memory ran out: the device's, RAM, page-locked RAM, /dev/shm, a disk, or the on-chip memory of a kernel."""
+Memory = Literal["device", "host", "pinned", "shared memory", "disk", "kernel", "none"]
+"""Which memory ran out: the device's, RAM, page-locked RAM, /dev/shm, a disk, the on-chip memory of a kernel; or none,
+in an error of an engine."""
 
 _ROUNDING: Final = 0.01
 """Share by which a printed size may differ from the real one."""

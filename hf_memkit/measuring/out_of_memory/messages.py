@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple, TextIO
 from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import Phase
 from hf_memkit.measuring.out_of_memory.figures import join_lines
-from hf_memkit.measuring.out_of_memory.log_lines import LogLine, lines, same_prefix
+from hf_memkit.measuring.out_of_memory.log_lines import LogLine, Observer, lines, same_prefix
+from hf_memkit.measuring.out_of_memory.matching import FORM_OF, heads, might_be, words_in
 from hf_memkit.measuring.out_of_memory.message import OomMessage
-from hf_memkit.measuring.out_of_memory.patterns import FORM_OF, FORMS, Form, heads, might_be
+from hf_memkit.measuring.out_of_memory.patterns import Form
 from hf_memkit.measuring.out_of_memory.traceback import (
     BEGINS,
     FRAME,
@@ -57,7 +58,6 @@ _MOST: Final = 1_000
 _OWN_WORDS: Final = 24
 """Characters of a message before another may begin in the same line."""
 
-_RANK_OF: Final = {form.name: form.rank for form in FORMS}
 _ALLOCATORS: Final = ("torch-device", "torch-cpu", "numpy")
 
 _TAIL: Final = 200
@@ -126,7 +126,7 @@ class LoggedError:
 
 def parse_message(text: str) -> OomMessage | None:
     """The out-of-memory message in `text`; of several, the one that says most about the cause. None without one."""
-    error = most_telling(find_messages(text))
+    error = most_telling([error for error in find_messages(text) if error.message.memory != "none"])
     return error.message if error is not None else None
 
 
@@ -137,7 +137,7 @@ def most_telling(errors: list[LoggedError]) -> LoggedError | None:
         message = error.message
         sizes = (message.free_bytes, message.allocated_bytes, message.reserved_bytes)
         known = sum(size is not None for size in sizes)
-        return _RANK_OF[message.form], -known, message.requested_bytes is None, error.line
+        return FORM_OF[message.form].rank, -known, message.requested_bytes is None, error.line
 
     return min(errors, key=order, default=None)
 
@@ -157,10 +157,11 @@ class Occurrence(NamedTuple):
     trace: Callable[[], TracebackFacts]
 
 
-def find_messages(log: str | TextIO) -> list[LoggedError]:
-    """Every out-of-memory message in `log`, in order of first occurrence, in linear time and bounded memory."""
+def find_messages(log: str | TextIO, observe: Observer | None = None) -> list[LoggedError]:
+    """Every out-of-memory message in `log`, and errors of engines, in order of first occurrence, in linear time and
+    bounded memory. `observe` is given each block of lines, as in `log_lines.lines`."""
     kept: dict[tuple[Any, ...], list[LoggedError]] = {}
-    for message, line, rank, _, read_trace in _scan(log):
+    for message, line, rank, _, read_trace in _scan(log, observe):
         identity = _identity(message)
         same = kept.get(identity, [])
         # torchrun's children print rank 0's traceback twice, with its rank and without.
@@ -175,8 +176,8 @@ def find_messages(log: str | TextIO) -> list[LoggedError]:
     return sorted((error for same in kept.values() for error in same), key=lambda error: error.line)
 
 
-def _scan(log: str | TextIO) -> Iterator[Occurrence]:
-    source = lines(log)
+def _scan(log: str | TextIO, observe: Observer | None) -> Iterator[Occurrence]:
+    source = lines(log, words_in, observe)
     ahead: deque[LogLine] = deque(islice(source, _AHEAD))
     before: deque[LogLine] = deque(maxlen=_BEFORE)
     done: set[int] = set()  # id() of lines that belong to an earlier message
@@ -223,7 +224,8 @@ def _own_words(before: Iterable[LogLine], line: LogLine) -> list[str]:
 def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[LogLine]) -> Iterator[Occurrence]:
     """The messages that begin in `line`."""
     next_words = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped
-    if not might_be(f"{line.raw} {next_words}"):
+    whole = f"{line.raw} {next_words}"
+    if not (might_be(whole) if line.words is None else might_be(whole, line.words)):
         return
     following = [other for other in ahead if other.number != line.number and other.same_writer(line)]
     harmless = any(_HARMLESS.search(other.raw) for other in (line, *following[:_IGNORED]))

@@ -5,7 +5,6 @@ A comment names the library's source file. All patterns are bounded, so any text
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,7 +33,7 @@ class Form:
     Attributes:
         head: regular expression of its first words.
         words: plain text, of which a line must contain one before `head` is tried, for speed.
-        rank: 0 says most about the cause, 3 is only a consequence; of several messages, the lowest is explained.
+        rank: 0 says most about the cause, 3 and 4 only follow from it; of several messages, the lowest is explained.
         read: reads the sizes.
         fixed: fields with the same value in all messages of this form.
         phase: phase of the job, if no traceback shows it.
@@ -438,38 +437,3 @@ FORMS: Final[tuple[Form, ...]] = (
          "oom-killer", "oom killer", "java heap"), 2, request, general=True,
     ),
 )  # fmt: skip
-
-FORM_OF: Final = {form.name: form for form in FORMS}
-
-_PATTERNS: Final = tuple((form, re.compile(form.head), tuple(word.lower() for word in form.words)) for form in FORMS)
-_WORDS: Final = tuple(dict.fromkeys(word for _, _, words in _PATTERNS for word in words))
-_IN_MOST: Final = (
-    "memor", "alloc", "kill", "out of", "out_of", "error", "oom", "space", "exhaus", "cudn", "cuda", "signal",
-    "unable", "limit", "buffer", "died", "unexpected", "failed", "disk", "file", "exceed", "available",
-)  # fmt: skip
-_STEMS: Final = (*_IN_MOST, *(word for word in _WORDS if not any(stem in word for stem in _IN_MOST)))
-"""Parts of all words: a line without any of them has no message."""
-
-
-def might_be(text: str) -> bool:
-    """Whether `text` may have a message: a quick test that most lines fail."""
-    lowered = text.lower()
-    # Runs for every line of a log; a plain loop takes half the time of any() or of one regular expression.
-    for stem in _STEMS:
-        if stem in lowered:
-            return any(word in lowered for word in _WORDS)
-    return False
-
-
-def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
-    """First words and form of each message in `text` from `start`, in order; at one place, in the order of `FORMS`."""
-    lowered = text.lower()
-    matches = [
-        (match, form)
-        for form, pattern, words in _PATTERNS
-        if any(word in lowered for word in words)
-        for match in pattern.finditer(text, start)
-    ]
-    if any(not form.general for _, form in matches):
-        matches = [match for match in matches if not match[1].general]
-    return sorted(matches, key=lambda head: head[0].start())

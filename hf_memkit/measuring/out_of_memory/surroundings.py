@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 Platform = Literal["macOS", "WSL2", "Windows"]
 
@@ -33,9 +33,6 @@ _WATERMARK: Final = re.compile(
 )
 
 _ASSERT: Final = re.compile(r"\bblock: \[\d{1,9},\d{1,9},\d{1,9}\][^\n]{0,80}Assertion `([^`\n]{1,200})` failed")
-
-# torch: c10/cuda/CUDAException.cpp
-_POINTER: Final = re.compile(r"(?:\[\w: ]{1,20}\]:? ?)?Search for [`'](?:cuda|hip)\w{1,60}' in https?://")
 
 _SCRIPT: Final = r"[\w./~@%+:\\-]{1,300}\.py"
 _STARTER: Final = re.compile(
@@ -69,15 +66,67 @@ _LIBRARIES: Final = re.compile(
 
 _FIRST_WORDS: Final = ("python", "torchrun", "deepspeed", "accelerate", "pypy", " run ")
 
+_SIGNS: Final = (
+    *_OF_PLATFORMS, *_FIRST_WORDS, "hipError", "ALLOC_CONF", "WATERMARK", "torch._dynamo hit config.", "Assertion",
+    " --", "\\\n", "\\\r\n",
+)  # fmt: skip
+"""Words without one of which a line says nothing that `Surroundings` has."""
+
+# Not the arguments of a job without FSDP, as Trainer prints them: `fsdp=[], fsdp_config={'min_num_params': 0, …`.
+_FSDP: Final = re.compile(
+    r"\bFSDP|/fsdp/|[Ff]ully_?[Ss]hard|\buse_fsdp|\bfsdp_(?:version|sharding|auto_wrap|offload|state_dict|utils)"
+    r"|--fsdp[ =](?!false|False)|\bfsdp=(?:True|\[[<'\"\w]|['\"]\w)|['\"]?\bfsdp['\"]?: (?:true|True|\[?['\"]?full)"
+)
+_OF_FSDP: Final = ("fsdp", "FSDP", "ully_shard", "ullyShard")
+
+# torch's prefix of a rank's errors, and torchrun's summary.
+_RANKS: Final = re.compile(r"\[rank(\d{1,5})\]|\blocal_rank: (\d{1,5})\)")
+_WORLD_SIZE: Final = re.compile(r"(?i)world_?[ ]?size['\"]?(?: ?[=:] ?| is | )['\"]?(\d{1,5})\b")
+
 _LONGEST: Final = 4_000
+
+
+_PROCESSES: Final = ("nproc_per_node", "num_processes", "num_gpus")
+_MACHINES: Final = ("nnodes", "num_machines", "num_nodes")
+"""Options of torchrun, accelerate launch and deepspeed. accelerate's number of processes is that of all machines."""
+_ACCELERATE: Final = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command: the script, or `-m MODULE` (empty: a tool without script), and its arguments."""
+    """A command: the script, or `-m MODULE` (empty: a tool without script), its arguments, and the words before it."""
 
     target: str
     arguments: tuple[str, ...] = ()
+    launcher: tuple[str, ...] = ()
+
+    @property
+    def by_accelerate(self) -> bool:
+        """Whether `accelerate launch` starts it, whose options choose the engine."""
+        return any(word.rpartition("/")[2] in _ACCELERATE for word in self.launcher)
+
+    def option(self, *names: str) -> str:
+        """The value of the first of the launcher's options with one of these names; empty without one."""
+        for number, word in enumerate(self.launcher):
+            name, equals, value = word.lstrip("-").partition("=")
+            if word.startswith("--") and name.replace("-", "_") in names:
+                return value if equals else " ".join(self.launcher[number + 1 : number + 2])
+        return ""
+
+    @property
+    def nodes(self) -> int:
+        """Machines: of `2:4`, the most."""
+        last = self.option(*_MACHINES).rpartition(":")[2]
+        return max(int(last), 1) if last.isdecimal() else 1
+
+    @property
+    def gpus(self) -> int | None:
+        """Processes on each machine; None if the command does not say."""
+        count = self.option(*_PROCESSES)
+        if count.isdecimal() and int(count) > 0:
+            return -(-int(count) // self.nodes) if self.by_accelerate else int(count)
+        included = self.option("include").rpartition(":")[2]  # deepspeed --include localhost:0,1
+        return len(included.split(",")) if included else None
 
     def runs(self, file: str) -> bool:
         """Whether it starts this file."""
@@ -86,10 +135,18 @@ class Command:
         module = "/" + self.target.removeprefix("-m ").replace(".", "/")
         return f"/{file}".endswith((f"{module}.py", f"{module}/__main__.py"))
 
-    def memkit_command(self, verb: str, gpu: str = "") -> str:
-        """The memkit command for it: `memkit plan train.py --gpu 24GB -- --bf16`."""
+    def memkit_command(self, verb: str, gpu: str = "", processes: int = 1) -> str:
+        """The memkit command for it: `memkit plan train.py --gpu 24GB --gpus 2 -- --bf16`. Of `accelerate launch`, the
+        whole command, which has the engine. `processes`: those of the job, by the log."""
         arguments = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
-        return f"memkit {verb} {self.target}{f' --gpu {gpu}' if gpu else ''} -- {arguments}"
+        nodes = self.nodes
+        gpus = self.gpus or -(-processes // nodes)
+        own = self.by_accelerate and (self.gpus is not None or bool(self.option("config_file")))
+        options = f"{f' --gpu {gpu}' if gpu else ''}{f' --gpus {gpus}' if gpus > 1 and not own else ''}"
+        if self.by_accelerate:
+            return f"memkit {verb}{options} -- {shlex.join(self.launcher)} {self.target} {arguments}".strip()
+        options += f" --nodes {nodes}" if nodes > 1 else ""
+        return f"memkit {verb} {self.target}{options} -- {arguments}"
 
     def values(self) -> Mapping[str, Any]:
         """The arguments as HfArgumentParser reads them: `--name value`, `--name=value`, and `--name` alone."""
@@ -133,6 +190,9 @@ class Surroundings:
         allocator: value of the allocator's variable, if set.
         watermark: value of the variable for MPS's limit, if set.
         compiling_given_up: whether torch.compile reached its limit of recompilations.
+        fsdp: whether a line shows that FSDP is in use.
+        world_size: processes of the job, as a line names them; 0 if none does.
+        ranks: one more than the highest rank before a line.
     """
 
     command: Command | None = None
@@ -142,8 +202,29 @@ class Surroundings:
     allocator: str | None = None
     watermark: str | None = None
     compiling_given_up: bool = False
+    fsdp: bool = False
+    world_size: int = 0
+    ranks: int = 0
 
     _begun: str = ""
+
+    @property
+    def processes(self) -> int:
+        """Processes of the job, at least."""
+        return self.world_size or self.ranks or 1
+
+    def see_block(self, text: str, lines: list[str]) -> None:
+        """Reads a block of lines, of which most have nothing about the job."""
+        if not self.fsdp and any(name in text for name in _OF_FSDP):
+            self.fsdp = _FSDP.search(text) is not None
+        if "[rank" in text or "local_rank: " in text:
+            self.ranks = max([self.ranks, *(int(one or other) + 1 for one, other in set(_RANKS.findall(text)))])
+        if ("orld" in text or "ORLD" in text) and (size := _WORLD_SIZE.search(text)) is not None:
+            self.world_size = int(size[1])
+        signs = [sign for sign in _SIGNS if sign in text]
+        for line in lines if signs or self._begun else ():
+            if self._begun or any(sign in line for sign in signs):
+                self.see(line)
 
     def see(self, line: str) -> None:
         """Reads one line. A backslash at its end continues a command in the next line."""
@@ -170,19 +251,6 @@ class Surroundings:
         may_run = may_run or ((".py" in line or "-m" in line) and any(word in line for word in _FIRST_WORDS))
         if may_run and not line.lstrip().startswith("File "):  # a frame
             self.command = _command(line[:_LONGEST]) or self.command
-
-
-class ObservedLog:
-    """A log that passes each line it reads to `surroundings` too."""
-
-    def __init__(self, log: TextIO, surroundings: Surroundings) -> None:
-        self._log, self._surroundings = log, surroundings
-
-    def readline(self, size: int = -1) -> str:
-        line = self._log.readline(size)
-        self._surroundings.see(line)
-        # The link to the documentation below an error repeats its code: that is no second error.
-        return line[len(line.rstrip("\r\n")) :] if _POINTER.match(line) else line
 
 
 def _command(line: str) -> Command | None:
@@ -222,9 +290,9 @@ def _script(words: list[str]) -> Command | None:
         if word in ("-m", "--module") and _MODULE.match(following):
             if following in _LAUNCHERS:
                 continue
-            return Command(f"-m {following}", _without_rank(words[number + 2 :]))
+            return Command(f"-m {following}", _without_rank(words[number + 2 :]), tuple(words[:number]))
         if _PY.match(word) and not _TOOLS.search(word):
-            return Command(word, _without_rank(words[number + 1 :]))
+            return Command(word, _without_rank(words[number + 1 :]), tuple(words[:number]))
     return None
 
 

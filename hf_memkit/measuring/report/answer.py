@@ -33,6 +33,7 @@ from hf_memkit.measuring.report import wording
 from hf_memkit.measuring.report.advice import changes_of, findings_of, item_of_finding
 from hf_memkit.measuring.report.charts import charts, extremes
 from hf_memkit.measuring.report.load import Run
+from hf_memkit.measuring.report.ranks import by_rank
 from hf_memkit.measuring.report.sanitize import few
 from hf_memkit.measuring.report.summary import Summary, furthest_off, summarise, summarise_ranks
 from hf_memkit.measuring.report.target import Target, figures_and_basis, target_of
@@ -40,7 +41,6 @@ from hf_memkit.measuring.report.target import Target, figures_and_basis, target_
 PAGE: Final = "memory-report.html"
 """Default name of the page in the run's folder."""
 
-_RANKS_ON_TERMINAL: Final = 8
 _STEPS_IN_TABLE: Final = 25
 
 GLOSSARY: Final = (
@@ -135,7 +135,7 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     for name in ("phases", "lengths"):
         if name in drawn:
             yield drawn[name]
-    yield from _ranks(run)
+    yield from by_rank(run)
     yield from _predicted(summary)
     yield from _host(summary, drawn)
 
@@ -278,18 +278,6 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Chart]) -> Iterato
     columns = [">step", *(f">{column}" for column, _ in _STEP_COLUMNS.values())]
     caption = f"{len(kept)} of {len(rank.steps)} steps, with the highest peaks; GiB"
     yield Table(columns, rows, caption, views=View.PAGE, folded="As a table")
-
-
-def _ranks(run: Run) -> Iterator[AnswerBlock]:
-    if len(run.ranks) < 2:
-        return
-    rows = []
-    for one in sorted(summarise_ranks(run), key=lambda one: -(one.peak.gib if one.peak else 0.0)):
-        figures = (one.peak.gib if one.peak else None, one.reserved_gib, one.host.get("rss_gib"))
-        cells = ["–" if gib is None else f"{gib:.2f}" for gib in figures]
-        rows.append([str(one.rank), *cells, run.of(one.rank).ending.kind])
-    columns = (">rank", ">peak GiB", ">reserved GiB", ">host GiB", "ended")
-    yield Table(columns, rows, rows_shown=_RANKS_ON_TERMINAL, heading="By rank", name="ranks", views=View.FULL)
 
 
 def _host(summary: Summary, drawn: Mapping[str, Chart]) -> Iterator[AnswerBlock]:

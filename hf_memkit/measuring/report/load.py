@@ -188,7 +188,8 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_s
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        notes.append(f"records of {len(missing)} of {size} ranks are missing: {few(missing)}")
+        alone = f"; these figures are of rank {ranks[0].rank}, and others may differ" if len(ranks) == 1 else ""
+        notes.append(f"records of {len(missing)} of {size} ranks are missing: {few(missing)}{alone}")
     without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
         notes.append(f"ranks that have recorded no exit yet: {few(without_end)}")

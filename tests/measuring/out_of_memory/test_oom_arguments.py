@@ -170,7 +170,8 @@ def test_the_arguments_of_a_module_that_a_frame_names(command: str, file: str, k
     assert (first.current, first.value) == ((4, 2) if known else (None, "half"))
     assert ("activation_checkpointing" in keys(explanation)) is not known
     target = f"-m {command.split()[-1]}" if known else file
-    assert explanation.next_steps[0] == f"memkit predict {target} --gpu 24GB -- {own if known else 'ARGUMENTS'}"
+    gpus = " --gpus 2" if "torchrun" in command else ""
+    assert explanation.next_steps[0] == f"memkit predict {target} --gpu 24GB{gpus} -- {own if known else 'ARGUMENTS'}"
 
 
 @pytest.mark.parametrize(
@@ -291,3 +292,30 @@ def test_the_arguments_of_a_tool_that_names_no_script(command: str) -> None:
 def test_a_command_without_arguments_fits_nothing() -> None:
     explanation = explanation_of(f"$ python train.py\n{PLAIN}{gpu()}")
     assert not explanation.fitted and explanation.next_steps
+
+
+@pytest.mark.parametrize(
+    ("log", "command"),
+    [
+        ("torchrun --nproc_per_node 4 train.py --bf16", "train.py --gpu 24GB --gpus 4 -- --bf16"),
+        ("python -m torch.distributed.run --nnodes=2 --nproc-per-node=8 train.py --bf16",
+         "train.py --gpu 24GB --gpus 8 --nodes 2 -- --bf16"),
+        ("torchrun --nnodes 1:2 --nproc_per_node gpu train.py --bf16\nworld_size=16",
+         "train.py --gpu 24GB --gpus 8 --nodes 2 -- --bf16"),
+        ("deepspeed --num_gpus 2 train.py --deepspeed ds.json", "train.py --gpu 24GB --gpus 2 -- --deepspeed ds.json"),
+        ("deepspeed --include localhost:1,3 train.py --bf16", "train.py --gpu 24GB --gpus 2 -- --bf16"),
+        ("deepspeed train.py --bf16\n[INFO] [launch.py:164:main] dist_world_size=8",
+         "train.py --gpu 24GB --gpus 8 -- --bf16"),
+        ("accelerate launch --config_file fsdp.yaml train.py --bf16\n[rank1]: x",
+         "--gpu 24GB -- accelerate launch --config_file fsdp.yaml train.py --bf16"),
+        ("accelerate launch --use_fsdp --num_processes 2 -m job.train", "--gpu 24GB -- accelerate launch --use_fsdp "
+         "--num_processes 2 -m job.train ARGUMENTS"),
+        ("accelerate launch train.py --bf16\n[rank1]: x", "--gpu 24GB --gpus 2 -- accelerate launch train.py --bf16"),
+        ("[rank0]: x\n[rank3]: x", "/home/me/job/train.py --gpu 24GB --gpus 4 -- ARGUMENTS"),
+        ("  rank      : 9 (local_rank: 1)", "/home/me/job/train.py --gpu 24GB --gpus 2 -- ARGUMENTS"),
+        ("python train.py --bf16", "train.py --gpu 24GB -- --bf16"),
+    ],
+)  # fmt: skip
+def test_the_job_of_several_processes_is_predicted_with_them(log: str, command: str) -> None:
+    explanation = explanation_of(f"{log}\n{PLAIN.replace(TOP, TOP + USERS)}{gpu()}")
+    assert explanation.next_steps == (f"memkit predict {command}", f"memkit plan {command}")
