@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
-from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from hf_memkit.prediction.child.gpu import fsdp
@@ -28,9 +28,6 @@ def allow() -> None:
     vars(fsdp)["refuse_fsdp"] = lambda trainer: None
     keep_autograd_on_assignment()
     vars(dist)["_broadcast_coalesced"] = broadcast_coalesced
-    # Fakes have no addresses (_flat_param.py, `_writeback_orig_params`).
-    vars(_flat_param)["_same_storage"] = lambda a, b: a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    vars(_flat_param)["_data_ptr_allocated"] = lambda tensor: tensor.untyped_storage().nbytes() > 0
 
 
 def keep_autograd_on_assignment() -> None:

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from peft.utils.other import fsdp_auto_wrap_policy
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks import fsdp1_on_fake_tensors as fsdp1
-from hf_memkit.prediction.child.gpu.fake_gpu import patch_fake_values, patch_module_apply
+from hf_memkit.prediction.child.gpu.fake_gpu import patch_fake_values, patch_module_apply, swap_tensor
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from tests.prediction.fsdp_rank import LENGTH, live_bytes, model_of
@@ -93,6 +93,8 @@ def main() -> None:
     else:
         patch_fake_values()
         patch_module_apply()
+        plain: Any = torch.Tensor.data
+        FakeTensor.data = property(plain.__get__, swap_tensor)  # type: ignore[assignment]  # as in a script: `real_and_fake.py`
         fsdp1.allow()
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
     answers = {}
