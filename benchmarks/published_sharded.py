@@ -9,9 +9,11 @@ Its training loop is written as a Trainer here: same policy of checkpointing, wr
 The torch of that day ran flash attention on an H100; today's would run cuDNN's, which that policy does not know. The
 rows' H100 have slower memory than the catalogue's, which is taken into account, and 500 W for 700, which is not.
 
-Rows of FSDP1 are predicted as FSDP2, which transformers recommends in its place: FSDP1 holds one flat tensor for each
-layer, so that figures differ for reasons other than a mistake. Left out are experts (another structure today), kernels
-of their own, models whose config is not kept here, and whole copies on each GPU.
+Rows of FSDP1 are traced with torch's FSDP1, which accelerate wraps as it did then (`fsdp1_on_fake_tensors.py`). It is
+refused in users' scripts. Imitated is what the libraries of that day held in memory and those of today do not: copies
+of the logits, whole outputs during backward, a KV cache, tables of rotary embeddings, checkpoints around a unit.
+Left out are experts (another structure today), kernels of their own, models whose config is not kept here, and whole
+copies on each GPU.
 
 Each row is traced once. Its memory is predicted with torch's default allocator, and with `expandable_segments:True`,
 because torchtitan's rows do not name theirs.
@@ -52,6 +54,9 @@ FILE: Final = RESULTS / "published_sharded.json"
 ROWS: Final = ("memory", "torchtitan")
 NODE_GPUS: Final = 8
 ALLOCATORS: Final = {"default": {}, "expandable": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}}
+
+FSDP_QLORA_TARGETS: Final = "k_proj,q_proj,v_proj,up_proj,down_proj,gate_proj"
+"""What its `--lora_target_modules all` adapts (AnswerDotAI/fsdp_qlora @ 50efa1e, 2024-03-26: train.py 1025)."""
 
 TORCHTITAN: Final = """
 import json
@@ -127,15 +132,23 @@ trainer.train()
 
 TRANSFORMERS: Final = """
 import json
+import sys
+
+row = json.load(open("row.json"))
+sys.path.insert(0, row["benchmarks"])
 
 import torch
 import torch.nn.functional as F
+from benchmarks import fsdp1_on_fake_tensors as fsdp1
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, HfArgumentParser, Trainer, TrainingArguments
 
+fsdp1.allow()
+
 
 def shifted_loss(logits, labels, vocab_size, **options):
-    logits = logits.float()
+    if row["loss"] != "of gpt_bigcode":
+        logits = logits.float()
     shifted = logits[..., :-1, :].contiguous()
     return F.cross_entropy(shifted.view(-1, vocab_size), labels[..., 1:].reshape(-1))
 
@@ -147,26 +160,44 @@ class KeepsOutputs(Trainer):
         return loss
 
 
+class KeepsCache(Trainer):
+    cache = []
+
+    def compute_loss(self, *args, **options):
+        loss = super().compute_loss(*args, **options)
+        self.cache.clear()
+        return loss
+
+
 (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-row = json.load(open("row.json"))
-quantized = None
+options = {}
 if row["in_4_bits"]:
-    quantized = BitsAndBytesConfig(
+    options["device_map"] = "cpu"
+    options["quantization_config"] = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16,
         bnb_4bit_quant_storage=torch.bfloat16, bnb_4bit_use_double_quant=row["double_quantization"],
     )
-model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16, quantization_config=quantized)
-if row["loss"] != "today's":
-    model.loss_function = shifted_loss
+model = AutoModelForCausalLM.from_pretrained("model", dtype=torch.bfloat16, **options)
+model.loss_function = shifted_loss
+trainer_class = Trainer
+if row["in_4_bits"]:
+    fsdp1.keep_weights_in_ram(model)
 if row["loss"] == "of 2024-03":
     model.lm_head.register_forward_hook(lambda module, inputs, output: output.float())
+    fsdp1.add_rotary_tables(model, torch.float32 if row["in_4_bits"] else torch.bfloat16)
+    trainer_class = KeepsOutputs
 if row["lora"]:
     model.enable_input_require_grads()
     config = LoraConfig(task_type="CAUSAL_LM", **row["lora"])
     model = get_peft_model(model, config, autocast_adapter_dtype=row["fp32_adapters"])
+if row["loss"] == "of gpt_bigcode":
+    fsdp1.keep_first_outputs(model, "c_attn", KeepsCache.cache)
+    trainer_class = KeepsCache
 rows = [{"input_ids": torch.arange(row["length"]), "labels": torch.arange(row["length"])}] * 4096
-trainer_class = KeepsOutputs if row["loss"] == "of 2024-03" else Trainer
-trainer_class(model, arguments, train_dataset=rows).train()
+trainer = trainer_class(model, arguments, train_dataset=rows)
+if row["checkpointed_units"]:
+    fsdp1.checkpoint_units(trainer)
+trainer.train()
 """
 
 
@@ -180,7 +211,7 @@ def rows_to_predict() -> dict[str, Row]:
 
 
 def is_predicted(row: Row) -> bool:
-    """Whether a row is of a sharded training that can be written as a Trainer's with FSDP2."""
+    """Whether a row is of a sharded training that can be written as a Trainer's with FSDP."""
     if not row["sharding"].startswith("FSDP") or "NO_SHARD" in row["sharding"]:
         return False
     if row["id"].startswith("titan-"):
@@ -195,14 +226,14 @@ def settings_of(row: Row, torchtitan: Path | None) -> dict[str, Any]:
         return {"torchtitan": str(torchtitan), "length": row["seq_len"], "compile": "compile" in row}
     lora = None
     if kind_of(row) != "full":
-        # "all linear" means all that are not the output layer; PEFT has a word for them.
-        method = row["method"].replace("targets all linear", "targets all-linear")
+        method = row["method"].replace("targets all linear", f"targets {FSDP_QLORA_TARGETS}")
         adapter = models.adapter_of({**row, "method": method})
         assert adapter is not None
         del adapter["peft_type"]
-        targets = adapter["target_modules"]
-        lora = {**adapter, "target_modules": "all-linear" if targets == ["all-linear"] else targets}
+        lora = adapter
     return {
+        "benchmarks": str(ROOT),
+        "checkpointed_units": checkpoints_units(row),
         "length": row["seq_len"],
         "lora": lora,
         "in_4_bits": kind_of(row) == "QLoRA",
@@ -217,21 +248,12 @@ def loss_of(row: Row) -> str:
 
     2024-03: fp32 logits, and their shifted copy (transformers 4.38: models/llama/modeling_llama.py); the loop of
     fsdp_qlora holds the model's outputs during backward (train.py, `output = model(…)`). 4.48.1: 16-bit logits are
-    held beside both (loss/loss_utils.py). gpt_bigcode had its own (`comparable.json`), which is not imitated.
+    held beside both (loss/loss_utils.py). gpt_bigcode had its own, of 16-bit logits
+    (models/gpt_bigcode/modeling_gpt_bigcode.py).
     """
     if row["id"].startswith("fsdpqlora-"):
         return "of 2024-03"
-    return "today's" if models.family_of(row) == "gpt_bigcode" else "of 4.48.1"
-
-
-def code_of(row: Row) -> dict[str, str]:
-    """Whether today's transformers allocates what the row's did on one GPU, and why; empty if nobody has compared."""
-    version = row.get("versions", {}).get("transformers")
-    for entry in json.loads((FOLDER / "comparable.json").read_text()):
-        same = (entry["family"], entry["method"]) == (models.family_of(row), models.kind_of(row))
-        if same and version in entry["transformers"]:
-            return {"code": entry["code"], "why": entry["why"]}
-    return {}
+    return "of gpt_bigcode" if models.family_of(row) == "gpt_bigcode" else "of 4.48.1"
 
 
 def kind_of(row: Row) -> str:
@@ -246,9 +268,17 @@ def arguments_of(row: Row) -> list[str]:
     ]  # fmt: skip
     if row["mixed_precision"].startswith("bf16 autocast"):
         words += ["--bf16", "True"]
-    if row["checkpointing"] is True:
+    if row["id"].startswith("fsdpqlora-"):
+        # Within a unit, and no clipping: train.py, `reentrant_checkpointing`, `apply_gradient_clipping`.
+        words += ["--gradient_checkpointing_kwargs", json.dumps({"use_reentrant": True}), "--max_grad_norm", "0"]
+    if row["checkpointing"] is True and not checkpoints_units(row):
         words += ["--gradient_checkpointing", "True"]
     return words
+
+
+def checkpoints_units(row: Row) -> bool:
+    """Whether a checkpoint was around each unit of FSDP: transformers 4.48.1, not fsdp_qlora's loop."""
+    return row["id"].startswith("fms-") and row["checkpointing"] is True
 
 
 def fsdp_config_of(row: Row) -> dict[str, Any]:
@@ -256,7 +286,12 @@ def fsdp_config_of(row: Row) -> dict[str, Any]:
     if row["id"].startswith("titan-"):
         config["transformer_layer_cls_to_wrap"] = ["Layer"]
     else:
-        config["cpu_ram_efficient_loading"] = True
+        # Both libraries wrap layers and each adapter's matrix (peft 0.13.2: utils/other.py, `fsdp_auto_wrap_policy`;
+        # fsdp_qlora: train.py, `get_wrapping_policy`), as accelerate does for PEFT.
+        config |= {
+            "version": 1, "cpu_ram_efficient_loading": True, "backward_prefetch": "BACKWARD_PRE",
+            "use_orig_params": not row["id"].startswith("fsdpqlora-"), "limit_all_gathers": True,
+        }  # fmt: skip
     if "CPU offload" in row["sharding"]:
         config["cpu_offload"] = True
     return config
@@ -300,7 +335,7 @@ def predict(row: Row, torchtitan: Path | None) -> dict[str, Any]:
     gpus = min(row["gpus"], NODE_GPUS)
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     if not row["id"].startswith("titan-"):
-        environment |= FSDP_VARIABLES
+        environment |= {**FSDP_VARIABLES, "FSDP_VERSION": "1"}
     job = ScriptJob(
         UserScript.at("train.py", arguments_of(row)), described_machine(memory_of, None, "1024GB", None), gpus,
         row["gpus"] // gpus, environment=environment, ram_is_given=True,
@@ -375,7 +410,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as folder, chdir(folder):
                 prediction = predict(row, torchtitan)
         if not name.startswith("titan-"):
-            facts |= {"loss": loss_of(row), **code_of(row)}
+            facts["loss"] = loss_of(row)
         answers.append({**facts, "prediction": prediction})
         if not is_kept:
             print(name, facts["gib"], row.get("step_seconds"), json.dumps(prediction), flush=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from docs_blocks import block, table
-from docs_evidence import CODES, read, signed_percent, source
+from docs_evidence import read, signed_percent, source
 
 Row = Mapping[str, Any]
 
@@ -19,7 +19,7 @@ def sharded_by_others() -> str:
     evidence = read("published_sharded")
     trainings = sorted(evidence["rows"], key=lambda row: not is_torchtitan(row))
     columns = (
-        "training | batch | GPUs | sharded by | today's code | peak | measured, GiB → predicted | difference | "
+        "training | batch | GPUs | sharded and traced with | peak | measured, GiB → predicted | difference | "
         "a step, s: measured → predicted | ratio"
     )
     figures = table(columns, [cells_of(row) for row in trainings])
@@ -82,7 +82,6 @@ def cells_of(row: Row) -> list[Any]:
         f"{row['micro_batch']} × {row['seq_len']}",
         f"{row['gpus']} × {row['gpu'].removeprefix('2x ').partition(' HBM')[0]}",
         engine,
-        CODES[row.get("code")] if not is_torchtitan(row) else "torchtitan's own",
         "reserved" if reserved else "allocated",
         f"{row['gib']:.2f} → {predicted}",
         signed_percent(error_of(row)),
