@@ -165,7 +165,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
     ),
     # Sharded weights that an operation or optimizer does not know
     Failure(
-        "fsdp-bitsandbytes",
+        "fsdp-optimizer",
         r"bitsandbytes\.\w{1,80}\.default:? got mixed torch\.Tensor and DTensor"
         r"|Operator bitsandbytes\.\S{1,80} does not have a sharding strategy",
         ("default got mixed torch.tensor", "default: got mixed torch.tensor", "have a sharding strategy"),
@@ -173,7 +173,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         "Version 2 of FSDP shards weights as DTensors, for which bitsandbytes' optimizers have no operator.",
         (_TORCHAO, _argument("optim", "adamw_torch_fused", "with cpu_offload, if its states do not fit")),
         "bitsandbytes 0.50.2: optim/optimizer.py 540; github.com/bitsandbytes-foundation/bitsandbytes/issues/1633",
-        rule="fsdp-bitsandbytes",
+        rule="fsdp-optimizer",
     ),
     Failure(
         "fsdp-sharded-weight",
@@ -185,6 +185,12 @@ FAILURES: Final[tuple[Failure, ...]] = (
                    "Liger's other kernels work"),),
         "liger_kernel 0.8.5: model/llama.py 194; github.com/linkedin/Liger-Kernel/issues/332",
         rule="fsdp-liger-adapters", seen="liger",
+    ),
+    Failure(
+        "fsdp-sharded-weight", "", (), "The optimizer does not know FSDP2's sharded weights",
+        "Adafactor and APOLLO keep states that are no DTensors.", (_TORCHAO,),
+        "transformers 5.23.0: optimization.py 1266; apollo-torch 1.0.3: random_projector.py 112",
+        rule="fsdp-optimizer", seen="Adafactor or APOLLO",
     ),
     Failure(
         "fsdp-sharded-weight", "", (),

@@ -26,10 +26,10 @@ Place = Literal[
 """What the allocation was for."""
 
 Feature = Literal[
-    "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention", "FSDP",
-    "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer", "preprocess_logits_for_metrics",
-    "quantized weights", "SDPA", "torch.compile", "trl", "unsloth", "vision tower", "vLLM", "ZeRO-3",
-    "16-bit weights",
+    "Adafactor or APOLLO", "adapters", "checkpointing", "chunked loss", "DeepSpeed", "diffusers", "flash attention",
+    "FSDP", "fused optimizer", "label smoothing", "liger", "offload", "paged optimizer",
+    "preprocess_logits_for_metrics", "quantized weights", "SDPA", "torch.compile", "trl", "unsloth", "vision tower",
+    "vLLM", "ZeRO-3", "16-bit weights",
 ]  # fmt: skip
 """Techniques and libraries in use, by frames or arguments."""
 
@@ -133,6 +133,7 @@ _PLACES: Final[tuple[tuple[Place, str | None, str], ...]] = (
 )  # fmt: skip
 
 _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
+    ("Adafactor or APOLLO", r"/transformers/optimization\.py|/apollo_torch/"),
     ("adapters", r"/peft/"),
     # Not modeling_layers.py: every layer calls it, with and without checkpointing.
     ("checkpointing", r"torch/utils/checkpoint\.py|_gradient_checkpointing_func\(|activation_checkpointing/\w+\.py"

@@ -25,6 +25,9 @@ MIXED = (
 )
 NO_BACKEND = "RuntimeError: No backend type associated with device type cpu"
 LIGER = TOP + frame("liger_kernel/ops/fused_linear_cross_entropy.py", "forward", "logits = _input @ weight.t()")
+ADAFACTOR = TOP + frame(
+    "transformers/optimization.py", "step", "exp_avg_sq_row.mul_(beta2t).add_(update.mean(dim=-1))"
+)
 RECOMPUTED = TOP + frame("torch/utils/checkpoint.py", "recompute_fn", "fn(*args, **kwargs)")
 TIMEOUT = (
     "[rank1]:[E616 13:41:10.909476913 ProcessGroupNCCL.cpp:565] [Rank 1] Watchdog caught collective operation "
@@ -54,11 +57,12 @@ ERRORS: tuple[tuple[str, str, str], ...] = (
     ("ValueError: FSDP2 mapping failed (missing: ['lm_head.weight']). This is likely due to tied embeddings",
      "fsdp-tied-mapping", "tie_word_embeddings"),
     ("RuntimeError: bitsandbytes.optimizer_update_8bit_blockwise.default: got mixed torch.Tensor and DTensor, need to",
-     "fsdp-bitsandbytes", "adamw_torch_8bit"),
+     "fsdp-optimizer", "adamw_torch_8bit"),
     ("NotImplementedError: Operator bitsandbytes.optimizer_update_32bit.default does not have a sharding strategy "
-     "registered.", "fsdp-bitsandbytes", "adamw_torch_8bit"),
+     "registered.", "fsdp-optimizer", "adamw_torch_8bit"),
     (MIXED, "fsdp-sharded-weight", "model(**inputs)"),
     (LIGER + MIXED, "fsdp-sharded-weight", "fused_linear_cross_entropy: false"),
+    (ADAFACTOR + MIXED, "fsdp-sharded-weight", "adamw_torch_8bit"),
     (RECOMPUTED + MIXED, "fsdp-sharded-weight", "pip install -U torch"),
     ("RuntimeError: 'weight' must be 2-D", "fsdp-flat-weight", "model(**inputs)"),
     ("RuntimeError: size mismatch, got input (2), mat (2x4096), vec (65667072)", "fsdp-flat-weight",
