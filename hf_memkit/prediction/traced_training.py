@@ -156,7 +156,7 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
-    first_rank_only: tuple[Phase, ...] = ()  # phases in which the other ranks of a machine have none
+    of_other_ranks: dict[Phase, int] = field(default_factory=dict)  # in phases in which they have less than the first
 
 
 @dataclass(frozen=True, slots=True)
