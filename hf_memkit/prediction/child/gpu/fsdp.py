@@ -316,7 +316,7 @@ def _broadcast_on_gpu(tracer: StorageTracer) -> None:
         has_gloo = "gloo" in (PartialState().backend or "")
         original(whole, states, keys, device, group if has_gloo else only_gpu)
 
-    _state_dict_utils._broadcast_tensors = broadcast
+    vars(_state_dict_utils)["_broadcast_tensors"] = broadcast
 
 
 def skip_waits() -> None:
