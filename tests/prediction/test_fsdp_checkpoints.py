@@ -67,7 +67,11 @@ def test_checkpoints_need_what_real_ranks_need(worker: Worker, tmp_path: Path) -
                 assert abs(size - first[name][space][phase]) <= SMALL, (name, space, phase)
         for phase, size in training.host.of_other_ranks.items():
             if phase in predicted["ram"] and "offload" not in name:  # under offload their shards are there, too
-                assert abs(size - second[name]["ram"][phase]) <= SMALL, (name, phase)
+                more = second[name]["ram"][phase] - size
+                late = (
+                    4 * 96 * 1003 if phase == "resume" else 0
+                )  # gloo's thread may free a whole tensor after the next
+                assert -SMALL <= more <= late + SMALL, (name, phase)
         padded = 4 * 96 * 502  # of the largest tensor, which only the last rank pads to gather it
         for phase, size in second[name]["gpu"].items():
             assert size <= predicted["gpu"][phase] + padded + SMALL, (name, phase)
