@@ -196,8 +196,7 @@ def _with_ram(prediction: Prediction, host: HostMemory, processes: int) -> Predi
     """The prediction with the RAM of all processes of a machine: libraries, the script's own memory, as measured here,
     and the peak of its tensors on the CPU. Each rank loads a separate model."""
     phase, tensors = max(host.tensor_bytes.items(), key=lambda item: item[1])
-    of_others = [size for phase, size in host.tensor_bytes.items() if phase not in host.first_rank_only]
-    others = max(of_others, default=0)
+    others = max(host.of_other_ranks.get(phase, size) for phase, size in host.tensor_bytes.items())
     libraries, own = process_row().size_bytes, host.own_bytes
     whose = f"RAM of {processes} processes, each" if processes > 1 else "RAM"
     note = (

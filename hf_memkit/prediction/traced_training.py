@@ -128,7 +128,8 @@ FSDP_1: Final = (
     "fsdp_version: 2 in accelerate's config"
 )
 FSDP_COMPARED: Final = (
-    "sharded weights: the bytes of a rank equal those of real ranks on CPUs; no training on several GPUs was compared"
+    "sharded weights: the bytes of a rank equal those of real ranks on CPUs; on several GPUs, only trainings that others "
+    "measured were compared"
 )
 
 
@@ -156,7 +157,7 @@ class HostMemory:
 
     own_bytes: int
     tensor_bytes: dict[Phase, int]
-    first_rank_only: tuple[Phase, ...] = ()  # phases in which the other ranks of a machine have none
+    of_other_ranks: dict[Phase, int] = field(default_factory=dict)  # in phases in which they have less than the first
 
 
 @dataclass(frozen=True, slots=True)

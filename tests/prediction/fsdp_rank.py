@@ -31,6 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.distributed import DistributedConfig
 
+from hf_memkit.prediction.child.gpu.compiler import compile_module
 from hf_memkit.prediction.child.gpu.fake_gpu import patch_fake_values
 from hf_memkit.prediction.child.gpu.fsdp import patch_fsdp, skip_waits
 from hf_memkit.prediction.child.libraries.pretrained import as_part
@@ -48,6 +49,7 @@ CASES: Final = (
     "llama, tensor",
     "llama, sharded when loaded",
     "mixtral, tensor",
+    "llama, compiled",
     "llama, context",
 )
 STEPS: Final = 5
@@ -184,6 +186,11 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
         if "context" in case:
             _attach_context_parallel_hooks(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        run = model
+        if "compiled" in case and kind == "fake":
+            run = compile_module(torch.compile, model, backend="aot_eager")
+        elif "compiled" in case:
+            run = torch.compile(model, backend="aot_eager")
         micro_batches = 2 if "accumulation" in case else 1
         steps: list[dict[str, int]] = []
         for _ in range(STEPS):
@@ -192,7 +199,7 @@ def train(case: str, kind: str, ranks: int) -> dict[str, int]:
                 if micro_batches > 1:
                     model.set_requires_gradient_sync(micro_batch == micro_batches - 1)
                 with split_rows(case, meshes) as batch:
-                    loss = model(**batch).loss
+                    loss = run(**batch).loss
                     forward_end = len(tracer.trace.events)
                     loss.backward()
                     del loss, batch

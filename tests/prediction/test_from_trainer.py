@@ -205,7 +205,6 @@ def _with_quantised() -> nn.Module:
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "expected TrainingArguments"),
         ({"args": {"fsdp": "full_shard"}}, "Write gpus=2"),
-        ({"args": {"fsdp": True}, "model": Classifier(), "gpus": 2}, "FSDP2 is predicted for scripts"),
         ({"trainer_class": "tests.prediction.user_models:LARGE"}, "not a subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
@@ -223,11 +222,14 @@ def llama() -> LlamaForCausalLM:
 
 
 @pytest.mark.slow
-def test_a_model_that_a_function_makes_is_sharded() -> None:
-    """Defect: FSDP that is refused, or that leaves the model whole."""
+def test_a_model_is_sharded() -> None:
+    """Defect: FSDP that is refused, or that leaves the model whole; a model in memory that is sharded otherwise than
+    one that a function makes."""
     example = {"input_ids": [1] * 8, "labels": [1] * 8}
     two, eight = (predicted(llama, {"fsdp": True}, example=example, gpus=gpus) for gpus in (2, 8))
     assert two.categories["optimizer"] == pytest.approx(4 * eight.categories["optimizer"], rel=0.1)
+    in_memory = predicted(llama(), {"fsdp": True}, example=example, gpus=2)
+    assert (in_memory.peak_allocated_bytes, in_memory.categories) == (two.peak_allocated_bytes, two.categories)
 
 
 def test_a_nested_class_has_a_name() -> None:

@@ -21,7 +21,7 @@ from hf_memkit.prediction.traced_training import HostMemory
 from hf_memkit.setup.job import Job, process_row
 from hf_memkit.setup.process_group import single_process_environment
 from hf_memkit.setup.setup import Setup
-from tests.prediction.fsdp_rank import CASES
+from tests.prediction.fsdp_rank import CASES, LENGTH
 from tests.prediction.test_prediction import made
 from tests.prediction.test_split_states import MACHINE
 from tests.prediction.traces import trace_of
@@ -55,6 +55,10 @@ def test_one_fake_rank_has_the_bytes_of_real_ranks(ranks: int) -> None:
     for rank in (0, ranks - 1):
         fake = answer(start("fake", rank, ranks))
         for case in CASES:
+            if "compiled" in case:  # dynamo keeps the positions of the first call, and compiled code some of a step's
+                kept = {name: size - fake[case][name] for name, size in real[rank][case].items()}
+                assert set(kept.values()) == {0, 8 * LENGTH}, (ranks, rank, kept)
+                continue
             assert fake[case] == real[rank][case], (ranks, rank, case)
             # Both are measured by one tracer. Without it: padded weights, two states of AdamW, buffers and counters.
             left = fake[case]["after step"] - fake[case]["padded"] - 2 * fake[case]["shards"]
@@ -80,7 +84,7 @@ def test_pipelines_and_shared_experts_are_refused(size: str, fix: str) -> None:
 
 
 def test_ram_of_a_full_save_is_the_first_ranks() -> None:
-    host = HostMemory(10, {"load": 100, "save": 400}, first_rank_only=("save",))
+    host = HostMemory(10, {"load": 100, "save": 400}, of_other_ranks={"save": 50, "resume": 500})  # which is not done
     libraries = process_row().size_bytes
     assert _with_ram(made(), host, 4).host_rss_bytes == 4 * (libraries + 10) + 400 + 3 * 100
 

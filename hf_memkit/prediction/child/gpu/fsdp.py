@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category, Phase
@@ -96,22 +99,23 @@ def unused_savings(trainer: Any) -> tuple[str, ...]:
     return tuple(savings)
 
 
-def phases_of_first_rank(trainer: Any, *, loaded: bool) -> tuple[Phase, ...]:
-    """Phases in which only the first rank has whole tensors in RAM: it saves and loads full states, and with
-    RAM-efficient loading the others leave theirs empty.
+def ram_of_other_ranks(trainer: Any, *, loaded: bool) -> dict[Phase, int]:
+    """Bytes of tensors in RAM of each rank but the first, in phases in which only the first has whole ones: it saves
+    and loads full states, and with RAM-efficient loading the others leave theirs empty. Where a training resumes, each
+    rank copies its states to RAM, and gets whole tensors one by one from the first (torch 2.13:
+    distributed/checkpoint/state_dict.py, `_load_optim_state_dict`).
 
     Args:
         loaded: whether `from_pretrained` read the weights in the first rank only.
     """
     if not uses_fsdp(trainer):
-        return ("save",) if is_sharded(trainer) else ()
-    plugin = trainer.accelerator.state.fsdp_plugin
-    phases: list[Phase] = []
-    if "FULL" in str(plugin.state_dict_type):
-        phases += ["save", "resume", "best_model"]
-    if loaded:
-        phases.append("load")
-    return tuple(phases)
+        return {"save": 0} if is_sharded(trainer) else {}
+    others: dict[Phase, int] = {"load": 0} if loaded else {}
+    if "FULL" in str(trainer.accelerator.state.fsdp_plugin.state_dict_type):
+        states = [value for value in tree_leaves(dict(trainer.optimizer.state)) if isinstance(value, DTensor)]
+        copies = sum(state.to_local().nbytes for state in states)
+        others |= {"save": 0, "best_model": 0, "resume": copies + max((state.nbytes for state in states), default=0)}
+    return others
 
 
 def refuse_fsdp(trainer: Any) -> None:
@@ -165,6 +169,7 @@ def patch_fsdp(tracer: StorageTracer) -> None:
         _set_categories(tracer)
         _count_pinned_shards(tracer)
         _skip_sharded_files()
+        _broadcast_on_gpu(tracer)
     except (ImportError, AttributeError) as error:
         _missing.append(str(error))
         return
@@ -272,12 +277,46 @@ def reshard(model: Any) -> None:
 
 
 def _skip_sharded_files() -> None:
-    """SHARDED_STATE_DICT: torch copies one shard after another to the host to write it, and reads it into the shards
-    that there are; here nothing is written or read."""
+    """SHARDED_STATE_DICT: makes the copies of shards that torch writes, and those that it reads into the shards that
+    there are; nothing is written or read (torch 2.13: distributed/checkpoint/filesystem.py,
+    `_write_files_from_queue`, `FileSystemReader.read_data`)."""
     from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.filesystem import _OverlappingCpuLoader
 
-    vars(checkpoint)["save"] = lambda *args, **kwargs: None
-    vars(checkpoint)["load"] = lambda *args, **kwargs: None
+    def shards(state_dict: Any) -> list[Any]:
+        return [leaf.to_local() for leaf in tree_leaves(state_dict) if isinstance(leaf, DTensor)]
+
+    def save(state_dict: Any, **kwargs: Any) -> None:
+        writer = kwargs["storage_writer"]
+        ahead: Any = _OverlappingCpuLoader(lambda shard: shard, inflight_threshhold=writer.per_thread_copy_ahead)
+        for shard in shards(state_dict):
+            ahead.add(shard.nbytes, shard)
+        for _ in ahead.values():
+            pass
+
+    def load(state_dict: Any, **kwargs: Any) -> None:
+        for shard in shards(state_dict):
+            read = torch.empty(shard.shape, dtype=shard.dtype, device="cpu")
+            shard.copy_(read)
+
+    vars(checkpoint)["save"] = save
+    vars(checkpoint)["load"] = load
+
+
+def _broadcast_on_gpu(tracer: StorageTracer) -> None:
+    """Whole tensors of a checkpoint go through the GPU, if the ranks have no gloo. The ranks of a trace seem to have
+    every backend."""
+    from accelerate.state import PartialState
+    from torch.distributed import _state_dict_utils
+
+    original = _state_dict_utils._broadcast_tensors
+    only_gpu: Any = SimpleNamespace(_device_types=[torch.device(tracer.device_type)])
+
+    def broadcast(whole: Any, states: Any, keys: Any, device: torch.device, group: Any = None) -> None:
+        has_gloo = "gloo" in (PartialState().backend or "")
+        original(whole, states, keys, device, group if has_gloo else only_gpu)
+
+    vars(_state_dict_utils)["_broadcast_tensors"] = broadcast
 
 
 def skip_waits() -> None:

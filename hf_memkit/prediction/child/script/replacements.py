@@ -284,6 +284,7 @@ ABOVE_TRAIN: Final = (
         "torch.distributed.tensor._sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached "
         "torch.storage.UntypedStorage.resize_ torch._subclasses.fake_tensor.FakeTensor.data_ptr "
         "torch.distributed.checkpoint.save torch.distributed.checkpoint.load torch._C._get_accelerator "
+        "torch.distributed._state_dict_utils._broadcast_tensors "
         "accelerate.data_loader.synchronize_rng_states",
         "the first of several ranks; communication is done at once",
         "the script waits for ranks that are not started",

@@ -134,7 +134,7 @@ def traced_training(
         watch.watch_parts(trainer)
         notes += _remove_callbacks(trainer, watch)
         with fake:
-            tracer.adopt(_weights(tracer.device_type))
+            tracer.adopt(_weights(on_host=tracer.device_type == "cpu" or fsdp.uses_fsdp(trainer)))
             if is_traced() and requested and generates(trainer.args, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: every answer is counted at its maximum length")
             dtype = apply_engine_dtype(trainer)
@@ -182,7 +182,7 @@ def traced_training(
         host.tensor_bytes.pop("evaluate", None)
     if host is not None:
         loaded = is_loaded_by_first_rank(base_model(trainer.model))
-        host = replace(host, first_rank_only=fsdp.phases_of_first_rank(trainer, loaded=loaded))
+        host = replace(host, of_other_ranks=fsdp.ram_of_other_ranks(trainer, loaded=loaded))
     return replace(
         training,
         trace=trace,
@@ -361,16 +361,16 @@ def _remove_callbacks(trainer: Any, *added: TrainerCallback) -> list[str]:
     return notes
 
 
-def _weights(device_type: str) -> list[torch.Tensor]:
+def _weights(*, on_host: bool) -> list[torch.Tensor]:
     """All parameters with their scales, and buffers, of all modules. Real ones on the host become tensors of the
-    traced training: buffers, and parameters if it runs on the host."""
+    traced training: buffers, and parameters if they are `on_host` where it begins."""
     tensors: list[torch.Tensor] = []
     for module in [obj for obj in gc.get_objects() if issubclass(type(obj), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
             if buffer is not None and type(buffer) is torch.Tensor and is_traced():
                 module._buffers[name] = traced_tensor(buffer)
         for parameter in module._parameters.values():
-            if type(parameter) is torch.nn.Parameter and is_traced() and device_type == "cpu":
+            if type(parameter) is torch.nn.Parameter and is_traced() and on_host:
                 swap_tensor(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
         parameters = [weight for weight in module._parameters.values() if weight is not None]
         scales = [scale for parameter in parameters for scale in attached_tensors(parameter)]

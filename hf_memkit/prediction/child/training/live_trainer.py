@@ -29,16 +29,9 @@ def ready_trainer(path: Path) -> Any:
     return _create(given) if isinstance(given, TrainerParts) else _restore(given)
 
 
-def _refuse_fsdp(arguments: TrainingArguments, model: Any) -> None:
-    """Raises Unmodelled for FSDP of one GPU, and of a model that is in memory already: FSDP2 moves its weights."""
-    if not arguments.fsdp:
-        return
-    if isinstance(model, nn.Module):
-        raise Unmodelled(
-            "fsdp: FSDP2 is predicted for scripts, and for functions that make the model. Write memkit predict "
-            "train.py --gpus 4, or predict_trainer(function, args, gpus=4)"
-        )
-    if arguments.world_size == 1:
+def _refuse_fsdp(arguments: TrainingArguments) -> None:
+    """Raises Unmodelled for FSDP of one GPU."""
+    if arguments.fsdp and arguments.world_size == 1:
         raise Unmodelled("fsdp: FSDP2 splits a model between GPUs. Write gpus=2, or more")
 
 
@@ -47,8 +40,8 @@ def _restore(trainer: Any) -> Any:
     accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
     if accumulation:  # added when the first accelerator was created
         accumulation.pop("num_steps", None)
-    _refuse_fsdp(trainer.args, trainer.model)
     device = trainer.args.device  # determines the device, which resets all accelerators
+    _refuse_fsdp(trainer.args)
     trainer.create_accelerator_and_postprocess()
     on_host = vars(trainer).pop(ON_HOST)
     for module in {id(value): value for value in vars(trainer).values() if isinstance(value, nn.Module)}.values():
@@ -82,7 +75,7 @@ def _create(parts: TrainerParts) -> Any:
         own = {"output_dir": tempfile.gettempdir(), "report_to": [], **generation_config(arguments)}
         options = library_versions.to_installed_arguments({**arguments.arguments, **own})
         arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
-    _refuse_fsdp(arguments, parts.model)
+    _refuse_fsdp(arguments)
     rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
     options = dict(parts.options)
     if generates(arguments, kind):  # only if there are metrics
