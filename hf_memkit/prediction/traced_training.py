@@ -128,8 +128,8 @@ FSDP_1: Final = (
     "fsdp_version: 2 in accelerate's config"
 )
 FSDP_COMPARED: Final = (
-    "sharded weights: the bytes of a rank equal those of real ranks on CPUs; on several GPUs, only trainings that others "
-    "measured were compared"
+    "sharded weights: the bytes of a rank equal those of real ranks on CPUs; on several GPUs, only trainings that "
+    "others measured were compared"
 )
 
 
