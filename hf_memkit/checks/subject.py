@@ -51,6 +51,7 @@ class Subject:
         config: the DeepSpeed JSON; None if the job does not use DeepSpeed.
         arguments: fields of TrainingArguments that are set; None if unknown. Old names become the current ones.
         model: the model's shapes; None if unknown.
+        model_config: the model's config of transformers, where its shapes are unknown; empty if that is, too.
         machine: where the job runs; None if unknown.
         gpus: processes on each machine; None if unknown.
         nodes: machines.
@@ -88,6 +89,7 @@ class Subject:
     fsdp_file: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    model_config: Mapping[str, Any] = field(default_factory=dict)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -191,9 +193,14 @@ class Subject:
         return self.setting("model.dtype") in ("bfloat16", "float16")
 
     @property
+    def config_of_model(self) -> Mapping[str, Any]:
+        """The model's config of transformers; empty if it is unknown."""
+        return self.model_config if self.model is None else self.model.config
+
+    @property
     def model_type(self) -> str | None:
         """The model's type; None if the model is unknown."""
-        return None if self.model is None else self.model.model_type
+        return self.config_of_model.get("model_type")
 
     @property
     def gpu(self) -> Gpu | None:

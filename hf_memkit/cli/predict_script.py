@@ -38,6 +38,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         with ended_by_signals() as raise_again:
             from hf_memkit.catalog.environments import find_environment
             from hf_memkit.cli import predict_environments
+            from hf_memkit.plan.known_mistakes import known_mistakes
             from hf_memkit.prediction.from_script import predict_job
             from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
 
@@ -51,7 +52,8 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             with _elapsed_time(name):
                 job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=ram_is_given)
                 training = predict_job(job)
-                prediction = training.prediction
+                mistakes = known_mistakes(training.traced, gpus, nodes, launched)
+                prediction = training.prediction.with_warnings(*mistakes)
                 there, why_not = _predict_elsewhere(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:

@@ -16,6 +16,7 @@ from hf_memkit.plan.candidate import without
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.compile_choice import COMPILE
 from hf_memkit.plan.judgement import Judgement
+from hf_memkit.plan.known_mistakes import known_mistakes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import list_parts
 
@@ -116,8 +117,9 @@ def headline_details(plan: Plan) -> Iterator[str]:
 
 def warnings(plan: Plan) -> tuple[str, ...]:
     """Warnings about the proposed setup, or about the unchanged script if nothing fits."""
-    prediction = (plan.proposed or plan.own).prediction
-    return prediction.warnings if prediction is not None else ()
+    shown = plan.proposed or plan.own
+    mistakes = known_mistakes(shown.training, plan.gpus, plan.nodes, plan.launched)
+    return (*(shown.prediction.warnings if shown.prediction is not None else ()), *mistakes)
 
 
 def _name_and_figures(plan: Plan, judgement: Judgement) -> str:

@@ -61,6 +61,17 @@ class TracedArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenSettings:
+    """What rules about known mistakes read of a training."""
+
+    arguments: dict[str, Any]  # as the script gave them, where they differ from a default; only JSON
+    files: dict[str, str]  # argument that named a JSON → its path; `arguments` has its content
+    settings: dict[str, Any]  # of model and adapters, by the keys of a Setup
+    model_config: dict[str, Any]  # of transformers; empty for other models
+    own_optimizer: bool  # the script makes it, or may: `arguments` has no `optim`
+
+
+@dataclass(frozen=True, slots=True)
 class TracedModel:
     """The trained model, without PEFT's wrapper."""
 
@@ -304,6 +315,7 @@ class TracedTraining:
     vllm: Vllm | None = None
     compilation: Compilation | None = None  # None: nothing was compiled, or by another backend than inductor
     host: HostMemory | None = None  # None: no tensor is fake
+    given: GivenSettings | None = None  # None: unknown
     fp16_overflow: str = ""  # what overflows in this training if it computes in fp16; empty: nothing is known
     notes: tuple[str, ...] = ()  # assumptions and omissions
     plan: PlanFacts | None = None  # None: not requested

@@ -19,6 +19,12 @@ def args(fsdp: Any = True, model: Any = None, **settings: Any) -> Subject:
     return Subject(arguments={"fsdp": fsdp, "fsdp_config": settings}, model=model)
 
 
+def args_4bit(**quantization: Any) -> Subject:
+    """FSDP, and a model in 4 bits."""
+    return replace(args(), settings={"model.quantization": {"load_in_4bit": True, **quantization},
+                                     "adapter.r": 8})  # fmt: skip
+
+
 def acc(arguments: dict[str, Any] | None = None, **settings: Any) -> Subject:
     """accelerate's YAML with these settings in fsdp_config."""
     content = {"distributed_type": "FSDP", "fsdp_config": {f"fsdp_{name}": value for name, value in settings.items()}}
@@ -145,6 +151,11 @@ CASES: Cases = {
         *other({"optim": "adamw_bnb_8bit"}, {"optim": "adamw_torch_8bit"}),
         *other({"optim": "paged_lion_32bit"}, {"optim": "adamw_torch_fused"}),
         *other({"optim": "adafactor"}, {"optim": "galore_adamw"}),
+    ],
+    "fsdp-whole-4bit": [
+        *other({"bnb_4bit_quant_storage": "uint8", "load_in_4bit": True},
+               {"bnb_4bit_quant_storage": "bfloat16", "load_in_4bit": True}),
+        Case("model.quantization.bnb_4bit_quant_storage", args_4bit(), args_4bit(bnb_4bit_quant_storage="bfloat16")),
     ],
     "fsdp-deprecated": [
         Case("fsdp", args("full_shard auto_wrap"), args()),

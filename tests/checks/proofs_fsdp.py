@@ -20,7 +20,12 @@ import torch
 import torchao.optim
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
-from accelerate.utils.fsdp_utils import _find_final_norm, fsdp2_apply_ac, fsdp2_prepare_auto_wrap_policy
+from accelerate.utils.fsdp_utils import (
+    _find_final_norm,
+    fsdp2_apply_ac,
+    fsdp2_prepare_auto_wrap_policy,
+    fsdp2_prepare_model,
+)
 from peft import LoraConfig, get_peft_model
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -241,6 +246,24 @@ def liger_with_adapters() -> None:
     with one_rank() as mesh:
         fully_shard([alone], mesh=mesh)
         refused("got mixed torch.Tensor and DTensor", lambda: torch.ones(1, 8) @ alone.weight.t())
+
+
+@plain_proof("fsdp-whole-4bit", fails="silent")
+def whole_4bit() -> None:
+    def is_sharded(storage: torch.dtype) -> bool:
+        network = torch.nn.Sequential(bitsandbytes.nn.Linear4bit(64, 64, bias=False, quant_storage=storage).to("cpu"))
+        made = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+        accelerator: Any = SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=made), mixed_precision="no", is_main_process=True, device="cpu",
+            torch_device_mesh={("whole",): mesh}, parallelism_config=SimpleNamespace(fsdp_dim_names=["whole"]),
+        )  # fmt: skip
+        network[0].weight.requires_grad = False
+        (weight,) = fsdp2_prepare_model(accelerator, network).parameters()
+        return hasattr(weight, "device_mesh")
+
+    with one_rank() as mesh:
+        assert is_sharded(torch.bfloat16)
+        assert not is_sharded(torch.uint8)
 
 
 @plain_proof("fsdp-optimizer", fails="late")

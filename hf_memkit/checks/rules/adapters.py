@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.catalog.adapter_layers import adapted_layers
+from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.rule import Match, Rules, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.units import format_size
@@ -81,7 +82,7 @@ def adapter_saves_embedding(subject: Subject) -> Iterator[Match]:
 )
 def adapter_searches_graph(subject: Subject) -> Iterator[Match]:
     unset = subject.argument("ddp_find_unused_parameters") is None
-    engine = subject.config is not None or subject.argument("fsdp")
+    engine = subject.config is not None or fsdp_of(subject) is not None
     if unset and subject.adapter and subject.several and not engine:
         yield Match("ddp_find_unused_parameters", None, argument=True)
 

@@ -119,7 +119,7 @@ def checkpointing_reentrant_ddp(subject: Subject) -> Iterator[Match]:
 )
 def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
     """A warning under FSDP, whose checkpointing has no option against it."""
-    config = subject.model.config if subject.model is not None else {}
+    config = subject.config_of_model
     rates = {name: value for name, value in config.items() if name.endswith(("pdrop", "dropout", "layerdrop"))}
     if not any(value and not name.startswith("summary") for name, value in rates.items()):
         return

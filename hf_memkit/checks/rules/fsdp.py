@@ -371,6 +371,23 @@ def fsdp_optimizer(subject: Subject) -> Iterator[Match]:
         yield Match("optim", named_optimizer(subject), argument=True)
 
 
+@any_job.warning(
+    why="version 2 does not shard integers: each GPU keeps all 4-bit weights",
+    fix="set bnb_4bit_quant_storage to the type in which the model computes, such as bfloat16",
+    source="accelerate 1.15.0: utils/fsdp_utils.py 793-811; transformers 5.23.0: utils/quantization_config.py 477",
+)
+def fsdp_whole_4bit(subject: Subject) -> Iterator[Match]:
+    fsdp = fsdp_of(subject)
+    quantization = subject.setting("model.quantization") or {}
+    key, given = "model.quantization.bnb_4bit_quant_storage", quantization
+    if subject.on("load_in_4bit"):  # TRL's argument
+        key, given = "bnb_4bit_quant_storage", subject.arguments or {}
+    storage = given.get("bnb_4bit_quant_storage")
+    is_whole = given.get("load_in_4bit") is True and str(storage or "uint8") in ("uint8", "int8")
+    if fsdp is not None and fsdp.version == 2 and is_whole:
+        yield Match(key, storage, argument=given is not quantization)
+
+
 @any_job.error(
     why="around PEFT's model accelerate shards the output layer as a unit of one layer, and Liger's loss reads its "
     "weights without a call that gathers them: the first step fails",

@@ -54,7 +54,7 @@ from hf_memkit.prediction.child.training.library_evaluations import LibraryEvalu
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
 from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
-from hf_memkit.setup.live_arguments import watch_reads
+from hf_memkit.setup.live_arguments import on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 from hf_memkit.setup.script_overrides import Overrides, install
 from hf_memkit.setup.setup import Setup
@@ -89,6 +89,7 @@ class _ScriptRun:
     def prepare(self) -> None:
         """Replaces functions of libraries before the script's first line."""
         overrides = self._request.overrides or Overrides()
+        on_creation()  # so that `describe_training` knows what the script gave
         if self._request.overrides is not None:
             install(overrides, on_difference=self._differences.append)
         if overrides.adapter:

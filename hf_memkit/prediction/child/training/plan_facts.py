@@ -86,11 +86,16 @@ def plan_facts(trainer: Any) -> PlanFacts:
         ),
         made_at=getattr(trainer, "memkit_made_at", None),
         parses_arguments=bool(_argument_parsers),
-        own_optimizer=trainer.optimizer is not None
-        or trainer.optimizer_cls_and_kwargs is not None
-        or overrides_optimizer(trainer),
+        own_optimizer=makes_optimizer(trainer),
         schedule=tuple(str(getattr(arguments, name, None)) for name in _SCHEDULE),
     )
+
+
+def makes_optimizer(trainer: Any) -> bool:
+    """Whether the script makes the optimizer, instead of `optim`; a method that overrides its creation may call
+    Trainer's."""
+    is_given = trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None
+    return is_given or overrides_optimizer(trainer)
 
 
 def made_by_trainer(trainer: Any) -> bool:

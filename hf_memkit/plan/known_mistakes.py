@@ -1,0 +1,87 @@
+"""Known mistakes in a traced training: the rules of `checks/`, asked about what the script really gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hf_memkit.checks.apply import check, deepspeed_of_launcher
+from hf_memkit.checks.reading import read
+from hf_memkit.checks.rule import RULES
+from hf_memkit.checks.rules.optimizer_options import UNSEEN
+from hf_memkit.checks.subject import Subject
+from hf_memkit.prediction.launch_command import Launched
+from hf_memkit.prediction.traced_training import GivenSettings, TracedTraining
+
+_BY_THE_TRACE: Final = ("accumulation-multiplies-the-loss", "accumulation-averages-means")
+"""Rules that go by the type of a causal language model. The traced model may be another one, or have its own loss."""
+
+_OPTIONS: Final = ("version", "activation_checkpointing", "auto_wrap_policy", "offload_params", "reshard_after_forward",
+                   "state_dict_type")  # fmt: skip
+"""Settings of FSDP whose variables have, where the user gave no option, the value that accelerate assumes
+(accelerate 1.15.0: utils/launch.py 304-333)."""
+
+
+def known_mistakes(
+    training: TracedTraining | None, gpus: int, nodes: int, launched: Launched | None = None
+) -> tuple[str, ...]:
+    """Sentences without a full stop: the mistakes in a traced training that the rules know, without hints.
+
+    Rules about the machine and about sizes are not asked: the prediction says more exactly what fits.
+
+    Args:
+        gpus, nodes: GPUs of each machine, and machines.
+        launched: the command that starts the script; None: Python alone.
+    """
+    if training is None or training.given is None:
+        return ()
+    sentences = []
+    for problem in check(_subject(training, training.given, gpus, nodes, launched)):
+        rule = RULES[problem.rule]
+        if problem.refuses and rule.module != "capacity" and rule.id not in _BY_THE_TRACE:
+            sentence = str(problem).rstrip(".").replace(f", {UNSEEN}", "")
+            sentences.append(f"{sentence} (rule {rule.id})")
+    return tuple(sentences)
+
+
+def _subject(
+    training: TracedTraining, given: GivenSettings, gpus: int, nodes: int, launched: Launched | None
+) -> Subject:
+    settings, dtypes = dict(given.settings), training.model.trained_dtypes
+    if len(dtypes) == 1 and not given.own_optimizer:  # an optimizer of the script may round as it likes
+        settings["model.dtype"] = dtypes[0]
+    known: dict[str, Any] = {"config_file": given.files.get("deepspeed", "")}
+    if training.engine is not None:
+        known["config"] = training.engine.written
+    if launched is not None and launched.is_launcher:
+        known |= _of_launcher(training, given.arguments, launched)
+    return Subject(
+        arguments=given.arguments, settings=settings, model_config=given.model_config, gpus=gpus, nodes=nodes,
+        fsdp_file=given.files.get("fsdp_config", ""), **known,
+    )  # fmt: skip
+
+
+def _of_launcher(training: TracedTraining, arguments: Mapping[str, Any], launched: Launched) -> dict[str, Any]:
+    """Fields of `Subject`: accelerate's YAML, or, where options may override it, their settings of FSDP."""
+    path = _config_file(launched.before)
+    if path and not any(word.startswith(("--fsdp", "--use_", "--zero", "--offload")) for word in launched.before):
+        file = read(path)
+        known = {"launcher": file.content, "launcher_file": path}
+        config = deepspeed_of_launcher(file, arguments)
+        if training.engine is not None and not arguments.get("deepspeed") and config is not None:
+            known |= {"config": config.content, "config_file": str(config.path)}
+        return known
+    if training.fsdp is None:
+        return {}
+    variables = {f"fsdp_{name}": launched.environment.get(f"FSDP_{name.upper()}") for name in _OPTIONS}
+    section = {name: value for name, value in variables.items() if value is not None}
+    return {"launcher": {"distributed_type": "FSDP", "fsdp_config": section}, "launcher_file": "accelerate launch"}
+
+
+def _config_file(words: Sequence[str]) -> str:
+    """The value of accelerate's `--config_file`; empty without it."""
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "--config_file":
+            return value or words[number + 1]
+    return ""
