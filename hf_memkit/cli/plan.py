@@ -134,6 +134,7 @@ def _planned(
 ) -> tuple[Plan, ...] | None:  # fmt: skip
     """A plan for each machine; None if Ctrl-C came before any setup was traced."""
     from hf_memkit.cli.predict_script import ended_by_signals
+    from hf_memkit.plan.known_mistakes import explained
     from hf_memkit.plan.make_plan import plan_gpus, plan_setup
     from hf_memkit.prediction.running_scripts import name_of
 
@@ -153,7 +154,7 @@ def _planned(
                 ended()
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
-        raise
+        raise explained(error) from error
     except KeyboardInterrupt:
         tell("stopped before any setup was traced; no process of the script is left")
         return None

@@ -57,8 +57,10 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
                 there, why_not = _predict_elsewhere(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
+        from hf_memkit.plan.known_mistakes import explained
+
         print(error.text, file=sys.stderr)
-        raise
+        raise explained(error) from error
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
         return INTERRUPTED

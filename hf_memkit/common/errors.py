@@ -4,9 +4,12 @@ Any other exception is a bug and keeps its traceback."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
+
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class MemkitError(Exception):
@@ -42,15 +45,22 @@ class ScriptFailed(InputError):
 
     Attributes:
         text: the traceback that Python prints.
+        place: the script's line, such as `"train.py, line 5"`, or its name.
+        arguments: those that it gave TrainingArguments last; empty: unknown.
+        refused_arguments: whether their class raised the error.
     """
 
-    def __init__(self, message: str, *, text: str) -> None:
-        self.text = text.rstrip("\n")
+    def __init__(
+        self, message: str, *, text: str, place: str = "", arguments: Mapping[str, Any] = _NONE,
+        refused_arguments: bool = False,
+    ) -> None:  # fmt: skip
+        self.text, self.place, self.arguments = text.rstrip("\n"), place, dict(arguments)
+        self.refused_arguments = refused_arguments
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle `text` too: by default an exception is restored from its message alone."""
-        return partial(ScriptFailed, text=self.text), (str(self),)
+        """Pickle the attributes too: by default an exception is restored from its message alone."""
+        return partial(ScriptFailed, **vars(self)), (str(self),)
 
 
 class NoKernel(InputError, NotImplementedError):

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.checks.apply import check, deepspeed_of_launcher
-from hf_memkit.checks.reading import read
+from hf_memkit.checks.reading import parse_json, read
 from hf_memkit.checks.rule import RULES
 from hf_memkit.checks.rules.optimizer_options import UNSEEN
 from hf_memkit.checks.subject import Subject
+from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.prediction.launch_command import Launched
 from hf_memkit.prediction.traced_training import GivenSettings, TracedTraining
 
-_BY_THE_TRACE: Final = ("accumulation-multiplies-the-loss", "accumulation-averages-means")
-"""Rules that go by the type of a causal language model. The traced model may be another one, or have its own loss."""
+_BY_THE_SCRIPT: Final = (
+    "accumulation-multiplies-the-loss", "accumulation-averages-means", "checkpointing-options-without-switch",
+)  # fmt: skip
+"""Rules that do not hold if the model is no causal language model or has its own loss, or if the script switches
+checkpointing on."""
 
-_OPTIONS: Final = ("version", "activation_checkpointing", "auto_wrap_policy", "offload_params", "reshard_after_forward",
-                   "state_dict_type")  # fmt: skip
+_OPTIONS: Final = (
+    "version", "activation_checkpointing", "auto_wrap_policy", "offload_params", "reshard_after_forward",
+    "state_dict_type",
+)  # fmt: skip
 """Settings of FSDP whose variables have, where the user gave no option, the value that accelerate assumes
 (accelerate 1.15.0: utils/launch.py 304-333)."""
+
+
+_NAMED: Final = 4
+"""Letters of a value from which on a message that contains them is about it."""
 
 
 def known_mistakes(
@@ -38,10 +49,37 @@ def known_mistakes(
     sentences = []
     for problem in check(_subject(training, training.given, gpus, nodes, launched)):
         rule = RULES[problem.rule]
-        if problem.refuses and rule.module != "capacity" and rule.id not in _BY_THE_TRACE:
+        if problem.refuses and rule.module != "capacity" and rule.id not in _BY_THE_SCRIPT:
             sentence = str(problem).rstrip(".").replace(f", {UNSEEN}", "")
             sentences.append(f"{sentence} (rule {rule.id})")
     return tuple(sentences)
+
+
+def explained(failure: ScriptFailed) -> ScriptFailed:
+    """The failure of a script with the mistake in its arguments as its message, if a rule knows one that explains it:
+    their class refused them, or the message names the wrong value."""
+    arguments = dict(failure.arguments)
+    for name in ("fsdp_config", "deepspeed"):
+        value = arguments.get(name)
+        try:
+            if isinstance(value, str) and value.lstrip().startswith("{"):
+                arguments[name] = parse_json(name, value)[0]
+            elif isinstance(value, str) and Path(value).is_file():
+                arguments[name] = read(value).content
+        except InputError as error:
+            place = "" if str(error).startswith(name) else f"{name}: "
+            return ScriptFailed(f"{failure.place}: {place}{error}; correct the JSON there", text=failure.text)
+    config = arguments.get("deepspeed")
+    subject = Subject(config=config if isinstance(config, Mapping) else None, arguments=arguments)
+    for problem in check(subject):
+        values = problem.value if isinstance(problem.value, list) else [problem.value]
+        texts = [each.lower() for each in values if isinstance(each, str) and len(each) >= _NAMED]
+        is_named = any(text in str(failure).lower() for text in texts)
+        if is_named or (failure.refused_arguments and problem.severity == "error"):
+            return ScriptFailed(
+                f"{failure.place}: {str(problem).rstrip('.')} (rule {problem.rule})", text=failure.text
+            )
+    return failure
 
 
 def _subject(

@@ -21,7 +21,7 @@ from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import DEEPSPEED, PARALLELISM, launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
-from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES, BatchLengths, Outcome, TracedTraining
+from hf_memkit.prediction.traced_training import ULYSSES, BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
 
 
@@ -90,8 +90,6 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
             environment = {name: value for name, value in environment.items() if name != PARALLELISM}
 
     variable, engine = launchers_engine(environment) or ("", "")
-    if engine == "FSDP" and environment.get("FSDP_VERSION") != "2":
-        raise InputError(f"{variable}: {FSDP_1}")
     if engine not in ("", "DeepSpeed", "FSDP"):
         name = variable.partition("=")[0]
         fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
@@ -232,7 +230,10 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
         fix = "fix it and try again; report it if it happens only under memkit"
         if "Using fsdp only works in distributed training" in error.message:
             fix = "give the number of GPUs, such as --gpus 2"
-        return ScriptFailed(f"{place}: {message.removesuffix('.')}; {fix}", text=error.text)
+        return ScriptFailed(
+            f"{place}: {message.removesuffix('.')}; {fix}", text=error.text, place=place, arguments=error.arguments,
+            refused_arguments=error.refused_arguments,
+        )  # fmt: skip
     early = "before two steps were traced"
     if outcome.died == "SIGKILL":
         return InputError(

@@ -134,10 +134,6 @@ ULYSSES: Final = (
     "DeepSpeed's sequence parallelism (Ulysses) is not predicted. Write cp_size in its place, with FSDP version 2"
 )
 
-FSDP_1: Final = (
-    "FSDP version 1 is not predicted, and transformers removes it. Write version: 2 in fsdp_config, or "
-    "fsdp_version: 2 in accelerate's config"
-)
 FSDP_COMPARED: Final = (
     "sharded weights: the bytes of a rank equal those of real ranks on CPUs; on several GPUs, only trainings that "
     "others measured were compared"
@@ -374,6 +370,8 @@ class Failed:
     message: str
     place: str  # line of the script, such as `"train.py, line 5"`; empty: unknown
     text: str  # its traceback
+    arguments: dict[str, Any] = field(default_factory=dict)  # that the script gave last, as in `GivenSettings`
+    refused_arguments: bool = False  # it came from their class
 
 
 @dataclass(frozen=True, slots=True)

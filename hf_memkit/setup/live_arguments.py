@@ -72,6 +72,7 @@ class CreationRecord:
 
 Hook = Callable[[Any, CreationRecord], None]
 
+_latest: list[tuple[type, CreationRecord]] = []
 _records: dict[int, tuple[CreationRecord, weakref.ref[Any]]] = {}
 _in_creation: set[int] = set()
 _begins: list[Hook] = []
@@ -104,6 +105,11 @@ def creation_record(arguments: Any) -> CreationRecord | None:
     return entry[0] if entry is not None and entry[1]() is arguments else None
 
 
+def latest_creation() -> tuple[type, CreationRecord] | None:
+    """The class and the record of the object whose creation began last. Without `after_init` it failed, or goes on."""
+    return _latest[-1] if _latest else None
+
+
 def _hook(training_args: types.ModuleType) -> None:
     """Hook the base class, because the script's subclasses are pickled by value, and `datasets` makes fingerprints of
     them. A dataclass's `__init__` reads `__post_init__` from the object; a call by `super()` does not."""
@@ -125,6 +131,7 @@ def _initialize(arguments: Any, post_init: Callable[..., None], *args: Any, **kw
         for hook in _begins:
             hook(arguments, CreationRecord(script, script))
         record = CreationRecord(script, _copied(vars(arguments)))
+        _latest[:] = [(type(arguments), record)]
         post_init(*args, **kwargs)
     record.after_init = _copied(vars(arguments))
     key = id(arguments)

@@ -84,6 +84,16 @@ def test_the_launchers_precision_counts_as_the_arguments(predict: Predict) -> No
     assert by_launcher.trace.events == by_argument.trace.events
 
 
+def test_heads_that_tensor_parallelism_cannot_divide_are_named(predict: Predict) -> None:
+    """Defect: an error about the shape of a tensor, which names no setting."""
+    outcome = predict(_LOADED.replace("num_key_value_heads=2", "num_key_value_heads=1"), '{"tp_size": 2}',
+                      processes=2, per_node=2)  # fmt: skip
+    assert outcome.failed is not None
+    assert "tp_size=2 does not divide the model's num_attention_heads=2 and num_key_value_heads=1" in (
+        outcome.failed.message
+    )
+
+
 @pytest.mark.tracing
 def test_a_rank_holds_its_share(predict: Predict) -> None:
     """Defect: whole weights stay, or the buffers of a process that has all gradients are added."""

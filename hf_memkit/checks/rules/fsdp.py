@@ -111,7 +111,7 @@ def _refused_word(word: str) -> Match:
     why = f"TrainingArguments do not know {word!r}"
     fix = f"write fsdp: true, and the rest in fsdp_config{did_you_mean(word.lower(), _WORDS)}"
     if word.lower() in ("true", "false"):
-        fix = f"write {word.lower()} without quotes"
+        fix = f"write {word.lower()} without quotes; on a command line, --fsdp full_shard or no --fsdp"
     elif word.upper() == "NO_SHARD":
         why = f"version 2 has no {word}"
         fix = "delete fsdp: without it each GPU keeps the whole model"

@@ -8,6 +8,7 @@ needs are in this module. Files that it names are torch 2.13's in distributed/fs
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Final
@@ -21,7 +22,7 @@ from hf_memkit.common.errors import Unmodelled
 from hf_memkit.common.terms import Category, Phase
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.tracer.work_recorder import active_recorder
-from hf_memkit.prediction.traced_training import FSDP_1, ULYSSES, Fsdp
+from hf_memkit.prediction.traced_training import ULYSSES, Fsdp
 
 TESTED_WITH: Final = ("2.11.0", "2.13.0")
 """The earliest and the latest torch whose FSDP2 is compared with real ranks (tests/prediction/test_fsdp.py)."""
@@ -122,7 +123,12 @@ def refuse_fsdp(trainer: Any) -> None:
     """Raises Unmodelled for a Trainer whose FSDP cannot be traced."""
     plugin = trainer.accelerator.state.fsdp_plugin
     if getattr(plugin, "fsdp_version", 1) != 2:
-        raise Unmodelled(f"fsdp: {FSDP_1}")
+        place, fix = "version: 1 in fsdp_config", "Write version: 2"
+        if not trainer.args.fsdp:  # accelerate made the plugin (accelerate 1.15.0: utils/dataclasses.py 1831)
+            given = os.environ.get("FSDP_VERSION")
+            place = "ACCELERATE_USE_FSDP without FSDP_VERSION" if given is None else f"FSDP_VERSION={given}"
+            fix = "Set FSDP_VERSION=2, or fsdp_version: 2 in accelerate's config"
+        raise Unmodelled(f"{place}: FSDP version 1 is not predicted, and transformers removes it. {fix}")
     if _missing:
         raise Unmodelled(
             f"fsdp: torch {torch.__version__} lacks what the trace of FSDP2 needs ({_missing[0]}). Install torch "
@@ -158,6 +164,19 @@ def refuse_parallelism(trainer: Any) -> None:
             f"tensor_parallel.autotp_size={ranks} in the DeepSpeed JSON: tensor parallelism is predicted without "
             f"DeepSpeed only. Omit it, or load the model with distributed_config=DistributedConfig(tp_size={ranks})"
         )
+
+
+def uneven_heads(trainer: Any) -> str:
+    """Why tensor parallelism fails: it divides attention by whole heads. Empty if the heads can be divided."""
+    ranks = parallel_sizes(trainer).get("tp_size", 1)
+    config = trainer.model.config.get_text_config() if ranks > 1 else None
+    names = ("num_attention_heads", "num_key_value_heads")
+    counts = {name: count for name in names if (count := getattr(config, name, None))}
+    if all(count % ranks == 0 for count in counts.values()):
+        return ""
+    sizes = [str(size) for size in range(1, ranks) if all(count % size == 0 for count in counts.values())]
+    heads = " and ".join(f"{name}={count}" for name, count in counts.items())
+    return f"tp_size={ranks} does not divide the model's {heads}. Write tp_size={' or '.join(sizes[-2:])}"
 
 
 def patch_fsdp(tracer: StorageTracer) -> None:

@@ -26,6 +26,7 @@ from transformers import Trainer
 from hf_memkit.common.errors import MemkitError, Unmodelled
 from hf_memkit.components import packed_batches
 from hf_memkit.prediction import wire
+from hf_memkit.prediction.child.gpu.fsdp import uneven_heads
 from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
@@ -50,11 +51,12 @@ from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.child.training.at_train import traced_training
 from hf_memkit.prediction.child.training.batches import lengths_of_batches
 from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Evaluations
+from hf_memkit.prediction.child.training.given_settings import given_arguments
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
 from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
-from hf_memkit.setup.live_arguments import on_creation, watch_reads
+from hf_memkit.setup.live_arguments import latest_creation, on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 from hf_memkit.setup.script_overrides import Overrides, install
 from hf_memkit.setup.setup import Setup
@@ -151,7 +153,8 @@ class _ScriptRun:
                 refuse_checkpoint(trainer, resume_from_checkpoint)
                 outcome = self._traced(trainer, original)
             except Exception as error:
-                outcome = _failure(error)
+                uneven = uneven_heads(trainer) if isinstance(error, RuntimeError) else ""
+                outcome = _failure(Unmodelled(uneven).with_traceback(error.__traceback__) if uneven else error)
             self.out.end(outcome)
 
         def remember(call: EvaluationCall) -> Any:
@@ -286,7 +289,12 @@ def _failure(error: BaseException) -> Outcome:
     if by_script and len(message) > _LONGEST_MESSAGE:
         message = f"{message[:_LONGEST_MESSAGE].rstrip()} …"
     text = _users_traceback(error) if by_script else "".join(traceback.format_exception(error))[-4000:]
-    return Outcome(failed=Failed(by_script, type(error).__name__, message, place, text))
+    failed = Failed(by_script, type(error).__name__, message, place, text)
+    if by_script and (latest := latest_creation()) is not None:
+        kind, record = latest
+        arguments = given_arguments(kind, record.given.get)
+        failed = replace(failed, arguments=arguments, refused_arguments=not record.after_init)
+    return Outcome(failed=failed)
 
 
 def _users_traceback(error: BaseException) -> str:

@@ -6,14 +6,12 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import memory
-from transformers import TrainingArguments
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import name_in_version
@@ -22,8 +20,8 @@ from hf_memkit.prediction.child.gpu import fsdp
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
 from hf_memkit.prediction.child.libraries.deepspeed_engine import traced_engine
 from hf_memkit.prediction.child.trainer_kinds.vllm import traced_vllm
-from hf_memkit.prediction.child.training.plan_facts import makes_optimizer
-from hf_memkit.prediction.traced_training import GivenSettings, TracedArguments, TracedModel, TracedTraining
+from hf_memkit.prediction.child.training.given_settings import given_settings
+from hf_memkit.prediction.traced_training import TracedArguments, TracedModel, TracedTraining
 from hf_memkit.setup.live_arguments import creation_record
 
 
@@ -53,60 +51,9 @@ def describe_training(trainer: Any) -> TracedTraining:
         fsdp=fsdp.fsdp_settings(trainer),
         unused_savings=fsdp.unused_savings(trainer),
         vllm=traced_vllm(trainer),
-        given=_given(trainer),
+        given=given_settings(trainer),
         fp16_overflow=fp16_overflow(trainer),
     )
-
-
-def _given(trainer: Any) -> GivenSettings | None:
-    """What the script gave; None if nobody saw the creation of its arguments."""
-    arguments, model = trainer.args, trainer.model
-    record = creation_record(arguments)
-    if record is None:
-        return None
-    of_trainer = {field.name: _default(field) for field in fields(TrainingArguments)}
-    values = {}
-    for field in fields(arguments):
-        value, now = record.given.get(field.name), getattr(arguments, field.name, None)
-        is_edited = type(now) not in (dict, list) and now != record.after_init.get(field.name)
-        value = _plain(now if is_edited or field.name in ("bf16", "fp16") else value)  # TRL's configs derive these
-        if value != of_trainer.get(field.name) or value != _default(field):
-            with contextlib.suppress(TypeError):
-                values[field.name] = json.loads(json.dumps(value))
-    files = {}
-    for name in ("fsdp_config", "deepspeed"):
-        text = values.get(name)
-        if isinstance(text, str) and text:
-            if not text.lstrip().startswith("{"):
-                files[name], text = text, Path(text).read_text(encoding="utf-8")
-            values[name] = json.loads(text)
-    own_optimizer = makes_optimizer(trainer)
-    if own_optimizer:
-        values = {name: value for name, value in values.items() if not name.startswith("optim")}
-
-    config = getattr(base_model(model), "config", None)
-    described = config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
-    quantization = described.pop("quantization_config", None) or {}
-    adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
-    settings: dict[str, Any] = {}
-    if adapter is not None:
-        targets = getattr(adapter, "target_modules", None)
-        settings["adapter.peft_type"] = _plain(adapter.peft_type)
-        settings["adapter.target_modules"] = sorted(targets) if isinstance(targets, set) else targets
-    if quantization.get("quant_method") == "bitsandbytes":
-        settings["model.quantization"] = quantization
-    if attention := getattr(config, "_attn_implementation", None):
-        settings["model.attn_implementation"] = attention
-    plain = json.loads(json.dumps([settings, described], default=str, skipkeys=True))
-    return GivenSettings(values, files, *plain, own_optimizer)
-
-
-def _default(field: Field[Any]) -> Any:
-    return _plain(field.default if field.default_factory is MISSING else field.default_factory())
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "value", value)
 
 
 def _arguments(arguments: Any) -> TracedArguments:
