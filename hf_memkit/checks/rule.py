@@ -122,7 +122,9 @@ class Rule:
             value = subject.shown_value(case.key, case.argument) if case.value is ABSENT else case.value
             null = case.value in (None, ABSENT) and subject.is_null(case.key, case.argument)
             why, fix = case.why or self.why, case.fix or self.fix
-            problems.append(Problem(self.id, case.severity or self.severity, file, case.key, value, why, fix, null))
+            head, dot, rest = case.key.partition(".")
+            key = f"{subject.written(head)}{dot}{rest}" if case.argument else case.key
+            problems.append(Problem(self.id, case.severity or self.severity, file, key, value, why, fix, null))
         return problems
 
 

@@ -61,6 +61,7 @@ class Subject:
         here: whether the job runs on this machine, so that rules can look at folders and shared memory.
         deepspeed: version of DeepSpeed that reads the config.
         superseded_arguments: arguments under an old name whose new name is also set; computed, not given.
+        former_names: current name → former name, of arguments that have only that; computed, not given.
         pinned: whether the arguments are of a tool that pins its own libraries, so that the installed ones do not tell
             which names and values are allowed.
         launcher: content of the YAML of `accelerate launch`; None if there is none.
@@ -91,6 +92,7 @@ class Subject:
     ledger: Ledger = field(default_factory=Ledger)
     model_config: Mapping[str, Any] = field(default_factory=dict)
     superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
+    former_names: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.arguments is not None:
@@ -101,6 +103,8 @@ class Subject:
                 name: value for name, value in given.items() if name not in old
             }
             object.__setattr__(self, "arguments", {current_name(name): current[current_name(name)] for name in given})
+            former = {current_name(name): name for name in old if current_name(name) not in given}
+            object.__setattr__(self, "former_names", former)
             superseded = {name: value for name, value in old.items() if current_name(name) in given}
             object.__setattr__(self, "superseded_arguments", superseded)
 
@@ -132,6 +136,7 @@ class Subject:
         changed = {**section, "stage": stage} if isinstance(section, Mapping) else {"stage": stage}
         other = replace(self, config={**(self.config or {}), "zero_optimization": changed})
         object.__setattr__(other, "superseded_arguments", self.superseded_arguments)
+        object.__setattr__(other, "former_names", self.former_names)
         return other
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -143,6 +148,10 @@ class Subject:
     def own_names(self) -> Mapping[str, Any]:
         """The arguments of a file for the installed libraries; empty for a setup, whose names memkit wrote."""
         return {} if self.arguments is None or not self.arguments_file or self.pinned else self.arguments
+
+    def written(self, name: str) -> str:
+        """The name of an argument as the user wrote it, which may be a former one."""
+        return self.former_names.get(name, name)
 
     def on(self, name: str) -> bool:
         """Whether the argument `name` is set to true."""

@@ -103,7 +103,7 @@ def opening(prediction: Prediction, title: str, changes: Sequence[str], warnings
         state=_STATES.get(prediction.verdict, "none"),
         blocks=(
             Lines([title]),
-            Lines(lines, "warning", short_limit=500),
+            Lines(lines, "warning"),
             Facts(list(_tiles(prediction)), "tiles", views=View.PAGE),
             *_changes(changes),
         ),

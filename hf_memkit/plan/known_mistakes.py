@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.catalog.library_versions import names_of
 from hf_memkit.checks.apply import check, deepspeed_of_launcher
 from hf_memkit.checks.reading import parse_json, read
 from hf_memkit.checks.rule import RULES
@@ -57,25 +59,30 @@ def known_mistakes(
 
 def explained(failure: ScriptFailed) -> ScriptFailed:
     """The failure of a script with the mistake in its arguments as its message, if a rule knows one that explains it:
-    their class refused them, or the message names the wrong value."""
-    arguments = dict(failure.arguments)
-    for name in ("fsdp_config", "deepspeed"):
+    their class refused them, or the message names the key or the wrong value."""
+    arguments, files = dict(failure.arguments), dict.fromkeys(("fsdp_config", "deepspeed"), "")
+    for name in files:
         value = arguments.get(name)
         try:
             if isinstance(value, str) and value.lstrip().startswith("{"):
                 arguments[name] = parse_json(name, value)[0]
             elif isinstance(value, str) and Path(value).is_file():
-                arguments[name] = read(value).content
+                arguments[name], files[name] = read(value).content, value
         except InputError as error:
             place = "" if str(error).startswith(name) else f"{name}: "
             return ScriptFailed(f"{failure.place}: {place}{error}; correct the JSON there", text=failure.text)
     config = arguments.get("deepspeed")
-    subject = Subject(config=config if isinstance(config, Mapping) else None, arguments=arguments)
+    subject = Subject(
+        config=config if isinstance(config, Mapping) else None, config_file=files["deepspeed"], arguments=arguments,
+        fsdp_file=files["fsdp_config"],
+    )  # fmt: skip
     for problem in check(subject):
         values = problem.value if isinstance(problem.value, list) else [problem.value]
         texts = [each.lower() for each in values if isinstance(each, str) and len(each) >= _NAMED]
         is_named = any(text in str(failure).lower() for text in texts)
-        if is_named or (failure.refused_arguments and problem.severity == "error"):
+        names = "|".join(map(re.escape, names_of(problem.key.rpartition(".")[2])))
+        is_error = failure.refused_arguments or re.search(rf"\b({names})\b", str(failure))
+        if is_named or (is_error and problem.severity == "error"):
             return ScriptFailed(
                 f"{failure.place}: {str(problem).rstrip('.')} (rule {problem.rule})", text=failure.text
             )

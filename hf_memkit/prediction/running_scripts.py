@@ -90,7 +90,8 @@ def refuse_engine(script: UserScript, environment: Mapping[str, str]) -> None:
             environment = {name: value for name, value in environment.items() if name != PARALLELISM}
 
     variable, engine = launchers_engine(environment) or ("", "")
-    if engine not in ("", "DeepSpeed", "FSDP"):
+    is_alone = engine != "FSDP" or not is_on(environment.get(DEEPSPEED))
+    if engine not in ("", "DeepSpeed", "FSDP") or not is_alone:
         name = variable.partition("=")[0]
         fix = f"unset {name}" if name in os.environ else "change distributed_type, or the launcher's --use_… option,"
         raise InputError(

@@ -49,7 +49,7 @@ CASES: Cases = {
              _part(_SELECTIVE, {}, {_OPTIONS: _SURE, _SWITCH: False})),
         Case(_OPTIONS, Subject(arguments={_OPTIONS: _SURE, _SWITCH: False, "max_length": 1024}),
              Subject(arguments={_OPTIONS: _SURE, "max_length": 1024})),
-        Case("activation_checkpointing_kwargs",
+        Case("gradient_checkpointing_kwargs",
              Subject(arguments={"gradient_checkpointing_kwargs": _SURE, "block_size": 1024}),
              Subject(arguments={"gradient_checkpointing_kwargs": _SURE, "use_peft": True, "lora_r": 8})),
     ],
@@ -83,7 +83,7 @@ CASES: Cases = {
         *(Case(_SWITCH, Subject(arguments={_SWITCH: True, "fsdp": True, "fsdp_config": twice}),
                Subject(arguments={_SWITCH: False, "fsdp": True, "fsdp_config": twice}))
           for twice in ({_SWITCH: True}, {_SWITCH: "True"}, {f"fsdp_{_SWITCH}": True})),
-        *(Case(_SWITCH, replace(_LAUNCHED, arguments={"gradient_checkpointing": True, "fsdp": fsdp}),
+        *(Case("gradient_checkpointing", replace(_LAUNCHED, arguments={"gradient_checkpointing": True, "fsdp": fsdp}),
                replace(_LAUNCHED, arguments={"gradient_checkpointing": False, "fsdp": fsdp}))
           for fsdp in (None, True)),
         Case(f"fsdp_config.{_SWITCH}",

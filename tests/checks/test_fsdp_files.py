@@ -63,7 +63,7 @@ def test_the_yaml_and_arguments_are_one_job(tmp_path: Path) -> None:
     assert problems(launch) == problems(launch, right) == set()
     wrong = {"output_dir": "x", "fp16": True, "optim": "paged_adamw_8bit", "gradient_checkpointing": True}
     assert problems(launch, written(tmp_path / "wrong.yaml", wrong)) == {
-        ("checkpointing-and-fsdp", "error", "wrong.yaml", "activation_checkpointing"),
+        ("checkpointing-and-fsdp", "error", "wrong.yaml", "gradient_checkpointing"),
         ("fsdp-optimizer", "error", "wrong.yaml", "optim"),
         ("accelerate-precision-overruled", "warning", "acc.yaml", "mixed_precision"),
     }
@@ -99,3 +99,13 @@ def test_the_class_is_compared_with_the_model(tmp_path: Path) -> None:
     wrong = ("fsdp-wrap-class", "error", "args.json", "fsdp_config.transformer_layer_cls_to_wrap")
     assert problems(path, model=model) == {deprecated, wrong}
     assert problems(path) == {deprecated}
+
+
+def test_a_problem_has_the_name_that_the_user_wrote(tmp_path: Path) -> None:
+    """Defect: the message names a key that is not in the file."""
+    (tmp_path / "fsdp.json").write_text('{"activation_checkpointing": true, "version": 2}')
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        (tmp_path / "args.yaml").write_text(f"output_dir: out\n{name}: true\nfsdp: true\nfsdp_config: fsdp.json\n")
+        (problem,) = [each for each in check_file(tmp_path / "args.yaml") if each.rule == "checkpointing-and-fsdp"]
+        assert problem.key == name
+        assert f"{name}: false in the arguments" in problem.fix and "fsdp.json" in problem.fix

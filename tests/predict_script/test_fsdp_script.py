@@ -42,6 +42,8 @@ evaluated = rows if "eval_strategy" in options else None
 Trainer(model, arguments, train_dataset=rows, eval_dataset=evaluated).train()
 """
 
+_LAUNCHED: Final = _SCRIPT.replace('if "deepspeed" not in options:', "if False:")
+
 _LOADED: Final = """
 import json, sys
 import torch
@@ -150,7 +152,7 @@ def test_collectives_are_recorded_with_their_streams(predict: Predict) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ('{"fsdp_config": {"version": 1}}', "Write version: 2 in fsdp_config"),
+        ('{"fsdp_config": {"version": 1}}', "version: 1 in fsdp_config: "),
         ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', "Write cp_size in its place"),
         ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', "DistributedConfig(tp_size=2)"),
     ],
@@ -159,6 +161,16 @@ def test_what_is_not_predicted_is_refused(predict: Predict, options: str, reason
     failed = predict(_SCRIPT, options, processes=4, per_node=4).failed
     assert failed is not None and failed.type == "Unmodelled" and not failed.by_script
     assert reason in failed.message and "\n" not in failed.message
+
+
+def test_the_version_in_effect_decides(predict: Predict) -> None:
+    """Defect: the variable of a preset is refused although the arguments choose version 2; or the refusal does not
+    name the variable that is to be set."""
+    environment = {"ACCELERATE_USE_FSDP": "true"}
+    assert predict(_SCRIPT, "{}", processes=2, per_node=2, environment=environment).training is not None
+    failed = predict(_LAUNCHED, "{}", processes=2, per_node=2, environment=environment).failed
+    assert failed is not None and failed.message.startswith("ACCELERATE_USE_FSDP without FSDP_VERSION: ")
+    assert "Set FSDP_VERSION=2" in failed.message
 
 
 @pytest.mark.tracing

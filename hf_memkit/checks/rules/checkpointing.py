@@ -62,7 +62,9 @@ def checkpointing_options_without_switch(subject: Subject) -> Iterator[Match]:
     # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
     on = subject.on(_SWITCH) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
     if _options(subject) and not on and not _part(subject):
-        yield Match(_OPTIONS, argument=True)
+        switch = _SWITCH.replace("activation", subject.written(_OPTIONS).partition("_")[0])
+        why = f"nothing is checkpointed: the options apply only if {switch} is true"
+        yield Match(_OPTIONS, why=why, fix=f"set {switch}: true, or delete the options", argument=True)
 
 
 @_every_layer.hint(
@@ -134,7 +136,7 @@ def checkpointing_masks_differ(subject: Subject) -> Iterator[Match]:
 
 @_every_layer.error(
     why="Trainer rejects its own checkpointing together with FSDP's",
-    fix="set activation_checkpointing to false in one of the two places",
+    fix="set activation_checkpointing: false in the arguments, or in fsdp_config",
     source="transformers 5.23.0: trainer.py 879-884; trl 1.16.0: trainer/base_config.py 62-63",
 )
 def checkpointing_and_fsdp(subject: Subject) -> Iterator[Match]:
@@ -142,7 +144,9 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Match]:
     if fsdp is None or not fsdp.on(_SWITCH):
         return
     if subject.on(_SWITCH):
-        yield Match(_SWITCH, True, argument=True)
+        of_fsdp = fsdp.place(_SWITCH)
+        fix = f"set {subject.written(_SWITCH)}: false in the arguments, or {of_fsdp.key}: false"
+        yield Match(_SWITCH, True, fix=f"{fix} in {of_fsdp.file}" if of_fsdp.file else fix, argument=True)
     elif is_for_trl(subject) and subject.argument(_SWITCH) is None:
         why = "TRL turns Trainer's own checkpointing on by default, and Trainer rejects it together with FSDP's"
         yield replace(fsdp.place(_SWITCH), why=why, fix="set gradient_checkpointing: false in the arguments")
