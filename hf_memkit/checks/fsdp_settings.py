@@ -75,16 +75,27 @@ def fsdp_of(subject: Subject) -> FsdpSettings | None:
         is_launched = own_engine(subject.launcher or {}) == "FSDP"
         return FsdpSettings(_version(of_launcher, 1), of_launcher, False) if is_launched else None
 
-    content = subject.argument(SECTION)
     given = {name: of_launcher[name] for name in LEFT_TO_THE_LAUNCHER if name in of_launcher}
     if former := subject.argument("fsdp_transformer_layer_cls_to_wrap"):  # before transformers 5
         given["transformer_layer_cls_to_wrap"] = Match("fsdp_transformer_layer_cls_to_wrap", former, argument=True)
+    given |= argument_settings(subject)
+    return None if xla_switch(subject) is not None else FsdpSettings(_version(given, 2), given, True)
+
+
+def argument_settings(subject: Subject) -> dict[str, Match]:
+    """The settings in Trainer's `fsdp_config`."""
+    content = subject.argument(SECTION)
+    given = {}
     for key, value in content.items() if isinstance(content, Mapping) else ():
         place = str(key) if subject.fsdp_file else f"{SECTION}.{key}"
         given[str(key).removeprefix("fsdp_")] = Match(place, value, argument=True, file=subject.fsdp_file)
-    if "xla" in given and is_on(str(given["xla"].value)):
-        return None
-    return FsdpSettings(_version(given, 2), given, True)
+    return given
+
+
+def xla_switch(subject: Subject) -> Match | None:
+    """The key by which Trainer takes XLA's FSDP; None if it does not."""
+    xla = argument_settings(subject).get("xla")
+    return xla if subject.argument("fsdp") and xla is not None and is_on(str(xla.value)) else None
 
 
 def launched_settings(subject: Subject) -> dict[str, Match]:

@@ -232,9 +232,10 @@ def _title(training: ScriptPrediction) -> str:
     if model.trainable_parameters != model.parameters:
         parameters += f", {model.trainable_parameters:,} of them trainable"
     rows = traced.rows or setup.micro_batch_size
+    share = f", shared by {traced.ranks_per_batch} GPUs" if traced.ranks_per_batch > 1 else " per GPU"
     batch = f"{rows} × {traced.sequence_length} tokens" if traced.sequence_length else f"a batch of {rows}"
     job = f"{name_of(training.script)}: {traced.trainer}, {name}, {parameters}; {gpus_of(setup)}"
-    return f"{job}; {batch} per GPU{accumulated(setup)}"
+    return f"{job}; {batch}{share}{accumulated(setup)}"
 
 
 def _request_json(training: ScriptPrediction) -> dict[str, Any]:

@@ -152,6 +152,10 @@ CASES: Cases = {
         *other({"optim": "paged_lion_32bit"}, {"optim": "adamw_torch_fused"}),
         *other({"optim": "adafactor"}, {"optim": "galore_adamw"}),
     ],
+    "fsdp-for-tpus": [
+        Case("fsdp_config.xla", args(xla=True), args(xla=False)),
+        Case("fsdp_config.fsdp_xla", args(fsdp_xla="true"), args(fsdp=None, fsdp_xla="true")),
+    ],
     "fsdp-whole-4bit": [
         *other({"bnb_4bit_quant_storage": "uint8", "load_in_4bit": True},
                {"bnb_4bit_quant_storage": "bfloat16", "load_in_4bit": True}),

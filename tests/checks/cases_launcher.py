@@ -30,6 +30,13 @@ CASES: Cases = {
         Case("parallelism_config", sizes(2, tp_size=4), sizes(2, "MULTI_GPU", tp_size=2)),
         Case("parallelism_config", sizes(8, dp_shard_size=2), sizes(8, dp_shard_size=1)),
     ],
+    "accelerate-main-process-ip": [
+        *(Case("main_process_ip", yaml_of(num_machines=2, **more),
+               yaml_of(num_machines=2, main_process_ip="10.0.0.1", **more))
+          for more in ({"distributed_type": "MULTI_GPU"}, {"distributed_type": "FSDP"},
+                       section(deepspeed_multinode_launcher="standard"))),
+        Case("main_process_ip", yaml_of(num_machines=2, distributed_type="FSDP"), yaml_of(num_machines=2)),
+    ],
     "accelerate-unknown-key": Case("zero_stage", yaml_of(zero_stage=3), yaml_of(dynamo_backend="no", num_processes=2)),
     "accelerate-wrong-value": [
         Case("distributed_type", yaml_of(distributed_type="deepspeed"), yaml_of(distributed_type=False)),

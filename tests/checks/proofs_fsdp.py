@@ -248,6 +248,14 @@ def liger_with_adapters() -> None:
         refused("got mixed torch.Tensor and DTensor", lambda: torch.ones(1, 8) @ alone.weight.t())
 
 
+@plain_proof("fsdp-for-tpus", fails="late")
+def for_tpus() -> None:
+    for xla in (True, "true"):
+        own = arguments(None, fsdp=True, fsdp_config={"xla": xla})
+        trainer = Trainer(model=model(), args=own, train_dataset=rows())
+        refused("No module named 'torch_xla'", trainer.train)
+
+
 @plain_proof("fsdp-whole-4bit", fails="silent")
 def whole_4bit() -> None:
     def is_sharded(storage: torch.dtype) -> bool:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from accelerate.commands import launch
 from accelerate.parallelism_config import ParallelismConfig
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 from tests.checks.accelerate_launch import launched, trained_with
 from tests.checks.plain import plain_proof
@@ -91,6 +93,27 @@ def accelerate_key_beside_json() -> None:
     trained_with({**DEEPSPEED, **alone})
     by_yaml = {"deepspeed_config": {"zero_stage": 2}}
     refused("deepspeed_config_file", lambda: trained_with({**DEEPSPEED, **by_yaml}, deepspeed=own))
+
+
+@plain_proof("accelerate-main-process-ip", fails="silent")
+def main_process_ip() -> None:
+    def meeting_place(content: dict[str, Any], **more: Any) -> str:
+        path = Path(tempfile.mkdtemp()) / "acc.yaml"
+        content = {**DEEPSPEED, **content, "num_machines": 2, "machine_rank": 1, "main_process_port": 1234, **more}
+        path.write_text(json.dumps(content))
+        given = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+        with mock.patch("torch.cuda.is_available", return_value=True):
+            given = launch._validate_launch_command(given)[0]
+        given.deepspeed_fields_from_accelerate_config = ""
+        prepare = prepare_deepspeed_cmd_env if given.use_deepspeed else prepare_multi_gpu_env
+        prepare(given)
+        return str(getattr(given, "rdzv_endpoint", ""))
+
+    standard = {"deepspeed_config": {"zero_stage": 2, "deepspeed_multinode_launcher": "standard"}}
+    for content in ({"distributed_type": "MULTI_GPU"}, {"distributed_type": "FSDP"}, standard):
+        assert meeting_place(content) == "None:1234"
+        assert meeting_place(content, main_process_ip="10.0.0.1") == "10.0.0.1:1234"
+    assert meeting_place({"deepspeed_config": {"zero_stage": 2}}) == ""
 
 
 @plain_proof("parallelism-sizes", fails="loud")

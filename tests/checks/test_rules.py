@@ -39,6 +39,8 @@ MILDER = {
     "hard-coded": "hint",
     # The run itself and the model that it saves are right: a resume fails.
     "checkpoint-cannot-be-loaded": "warning",
+    # For a machine with TPUs it is right.
+    "fsdp-for-tpus": "warning",
     # The file may be for a script with its own dataclasses.
     "unknown-argument": "hint",
     # Neither Trainer nor the engine reads the section: whoever calls DeepSpeed's configure() sees the error.

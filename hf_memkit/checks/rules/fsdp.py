@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +10,14 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import accelerate_options, model_classes
-from hf_memkit.checks.fsdp_settings import LEFT_TO_THE_LAUNCHER, SECTION, FsdpSettings, fsdp_of, launched_settings
+from hf_memkit.checks.fsdp_settings import (
+    LEFT_TO_THE_LAUNCHER,
+    SECTION,
+    FsdpSettings,
+    fsdp_of,
+    launched_settings,
+    xla_switch,
+)
 from hf_memkit.checks.other_files import FSDP_SETTINGS
 from hf_memkit.checks.rule import Match, any_job
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
@@ -227,6 +235,17 @@ def _unread_strategy(subject: Subject, fsdp: FsdpSettings) -> Iterator[Match]:
             fix = f"set FSDP_SHARDING_STRATEGY={word} in the job's environment, or use version 2"
             why = "version 1 reads sharding_strategy first, which accelerate sets to FULL_SHARD"
             yield replace(match, why=why, fix=fix if fsdp.by_trainer else f"write fsdp_sharding_strategy: {word}")
+
+
+@any_job.warning(
+    why="it is for TPUs: without torch_xla, which is not installed here, Trainer fails when training starts",
+    fix="delete it, and train with FSDP2 on GPUs",
+    source="transformers 5.23.0: trainer.py 2680; integrations/tpu.py 61",
+)
+def fsdp_for_tpus(subject: Subject) -> Iterator[Match]:
+    xla = xla_switch(subject)
+    if xla is not None and importlib.util.find_spec("torch_xla") is None:
+        yield xla
 
 
 @any_job.warning(

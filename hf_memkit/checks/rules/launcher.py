@@ -80,6 +80,20 @@ def accelerate_wrong_value(subject: Subject) -> Iterator[Match]:
             yield Match(name, number, fix="write a whole number", launcher=True)
 
 
+@any_job.hint(
+    why="without it the launcher looks for the first machine under the name None, and the machines never meet",
+    fix="add main_process_ip, the address of the machine with machine_rank 0, or start with --main_process_ip",
+    source="accelerate 1.15.0: utils/launch.py 212-224, 484-496",
+)
+def accelerate_main_process_ip(subject: Subject) -> Iterator[Match]:
+    """DeepSpeed's own launchers read a hostfile instead."""
+    content = subject.launcher or {}
+    machines, multinode = content.get("num_machines"), _engine_section(subject).get("deepspeed_multinode_launcher")
+    by_hostfile = own_engine(content) == "DEEPSPEED" and multinode != "standard"
+    if isinstance(machines, int) and machines > 1 and not by_hostfile and content.get("main_process_ip") is None:
+        yield Match("main_process_ip", None, launcher=True)
+
+
 @any_job.error(
     why="there is no such file: the training fails before its model is loaded",
     fix="correct the path",
