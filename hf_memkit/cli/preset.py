@@ -151,6 +151,7 @@ def _resolve(name: str, options: PresetOptions) -> Setup:
     from hf_memkit.presets.not_in_file import SCRIPTS
     from hf_memkit.recipes.resolve import read_own_arguments, resolve_partly
     from hf_memkit.setup.bf16_on_gpus import emulated_by_setup
+    from hf_memkit.setup.techniques.offload_fsdp import NEEDS_SEVERAL_GPUS
 
     script = options.script
     request = read_own_arguments(options.request(name), options.settings or (), options.args)
@@ -170,6 +171,9 @@ def _resolve(name: str, options: PresetOptions) -> Setup:
         raise SettingError(f"--nvme-path: {unused}. Omit --nvme-path, or choose preset infinity")
     if problem := emulated_by_setup(setup):
         setup = replace(setup, problems=(problem, *setup.problems))
+    if NEEDS_SEVERAL_GPUS in setup.problems:  # one GPU is the default here, not a known number
+        others = tuple(each for each in setup.problems if each != NEEDS_SEVERAL_GPUS)
+        setup = replace(setup, problems=others).with_notes(NEEDS_SEVERAL_GPUS)
     job = setup.resolved_for
     if job.model is None:
         if needs_model:

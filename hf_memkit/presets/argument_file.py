@@ -15,6 +15,7 @@ import yaml
 from hf_memkit._version import __version__
 from hf_memkit.catalog import library_versions
 from hf_memkit.presets.not_in_file import Outside, outside_lines, script_arguments
+from hf_memkit.setup.own_arguments import LENGTH_NAMES
 from hf_memkit.setup.setup import Replaced, Setup
 
 _WIDTH: Final = 110  # characters of a line
@@ -100,6 +101,8 @@ def argument_file(
     given = script_arguments(setup, script)
     if own.keys() & _FROM_SCRATCH:
         given.pop("model_name_or_path", None)  # the model was named for its sizes only
+    if script == "run_clm":  # it has block_size, and fails on the others
+        entries = {name: each for name, each in entries.items() if name not in LENGTH_NAMES or name in given}
     arguments = {s.key.partition(".")[2]: s for s in setup.settings if s.key.startswith("arguments.")}
     if script == "trl":
         # TRL also reads the file in the process that starts accelerate's launcher: a backend there is an error, and

@@ -113,7 +113,8 @@ def choose(
         rejected.append((name, result.why))
 
     if not possible:
-        reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
+        variants = {why: " and ".join(name for name, each in rejected if each == why) for _, why in rejected}
+        reasons = "; ".join(f"{names} {why}" for why, names in variants.items())
         others = "To list recipes that fit, type: memkit recipe --gpu GPU"
         raise DoesNotFitError(f"no variant of {recipe.name} is predicted to fit this machine: {reasons}. {others}")
     best = min(possible, key=lambda result: result.prediction is None)

@@ -181,3 +181,17 @@ def test_the_batch_is_the_largest_that_a_trace_shows_to_fit(run: Run, tmp_path: 
 def test_problems_stand_first(run: Run) -> None:
     code, out, _ = run("show", "resident", "--model", "gpt2-xl", "--gpu-memory", "4GB", "--batch-size", "4")
     assert code == 0 and out.startswith("PROBLEM: needs ") and out.count("PROBLEM") == 1
+
+
+def test_a_file_for_run_clm_has_its_own_name_of_the_length(run: Run, tmp_path: Path) -> None:
+    """Defect: run_clm.py fails on the length's name in another script."""
+    (tmp_path / "mine.json").write_text(json.dumps({"output_dir": "out", "max_length": 512}))
+    assert run("copy", "checkpointed", "c.json", "--for", "run_clm", "--args", "mine.json", "--model", "gpt2")[0] == 0
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written["block_size"] == 512 and "max_length" not in written
+
+
+def test_one_gpu_by_default_is_no_problem_of_fsdp(run: Run) -> None:
+    """Defect: a problem on the screen, and exit code 0, although nobody gave a number of GPUs."""
+    code, _, err = run("copy", "fsdp2", "f.yaml", "--model", "gpt2", "--gpu", "RTX 4090")
+    assert code == 0 and "PROBLEM" not in err and "--gpus 2" in err
