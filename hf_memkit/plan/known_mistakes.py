@@ -14,7 +14,9 @@ from hf_memkit.checks.rule import RULES
 from hf_memkit.checks.rules.optimizer_options import UNSEEN
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import InputError, ScriptFailed
+from hf_memkit.measuring.out_of_memory.explanation import explain_oom
 from hf_memkit.prediction.launch_command import Launched
+from hf_memkit.prediction.running_scripts import FIX_IT
 from hf_memkit.prediction.traced_training import GivenSettings, TracedTraining
 
 _BY_THE_SCRIPT: Final = (
@@ -59,7 +61,8 @@ def known_mistakes(
 
 def explained(failure: ScriptFailed) -> ScriptFailed:
     """The failure of a script with the mistake in its arguments as its message, if a rule knows one that explains it:
-    their class refused them, or the message names the key or the wrong value."""
+    their class refused them, or the message names the key or the wrong value. Else with the fix that `memkit explain`
+    knows for its error."""
     arguments, files = dict(failure.arguments), dict.fromkeys(("fsdp_config", "deepspeed"), "")
     for name in files:
         value = arguments.get(name)
@@ -86,7 +89,10 @@ def explained(failure: ScriptFailed) -> ScriptFailed:
             return ScriptFailed(
                 f"{failure.place}: {str(problem).rstrip('.')} (rule {problem.rule})", text=failure.text
             )
-    return failure
+    if (known := explain_oom(failure.text).failure) is None:
+        return failure
+    fix = f"{known.what}. Fix: {known.fixes[0].assignment} ({known.fixes[0].reason})"
+    return ScriptFailed(str(failure).replace(f"; {FIX_IT}", f". {fix}"), text=failure.text)
 
 
 def _subject(

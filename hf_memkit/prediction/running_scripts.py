@@ -204,6 +204,10 @@ _ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
+FIX_IT: Final = "fix it and try again; report it if it happens only under memkit"
+"""Ends the message of a script that raised for an unknown reason."""
+
+
 def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
     """The training of an outcome. Raises InputError or ScriptFailed if there is none, as `predict_script`."""
     if outcome.training is None:
@@ -228,11 +232,11 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
         if not error.by_script:
             return InputError(f"{place}: {error.message}")
         message = f"{error.type}: {error.message}" if error.message else error.type
-        fix = "fix it and try again; report it if it happens only under memkit"
+        fix = FIX_IT
         if "Using fsdp only works in distributed training" in error.message:
             fix = "give the number of GPUs, such as --gpus 2"
         return ScriptFailed(
-            f"{place}: {message.removesuffix('.')}; {fix}", text=error.text, place=place, arguments=error.arguments,
+            f"{place}: {message.rstrip('.!')}; {fix}", text=error.text, place=place, arguments=error.arguments,
             refused_arguments=error.refused_arguments,
         )  # fmt: skip
     early = "before two steps were traced"

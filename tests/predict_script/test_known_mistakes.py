@@ -106,3 +106,14 @@ def test_another_failure_keeps_its_message(predict: Predict) -> None:
     with pytest.raises(ScriptFailed) as caught:
         training_of(UserScript("train.py"), predict(failing, '{"torch_compile_backend": "inductr"}'))
     assert explained(caught.value) is caught.value
+
+
+def test_a_failure_that_no_rule_finds_gets_the_fix_of_explain(predict: Predict) -> None:
+    """Defect: an error of FSDP with the advice to report it."""
+    failing = _SCRIPT.replace(
+        "if lora:", "raise ValueError('Could not find the transformer layer class B in the model')\nif lora:"
+    )
+    with pytest.raises(ScriptFailed) as caught:
+        training_of(UserScript("train.py"), predict(failing, "{}"))
+    message = str(explained(caught.value))
+    assert "layer class B in the model. FSDP" in message and "transformer_layer_cls_to_wrap" in message
