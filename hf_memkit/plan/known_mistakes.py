@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import names_of
 from hf_memkit.checks.apply import check, deepspeed_of_launcher
 from hf_memkit.checks.reading import parse_json, read
-from hf_memkit.checks.rule import RULES
+from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.rules.optimizer_options import UNSEEN
 from hf_memkit.checks.subject import Subject
 from hf_memkit.common.errors import InputError, ScriptFailed
@@ -33,6 +32,9 @@ _OPTIONS: Final = (
 (accelerate 1.15.0: utils/launch.py 304-333)."""
 
 
+_OVERRIDE: Final = ("__fsdp", "__use_fsdp", "__use_deepspeed", "__deepspeed", "__zero", "__offload", "__mixed")
+"""Options of `accelerate launch` that override its YAML."""
+
 _NAMED: Final = 4
 """Letters of a value from which on a message that contains them is about it."""
 
@@ -40,9 +42,8 @@ _NAMED: Final = 4
 def known_mistakes(
     training: TracedTraining | None, gpus: int, nodes: int, launched: Launched | None = None
 ) -> tuple[str, ...]:
-    """Sentences without a full stop: the mistakes in a traced training that the rules know, without hints.
-
-    Rules about the machine and about sizes are not asked: the prediction says more exactly what fits.
+    """Sentences without a full stop: the mistakes in a traced training that the rules know, without hints, and without
+    what is about the machine and about sizes: the prediction has these more exactly.
 
     Args:
         gpus, nodes: GPUs of each machine, and machines.
@@ -60,39 +61,44 @@ def known_mistakes(
 
 
 def explained(failure: ScriptFailed) -> ScriptFailed:
-    """The failure of a script with the mistake in its arguments as its message, if a rule knows one that explains it:
-    their class refused them, or the message names the key or the wrong value. Else with the fix that `memkit explain`
-    knows for its error."""
+    """The failure of a script with the cause and the fix that memkit knows: of a rule about the arguments that the
+    error names, or of `memkit explain`. The library's message stays, unless the class of the arguments raised it."""
     arguments, files = dict(failure.arguments), dict.fromkeys(("fsdp_config", "deepspeed"), "")
     for name in files:
         value = arguments.get(name)
         try:
             if isinstance(value, str) and value.lstrip().startswith("{"):
                 arguments[name] = parse_json(name, value)[0]
-            elif isinstance(value, str) and Path(value).is_file():
+            elif isinstance(value, str) and value:
                 arguments[name], files[name] = read(value).content, value
         except InputError as error:
-            place = "" if str(error).startswith(name) else f"{name}: "
-            return ScriptFailed(f"{failure.place}: {place}{error}; correct the JSON there", text=failure.text)
+            if failure.refused_arguments:
+                place = "" if str(error).startswith(name) else f"{name}: "
+                return ScriptFailed(f"{failure.place}: {place}{error}; correct the JSON there", text=failure.text)
     config = arguments.get("deepspeed")
     subject = Subject(
         config=config if isinstance(config, Mapping) else None, config_file=files["deepspeed"], arguments=arguments,
         fsdp_file=files["fsdp_config"],
     )  # fmt: skip
+    message = str(failure).removeprefix(f"{failure.place}: ").partition(f"; {FIX_IT}")[0]
     for problem in check(subject):
-        values = problem.value if isinstance(problem.value, list) else [problem.value]
-        texts = [each.lower() for each in values if isinstance(each, str) and len(each) >= _NAMED]
-        is_named = any(text in str(failure).lower() for text in texts)
-        names = "|".join(map(re.escape, names_of(problem.key.rpartition(".")[2])))
-        is_error = failure.refused_arguments or re.search(rf"\b({names})\b", str(failure))
-        if is_named or (is_error and problem.severity == "error"):
-            return ScriptFailed(
-                f"{failure.place}: {str(problem).rstrip('.')} (rule {problem.rule})", text=failure.text
-            )
+        if problem.severity == "error" and _names(message, problem):
+            cause = f"{str(problem).rstrip('.')} (rule {problem.rule})"
+            kept = "" if failure.refused_arguments else f"{message}. "
+            return ScriptFailed(f"{failure.place}: {kept}{cause}", text=failure.text)
     if (known := explain_oom(failure.text).failure) is None:
         return failure
     fix = f"{known.what}. Fix: {known.fixes[0].assignment} ({known.fixes[0].reason})"
     return ScriptFailed(str(failure).replace(f"; {FIX_IT}", f". {fix}"), text=failure.text)
+
+
+def _names(message: str, problem: Problem) -> bool:
+    """Whether a library's message has a word of the wrong value, or the key. Keys of one word, such as `type`, stand
+    in other messages too."""
+    values = problem.value if isinstance(problem.value, list) else [problem.value]
+    words = [word for value in values if isinstance(value, str) for word in value.split() if len(word) >= _NAMED]
+    keys = [name for name in names_of(problem.key.rpartition(".")[2]) if "_" in name]
+    return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", message, re.IGNORECASE) for each in (*words, *keys))
 
 
 def _subject(
@@ -114,8 +120,9 @@ def _subject(
 
 def _of_launcher(training: TracedTraining, arguments: Mapping[str, Any], launched: Launched) -> dict[str, Any]:
     """Fields of `Subject`: accelerate's YAML, or, where options may override it, their settings of FSDP."""
+    options = [word.replace("-", "_") for word in launched.before]  # accelerate takes both
     path = _config_file(launched.before)
-    if path and not any(word.startswith(("--fsdp", "--use_", "--zero", "--offload")) for word in launched.before):
+    if path and not any(option.startswith(_OVERRIDE) for option in options):
         file = read(path)
         known = {"launcher": file.content, "launcher_file": path}
         config = deepspeed_of_launcher(file, arguments)
@@ -133,6 +140,6 @@ def _config_file(words: Sequence[str]) -> str:
     """The value of accelerate's `--config_file`; empty without it."""
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
-        if name == "--config_file":
+        if name.replace("-", "_") == "__config_file":
             return value or words[number + 1]
     return ""

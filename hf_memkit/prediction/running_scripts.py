@@ -204,8 +204,8 @@ _ON_CPU: Final = "ACCELERATE_USE_CPU"
 _COMPILER: Final = "ACCELERATE_DYNAMO_BACKEND"
 
 
-FIX_IT: Final = "fix it and try again; report it if it happens only under memkit"
-"""Ends the message of a script that raised for an unknown reason."""
+FIX_IT: Final = "fix it and try again"
+"""The fix of a script that raised for an unknown reason."""
 
 
 def training_of(script: UserScript, outcome: Outcome) -> TracedTraining:
@@ -232,7 +232,7 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
         if not error.by_script:
             return InputError(f"{place}: {error.message}")
         message = f"{error.type}: {error.message}" if error.message else error.type
-        fix = FIX_IT
+        fix = f"{FIX_IT}; report it if it happens only under memkit"
         if "Using fsdp only works in distributed training" in error.message:
             fix = "give the number of GPUs, such as --gpus 2"
         return ScriptFailed(

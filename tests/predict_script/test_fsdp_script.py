@@ -152,7 +152,7 @@ def test_collectives_are_recorded_with_their_streams(predict: Predict) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ('{"fsdp_config": {"version": 1}}', "version: 1 in fsdp_config: "),
+        ('{"fsdp_config": {"version": 1}}', "fsdp: FSDP version 1 "),
         ('{"parallel": {"sp_size": 2, "dp_shard_size": 2}}', "Write cp_size in its place"),
         ('{"deepspeed": {"tensor_parallel": {"autotp_size": 2}}}', "DistributedConfig(tp_size=2)"),
     ],

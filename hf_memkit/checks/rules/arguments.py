@@ -282,9 +282,16 @@ def config_not_found(subject: Subject) -> Iterator[Match]:
         value = subject.argument(name)
         if isinstance(value, str) and value and not value.lstrip().startswith("{"):
             relative_to_file = Path(subject.arguments_file).parent / value
-            if not Path(value).exists() and not relative_to_file.exists():
+            if not _exists(Path(value)) and not _exists(relative_to_file):
                 fix = "" if name == "deepspeed" else "write the path of a JSON with FSDP's settings"
                 yield Match(name, value, fix=fix, argument=True)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # no path, such as a name that is too long
+        return False
 
 
 @deepspeed.error(

@@ -123,7 +123,7 @@ def refuse_fsdp(trainer: Any) -> None:
     """Raises Unmodelled for a Trainer whose FSDP cannot be traced."""
     plugin = trainer.accelerator.state.fsdp_plugin
     if getattr(plugin, "fsdp_version", 1) != 2:
-        place, fix = "version: 1 in fsdp_config", "Write version: 2"
+        place, fix = "fsdp", "Write version: 2 in fsdp_config"
         if not trainer.args.fsdp:  # accelerate made the plugin (accelerate 1.15.0: utils/dataclasses.py 1831)
             given = os.environ.get("FSDP_VERSION")
             place = "ACCELERATE_USE_FSDP without FSDP_VERSION" if given is None else f"FSDP_VERSION={given}"
@@ -174,7 +174,8 @@ def uneven_heads(trainer: Any) -> str:
     counts = {name: count for name in names if (count := getattr(config, name, None))}
     if all(count % ranks == 0 for count in counts.values()):
         return ""
-    sizes = [str(size) for size in range(1, ranks) if all(count % size == 0 for count in counts.values())]
+    divided = (*counts.values(), trainer.args.world_size)
+    sizes = [str(size) for size in range(1, ranks) if all(count % size == 0 for count in divided)]
     heads = " and ".join(f"{name}={count}" for name, count in counts.items())
     return f"tp_size={ranks} does not divide the model's {heads}. Write tp_size={' or '.join(sizes[-2:])}"
 
@@ -306,8 +307,8 @@ def _skip_sharded_files() -> None:
         return [leaf.to_local() for leaf in tree_leaves(state_dict) if isinstance(leaf, DTensor)]
 
     def save(state_dict: Any, **kwargs: Any) -> None:
-        writer = kwargs["storage_writer"]
-        ahead: Any = _OverlappingCpuLoader(lambda shard: shard, inflight_threshhold=writer.per_thread_copy_ahead)
+        most = getattr(kwargs.get("storage_writer"), "per_thread_copy_ahead", 10_000_000)  # FileSystemWriter's default
+        ahead: Any = _OverlappingCpuLoader(lambda shard: shard, inflight_threshhold=most)
         for shard in shards(state_dict):
             ahead.add(shard.nbytes, shard)
         for _ in ahead.values():

@@ -153,7 +153,8 @@ class _ScriptRun:
                 refuse_checkpoint(trainer, resume_from_checkpoint)
                 outcome = self._traced(trainer, original)
             except Exception as error:
-                uneven = uneven_heads(trainer) if isinstance(error, RuntimeError) else ""
+                is_library = isinstance(error, RuntimeError) and not isinstance(error, MemkitError)
+                uneven = uneven_heads(trainer) if is_library else ""
                 outcome = _failure(Unmodelled(uneven).with_traceback(error.__traceback__) if uneven else error)
             self.out.end(outcome)
 
