@@ -135,7 +135,7 @@ import json
 import sys
 
 row = json.load(open("row.json"))
-sys.path.insert(0, row["benchmarks"])
+sys.path.insert(0, row["root"])
 
 import torch
 import torch.nn.functional as F
@@ -232,7 +232,7 @@ def settings_of(row: Row, torchtitan: Path | None) -> dict[str, Any]:
         del adapter["peft_type"]
         lora = adapter
     return {
-        "benchmarks": str(ROOT),
+        "root": str(ROOT),
         "checkpointed_units": checkpoints_units(row),
         "length": row["seq_len"],
         "lora": lora,

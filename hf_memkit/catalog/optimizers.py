@@ -198,7 +198,7 @@ class Optimizer:
         foreach: whether it updates all parameters together, with temporaries as large as all of them.
         deepspeed: name in DeepSpeed's JSON of its optimizer with the same algorithm and states; empty if none.
         compiled: whether its step is compiled.
-        dtensors: whether it steps weights that FSDP2 shards (DTensors).
+        dtensors: whether it steps weights that FSDP2 shards (DTensors); assumed of those that nobody has tried.
     """
 
     name: str

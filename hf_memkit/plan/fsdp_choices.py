@@ -105,7 +105,6 @@ def engine(own: TracedTraining, left_out: dict[str, str]) -> Iterator[Choice]:
     copies = own.arguments.bf16 and "float32" in own.model.trained_dtypes
     result = "computes from 16-bit copies of the weights" if copies else ""
     yield Choice("engine", NAME, settings, result=result, costs_time=True)
-    if (
-        synced := _synced(own)
-    ) and own.arguments.per_device_train_batch_size * own.arguments.gradient_accumulation_steps > 1:
+    synced, arguments = _synced(own), own.arguments
+    if synced and arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps > 1:
         yield Choice("engine", f"{NAME}, {_SYNCED}", settings | synced, result=result, costs_time=True)

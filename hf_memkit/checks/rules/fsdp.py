@@ -238,7 +238,7 @@ def _unread_strategy(subject: Subject, fsdp: FsdpSettings) -> Iterator[Match]:
 
 
 @any_job.warning(
-    why="it is for TPUs: without torch_xla, which is not installed here, Trainer fails when training starts",
+    why="it is for TPUs: without torch_xla, Trainer fails when training starts",
     fix="delete it, and train with FSDP2 on GPUs",
     source="transformers 5.23.0: trainer.py 2680; integrations/tpu.py 61",
 )
