@@ -167,7 +167,7 @@ _PATIENCE_S = 2.0
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[None]:
+def _printing_progress(what: str) -> Iterator[None]:
     """Prints what is being done, if it takes longer than `_PATIENCE_S`."""
     timer = Timer(_PATIENCE_S, lambda: print(f"memkit: {what} …", file=sys.stderr, flush=True))
     timer.daemon = True
@@ -188,7 +188,7 @@ def _of_log(
         start = raw.peek(64)[:64]
         marked = start.startswith((b"\xff\xfe", b"\xfe\xff")) and b"\0" in start
         encoding = "utf-16" if marked else "utf-8"  # PowerShell's `>` writes UTF-16
-        with _telling(f"reading {'standard input' if path is None else printable(str(path))} to its end"):
+        with _printing_progress(f"reading {'standard input' if path is None else printable(str(path))} to its end"):
             return [
                 explain_oom(io.TextIOWrapper(raw, encoding=encoding, errors="replace", newline=""), arguments)
             ], None
@@ -215,7 +215,8 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
             in_ram = rank.ending.cause == "host memory"
             explanations.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
         elif error:
-            explanations.append(explain_oom(f"{error}\n\n{rank.run.get('engine', '')}"))  # FSDP's errors need it
+            engine = f"distributed_type: {rank.run.get('engine', '')}"  # FSDP's errors need it
+            explanations.append(explain_oom(f"{error}\n\n{engine}"))
     if known := [explanation for explanation in explanations if explanation.error is not None]:
         return known, None
     name = printable(folder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from hf_memkit.measuring.out_of_memory.change import Remedy
-from hf_memkit.measuring.out_of_memory.traceback import Feature, TracebackFacts
+from hf_memkit.measuring.out_of_memory.traceback import Call, Feature, TracebackFacts
 
 FailureCause = Literal["FSDP", "several processes"]
 
@@ -27,7 +27,7 @@ class Failure:
         fixes: what helps, the best first.
         source: the line that raises it, and issues.
         rule: the rule of `memkit check` that finds the mistake before a run.
-        seen: a technique that must be in use, by the frames; of FSDP, any line of the log may show it. Empty: none.
+        seen: techniques in use and calls that the frames must show; of FSDP, any line of the log may.
         rank: as in `patterns.Form`: an error stands above a kill, and a timeout follows from either.
     """
 
@@ -39,7 +39,7 @@ class Failure:
     fixes: tuple[Remedy, ...]
     source: str
     rule: str = ""
-    seen: Feature | None = None
+    seen: tuple[Feature | Call, ...] = ()
     cause: FailureCause = "FSDP"
     rank: int = 2
 
@@ -47,7 +47,7 @@ class Failure:
     def of(form: str, trace: TracebackFacts) -> Failure | None:
         """The row for an error of this form; None for other forms, and if another job raised it."""
         rows = (row for row in FAILURES if row.form == form)
-        return next((row for row in rows if row.seen is None or row.seen in trace.in_use), None)
+        return next((row for row in rows if trace.in_use | trace.calls >= {*row.seen}), None)
 
 
 def _fsdp(value: str, reason: str) -> Remedy:
@@ -177,20 +177,19 @@ FAILURES: Final[tuple[Failure, ...]] = (
     ),
     Failure(
         "fsdp-sharded-weight",
-        r"(?<!bitsandbytes)(?:\baten\.)?[\w.]{0,80}:? ?[gG]ot mixed torch\.Tensor and DTensor",
-        ("got mixed torch.tensor and dtensor",),
+        r"[\w.]{0,80}:? ?[gG]ot mixed torch\.Tensor and DTensor", ("got mixed torch.tensor and dtensor",),
         "Liger's loss met a weight of which this GPU has a shard",
         "Liger's fused loss reads the weights of the output layer without calling it, so FSDP does not gather them.",
         (_argument("liger_kernel_config", "{fused_linear_cross_entropy: false, cross_entropy: true}",
                    "Liger's other kernels work"),),
         "liger_kernel 0.8.5: model/llama.py 194; github.com/linkedin/Liger-Kernel/issues/332",
-        rule="fsdp-liger-adapters", seen="liger",
+        rule="fsdp-liger-adapters", seen=("FSDP", "Liger's fused loss"),
     ),
     Failure(
         "fsdp-sharded-weight", "", (), "The optimizer does not know FSDP2's sharded weights",
         "Adafactor and APOLLO keep states that are no DTensors.", (_TORCHAO,),
         "transformers 5.23.0: optimization.py 1266; apollo-torch 1.0.3: random_projector.py 112",
-        rule="fsdp-optimizer", seen="Adafactor or APOLLO",
+        rule="fsdp-optimizer", seen=("FSDP", "Adafactor or APOLLO"),
     ),
     Failure(
         "fsdp-sharded-weight", "", (),
@@ -199,7 +198,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         "not gather the weights again for the recomputation.",
         (_code("pip install -U torch", "2.13 gathers them"), _CALL),
         "github.com/pytorch/pytorch/issues/153354, github.com/pytorch/pytorch/pull/171779",
-        seen="checkpointing",
+        seen=("FSDP", "recomputation"),
     ),
     Failure(
         "fsdp-sharded-weight", "", (),
@@ -212,6 +211,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
                   "that reads them"),
         ),
         "torch 2.13.0: distributed/tensor/_dispatch.py 819; github.com/huggingface/trl/issues/4550",
+        seen=("FSDP",),
     ),
     Failure(
         "fsdp-flat-weight",
@@ -229,7 +229,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         ),
         "github.com/huggingface/transformers/issues/32285, github.com/linkedin/Liger-Kernel/issues/332, "
         "github.com/pytorch/pytorch/issues/82461",
-        seen="FSDP",
+        seen=("FSDP",),
     ),
     Failure(
         "fsdp-part-first",
@@ -252,8 +252,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _code("trl.models.utils.prepare_fsdp(model, accelerator)", "wraps a second model in your own code"),
             _code("delete model.to(…)", "of a model that is wrapped: with cpu_offload its weights must stay in RAM"),
         ),
-        "github.com/huggingface/trl/issues/2584, github.com/hiyouga/LlamaFactory/issues/9560",
-        seen="FSDP",
+        "github.com/huggingface/trl/issues/2584, github.com/hiyouga/LlamaFactory/issues/9560", seen=("FSDP",),
     ),
     # Weights without data, or at the wrong place
     Failure(
@@ -263,10 +262,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
         "FSDP wrapped weights that no process loaded",
         "They are on the device `meta`, without data: the checkpoint does not have them, or the model was made "
         "without from_pretrained.",
-        (
-            _NO_LOADING,
-            _code("AutoModelForCausalLM.from_config(config)", "makes a new model, outside init_empty_weights"),
-        ),
+        (_NO_LOADING, _code("AutoModelForCausalLM.from_config(config)", "a new model, outside init_empty_weights")),
         "torch 2.13.0: distributed/fsdp/_fully_shard/_fsdp_param_group.py 1034",
     ),
     Failure(
@@ -279,8 +275,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _NO_LOADING,
             _fsdp("sync_module_states: true", "with version 1, which sends the weights of rank 0 only then"),
         ),
-        "github.com/huggingface/accelerate/issues/2031",
-        seen="FSDP",
+        "github.com/huggingface/accelerate/issues/2031", seen=("FSDP",),
     ),
     Failure(
         "fsdp-offload-device",
@@ -303,13 +298,12 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _code("delete model.to(…), .cuda(), .half() and .float()", "after the Trainer or accelerator.prepare "
                   "wrapped the model; set model.dtype instead"),
         ),
-        "accelerate 1.15.0: accelerator.py 1798; torch 2.13.0: distributed/fsdp/_runtime_utils.py 157",
-        seen="FSDP",
+        "accelerate 1.15.0: accelerator.py 1798; torch 2.13.0: distributed/fsdp/_runtime_utils.py 157", seen=("FSDP",),
     ),
     Failure(
         "fsdp-cpu-collective", r"No backend type associated with device type cpu", ("no backend type associated",),
         "NCCL cannot reduce tensors in RAM",
-        "With FSDP's offload the gradients are in RAM, and clipping them reduces their norm over all ranks there. "
+        "If cpu_offload is on, the gradients are in RAM, and clipping them reduces their norm over all ranks there. "
         "NCCL alone has no way to do that.",
         (
             _argument("ddp_backend", "cuda:nccl,cpu:gloo", "in a file or in Python; Trainer's parser refuses it as a "
@@ -318,8 +312,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
                   "both"),
             _argument("max_grad_norm", "0", "no clipping"),
         ),
-        "accelerate 1.15.0: state.py 226; github.com/pytorch/pytorch/issues/148532",
-        seen="FSDP",
+        "accelerate 1.15.0: state.py 226; github.com/pytorch/pytorch/issues/148532", seen=("FSDP",),
     ),
     Failure(
         "fsdp-needs-gpu",
@@ -389,8 +382,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
                   "checkpointing wraps the layers inside. Not with PEFT"),
             _code("pip install -U torch transformers accelerate", "later versions cast the inputs in both"),
         ),
-        "github.com/huggingface/transformers/issues/34928, github.com/pytorch/pytorch/issues/159359",
-        seen="FSDP",
+        "github.com/huggingface/transformers/issues/34928, github.com/pytorch/pytorch/issues/159359", seen=("FSDP",),
     ),
     Failure(
         "fsdp-refused-value",
@@ -439,8 +431,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _code("accelerator.get_state_dict(model)", "in your own loop: give its result to "
                   "save_pretrained(folder, state_dict=…)"),
         ),
-        "safetensors: torch.py; transformers 5.23.0 with fully_shard",
-        seen="FSDP",
+        "safetensors: torch.py; transformers 5.23.0 with fully_shard", seen=("FSDP",),
     ),
     Failure(
         "shards-in-checkpoint",
@@ -485,7 +476,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
             _fsdp("state_dict_type: SHARDED_STATE_DICT", "if it waits in a save: none gathers the whole model"),
         ),
         "github.com/pytorch/pytorch/issues/143536, github.com/huggingface/accelerate/issues/3250",
-        seen="FSDP", cause="several processes", rank=4,
+        seen=("FSDP",), cause="several processes", rank=4,
     ),
     Failure(
         "collective-timeout", "", (),

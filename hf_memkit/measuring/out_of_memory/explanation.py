@@ -73,6 +73,7 @@ class Explanation:
     failure: Failure | None = None
 
     def to_json(self) -> dict[str, Any]:
+        failure = self.failure
         return {
             "found": self.error.to_json() if self.error is not None else None,
             "verdict": self.verdict.to_json() if self.verdict is not None else None,
@@ -80,6 +81,7 @@ class Explanation:
             "changes": [change.to_json() for change in self.changes],
             "job": dict(self.job) if self.job is not None else None,
             "next": list(self.next_steps),
+            "failure": {"rule": failure.rule or None, "source": failure.source} if failure is not None else None,
         }
 
     def text(self, width: int = 100) -> str:
@@ -89,7 +91,7 @@ class Explanation:
     def answer(self) -> Answer:
         """What `memkit explain` shows: what happened, the cause, what helps and what to type next."""
         if self.error is None or self.verdict is None:
-            nothing = "No out-of-memory message found. Give the whole log, or the full text of the error."
+            nothing = "No known message found. Give the whole log, or the full text of the error."
             return Answer(title="Out of memory", verdict=nothing)
         first = f"{_sentence(self.error)}{self._where(self.error)}."
         title = "Out of memory" if self.failure is None else "Failed training"

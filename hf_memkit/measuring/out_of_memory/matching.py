@@ -9,7 +9,7 @@ from hf_memkit.measuring.out_of_memory.engine_failures import FAILURES
 from hf_memkit.measuring.out_of_memory.patterns import FORMS, Form
 
 ENGINE_FORMS: Final = tuple(
-    Form(row.form, "FSDP", "none", row.head, row.words, row.rank) for row in FAILURES if row.head
+    Form(row.form, row.cause, "none", row.head, row.words, row.rank) for row in FAILURES if row.head
 )
 """Errors that are not about memory."""
 

@@ -131,13 +131,15 @@ def parse_message(text: str) -> OomMessage | None:
 
 
 def most_telling(errors: list[LoggedError]) -> LoggedError | None:
-    """The message that says most about the cause: an error before a kill, a message with sizes before one without."""
+    """The message that says most about the cause: an error before a kill, one about memory before another, and one
+    with sizes before one without."""
 
-    def order(error: LoggedError) -> tuple[int, int, bool, int]:
+    def order(error: LoggedError) -> tuple[int, bool, int, bool, int]:
         message = error.message
         sizes = (message.free_bytes, message.allocated_bytes, message.reserved_bytes)
         known = sum(size is not None for size in sizes)
-        return FORM_OF[message.form].rank, -known, message.requested_bytes is None, error.line
+        other = message.memory == "none"
+        return FORM_OF[message.form].rank, other, -known, message.requested_bytes is None, error.line
 
     return min(errors, key=order, default=None)
 

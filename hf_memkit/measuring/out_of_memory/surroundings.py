@@ -74,14 +74,16 @@ _SIGNS: Final = (
 
 # Not the arguments of a job without FSDP, as Trainer prints them: `fsdp=[], fsdp_config={'min_num_params': 0, …`.
 _FSDP: Final = re.compile(
-    r"\bFSDP|/fsdp/|[Ff]ully_?[Ss]hard|\buse_fsdp|\bfsdp_(?:version|sharding|auto_wrap|offload|state_dict|utils)"
-    r"|--fsdp[ =](?!false|False)|\bfsdp=(?:True|\[[<'\"\w]|['\"]\w)|['\"]?\bfsdp['\"]?: (?:true|True|\[?['\"]?full)"
+    r"(?i:\bdistributed(?:_?type| environment)\W{1,4})(?:DistributedType\.)?FSDP|\bFSDP[A-Z][a-z]"
+    r"|(?i:(?:\b|_)use_fsdp(?!\W{1,4}(?:false|0|no)\b))|/fsdp/|[Ff]ully_?[Ss]hard"
+    r"|\bfsdp_(?:version|sharding|auto_wrap|offload|state_dict|utils)|--fsdp[ =](?!false|False|''|\"\")"
+    r"|\bfsdp=(?:True|\[[<'\"\w]|['\"]\w)|['\"]?\bfsdp['\"]?: (?:true|True|\[?['\"]?full)"
 )
 _OF_FSDP: Final = ("fsdp", "FSDP", "ully_shard", "ullyShard")
 
 # torch's prefix of a rank's errors, and torchrun's summary.
 _RANKS: Final = re.compile(r"\[rank(\d{1,5})\]|\blocal_rank: (\d{1,5})\)")
-_WORLD_SIZE: Final = re.compile(r"(?i)world_?[ ]?size['\"]?(?: ?[=:] ?| is | )['\"]?(\d{1,5})\b")
+_WORLD_SIZE: Final = re.compile(r"(?i)\b(?:dist_)?world_?[ ]?size['\"]?(?: ?[=:] ?| is | )['\"]?(\d{1,5})\b")
 
 _LONGEST: Final = 4_000
 
@@ -144,7 +146,7 @@ class Command:
         own = self.by_accelerate and (self.gpus is not None or bool(self.option("config_file")))
         options = f"{f' --gpu {gpu}' if gpu else ''}{f' --gpus {gpus}' if gpus > 1 and not own else ''}"
         if self.by_accelerate:
-            return f"memkit {verb}{options} -- {shlex.join(self.launcher)} {self.target} {arguments}".strip()
+            return f"memkit {verb}{options} -- {shlex.join(self.launcher)} {self.target} {arguments}"
         options += f" --nodes {nodes}" if nodes > 1 else ""
         return f"memkit {verb} {self.target}{options} -- {arguments}"
 
@@ -211,7 +213,7 @@ class Surroundings:
     @property
     def processes(self) -> int:
         """Processes of the job, at least."""
-        return self.world_size or self.ranks or 1
+        return max(self.world_size, self.ranks, 1)
 
     def see_block(self, text: str, lines: list[str]) -> None:
         """Reads a block of lines, of which most have nothing about the job."""

@@ -33,6 +33,9 @@ Feature = Literal[
 ]  # fmt: skip
 """Techniques and libraries in use, by frames or arguments."""
 
+Call = Literal["Liger's fused loss", "recomputation"]
+"""Calls in which an error happened, by frames. The library is in use without them too."""
+
 
 @dataclass(frozen=True, slots=True)
 class TracebackFacts:
@@ -45,6 +48,7 @@ class TracebackFacts:
         frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
         model_type: model type of the failing code, by transformers' folder.
         in_use: techniques in the frames.
+        calls: calls that had not returned.
         script: the user's script.
     """
 
@@ -55,6 +59,7 @@ class TracebackFacts:
     model_type: str | None = None
     in_use: frozenset[Feature] = frozenset()
     script: str | None = None
+    calls: frozenset[Call] = frozenset()
 
     def to_json(self) -> dict[str, Any]:
         shown = {name: getattr(self, name) for name in ("phase", "place", "library", "frame")}
@@ -165,6 +170,13 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("ZeRO-3", r"/zero/(?:stage3|partition_param|partitioned_param|parameter_offload)|_zero3_consolidated"),
 )  # fmt: skip
 
+# liger-kernel 0.8.5: ops/fused_linear_cross_entropy.py; its forward of the model is in every traceback. torch 2.13:
+# utils/checkpoint.py, whose other functions run the first forward too.
+_CALLS: Final[tuple[tuple[Call, str], ...]] = (
+    ("Liger's fused loss", r"/liger_kernel/[^:\n]{0,100}fused_linear_cross_entropy"),
+    ("recomputation", r"torch/utils/checkpoint\.py, (?:recompute_fn|unpack_hook)\b"),
+)
+
 _MODEL: Final = re.compile(r"/models/\w+/modeling_(\w+)\.py$")
 
 FRAME: Final = re.compile(r"\bFile \"([^\"\n]{1,400})\", line \d+, in (\S{1,200})")
@@ -207,6 +219,7 @@ def trace(lines: Iterable[str]) -> TracebackFacts:
     frames = list(_frames(kept))
     text = "\n".join(frames)
     in_use = frozenset(feature for feature, sign in _FEATURES if re.search(sign, text))
+    calls = frozenset(call for call, sign in _CALLS if re.search(sign, text))
     heads = (frame.partition(", ") for frame in frames)
     script = script_of_frames([(file, rest.partition(":")[0]) for file, _, rest in heads])
     models = (match for frame in frames if (match := _MODEL.search(frame.partition(", ")[0])) is not None)
@@ -215,8 +228,8 @@ def trace(lines: Iterable[str]) -> TracebackFacts:
     for frame in reversed(frames):
         for place, library, sign in _PLACES:
             if re.search(sign, frame) and not (place == "predictions of an evaluation" and phase != "evaluate"):
-                return TracebackFacts(phase, place, library, _short(frame), model_type, in_use, script)
-    return TracebackFacts(phase, in_use=in_use, model_type=model_type, script=script)
+                return TracebackFacts(phase, place, library, _short(frame), model_type, in_use, script, calls)
+    return TracebackFacts(phase, in_use=in_use, model_type=model_type, script=script, calls=calls)
 
 
 def facts_of_warning(line: str) -> TracebackFacts | None:

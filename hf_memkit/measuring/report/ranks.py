@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.common.answer.answer import AnswerBlock, Lines, Table, View
+from hf_memkit.common.answer.answer import NONE, AnswerBlock, Lines, Table, View
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.report.load import Run
 from hf_memkit.measuring.report.summary import Summary, summarise_ranks
@@ -47,18 +47,19 @@ def by_rank(run: Run) -> Iterator[AnswerBlock]:
     columns = (">rank", ">peak GiB", ">reserved GiB", ">host GiB", "ended")
     yield Table(columns, rows, rows_shown=_ON_TERMINAL, heading="By rank", name="ranks", views=View.FULL)
     if engine := engine_of(run):
-        yield from _shares(ranks, engine)
+        yield from _shares(run, ranks, engine)
 
 
-def _shares(ranks: list[Summary], engine: str) -> Iterator[AnswerBlock]:
+def _shares(run: Run, ranks: list[Summary], engine: str) -> Iterator[AnswerBlock]:
     """What each rank holds after an optimizer step, and what it gathers at its peak."""
     if not any(one.held for one in ranks):
         return
-    held = {one.rank: {name: _held_gib(one, name) for name in _SHARED} for one in ranks}
+    recorded = {one.rank for one in ranks if any("held" in step for step in run.of(one.rank).steps)}
+    held = {one.rank: {name: _held_gib(one, name) for name in _SHARED} for one in ranks if one.rank in recorded}
     rows = []
     for one in sorted(ranks, key=lambda one: one.rank):
-        sizes = [*held[one.rank].values(), one.categories.get("buffers", 0.0)]
-        rows.append([str(one.rank), *(format_size(size * GIB) if size else "" for size in sizes)])
+        shares = [_size(size) for size in held[one.rank].values()] if one.rank in held else [NONE] * len(_SHARED)
+        rows.append([str(one.rank), *shares, _size(one.categories.get("buffers", 0.0))])
     columns = (">rank", *(f">{name}" for name in _SHARED), ">gathered")
     caption = "Held after the optimizer step; gathered: parameters and other buffers of collectives, at the peak"
     heading = f"{engine} by rank"
@@ -66,8 +67,13 @@ def _shares(ranks: list[Summary], engine: str) -> Iterator[AnswerBlock]:
     total = {rank: sum(sizes.values()) for rank, sizes in held.items()}
     most, least = max(total, key=lambda rank: total[rank]), min(total, key=lambda rank: total[rank])
     if total[most] - total[least] > _UNEVEN * total[most]:
-        first, last = (format_size(total[rank] * GIB) if total[rank] else "none" for rank in (most, least))
-        yield Lines([f"Uneven: rank {most} holds {first} of them, rank {least} {last}.{_WHY.get(engine, '')}"])
+        what = "of weights, gradients and optimizer states"
+        first, last = _size(total[most]), _size(total[least]) or "none"
+        yield Lines([f"Uneven: rank {most} holds {first} {what}, rank {least} {last}.{_WHY.get(engine, '')}"])
+
+
+def _size(gib: float) -> str:
+    return format_size(gib * GIB) if gib else ""
 
 
 def _held_gib(summary: Summary, category: str) -> float:

@@ -125,6 +125,43 @@ def test_an_error_leads_to_its_advice(text: str, form: str, fix: str) -> None:
     assert parse_message(text) is None, "the callback records no out-of-memory error"
 
 
+ATTENTION = frame("me/model.py", "forward", "scores = query @ self.scale") + frame(
+    "torch/distributed/tensor/_dispatch.py", "dispatch", "op_info = self.unwrap_to_op_info(op_call, args, kwargs)"
+)
+LIGERS_FORWARD = frame("liger_kernel/transformers/model/llama.py", "lce_forward", "outputs = self.model(input_ids)")
+CHECKPOINT = frame("torch/utils/checkpoint.py", "checkpoint", "return CheckpointFunction.apply(function, *args)")
+TENSOR_PARALLEL = frame("transformers/integrations/tensor_parallel.py", "tp_forward") + ATTENTION
+
+
+@pytest.mark.parametrize(
+    ("frames", "what"),
+    [
+        (LIGERS_FORWARD + ATTENTION, "An operation met a weight of which this GPU has a shard"),
+        (CHECKPOINT + ATTENTION, "An operation met a weight of which this GPU has a shard"),
+        (LIGERS_FORWARD + LIGER.removeprefix(TOP) + ATTENTION,
+         "Liger's loss met a weight of which this GPU has a shard"),
+        (LIGERS_FORWARD + CHECKPOINT + RECOMPUTED.removeprefix(TOP) + ATTENTION,
+         "An operation in a recomputed layer met a weight of which this GPU has a shard"),
+        (LIGERS_FORWARD + CHECKPOINT + TENSOR_PARALLEL, None),
+        (RECOMPUTED.removeprefix(TOP) + TENSOR_PARALLEL, None),
+    ],
+)  # fmt: skip
+def test_the_row_is_that_of_the_call_which_failed(frames: str, what: str | None) -> None:
+    """Defect: a library that is in use, but did not call the failed operation, chose the row."""
+    trainer = frame("transformers/trainer.py", "training_step", "loss = self.compute_loss(model, inputs)")
+    explanation = explain_oom(TOP + trainer + frames + MIXED)
+    assert (explanation.failure and explanation.failure.what) == what
+
+
+def test_the_library_is_fsdp_only_in_errors_of_fsdp() -> None:
+    libraries: dict[str, set[str]] = {row.cause: set() for row in FAILURES}
+    for text, form, _ in ERRORS:
+        error = explain_oom(FSDP + text).error
+        assert error is not None
+        libraries[next(row.cause for row in FAILURES if row.form == form)].add(error.message.library)
+    assert libraries == {cause: {cause} for cause in libraries}
+
+
 def test_every_row_has_an_error_and_a_rule_that_exists() -> None:
     assert {form for _, form, _ in ERRORS} == {row.form for row in FAILURES}
     assert {row.rule for row in FAILURES} - {""} <= set(RULES)
@@ -135,7 +172,9 @@ def test_every_row_has_an_error_and_a_rule_that_exists() -> None:
 
 def test_what_other_jobs_raise_too_needs_a_sign_of_fsdp() -> None:
     alone = {form for text, form, _ in ERRORS if explain_oom(text).error is not None}
-    of_any_job = {row.form for row in FAILURES if row.seen != "FSDP"}
+    of_any_job = {row.form for row in FAILURES if "FSDP" not in row.seen}
+    offload = next(row.why for row in FAILURES if row.form == "fsdp-cpu-collective")
+    assert offload.startswith("If cpu_offload is on"), "only FSDP is seen, not its offload"
     assert alone == of_any_job and of_any_job < {row.form for row in FAILURES}
     proposed = [explain_oom(text).verdict for text in (TIMEOUT, FSDP + TIMEOUT)]
     keys = [[fix.key for fix in verdict.settings] for verdict in proposed if verdict is not None]
@@ -145,6 +184,14 @@ def test_what_other_jobs_raise_too_needs_a_sign_of_fsdp() -> None:
 @pytest.mark.parametrize(
     ("line", "uses"),
     [
+        ("python train.py --fsdp '' --bf16", False),
+        ('python train.py --fsdp "" --bf16', False),
+        ("ACCELERATE_USE_FSDP=false\nFSDP_VERSION=2", False),
+        ("use_fsdp: false", False),
+        ("WARNING: FSDP is not enabled", False),
+        ("ACCELERATE_USE_FSDP=true", True),
+        ("Distributed environment: DistributedType.FSDP  Backend: nccl", True),
+        ("FSDPQwen2ForCausalLM(", True),
         ("fsdp=[],\nfsdp_config={'min_num_params': 0, 'xla': False, 'xla_fsdp_v2': False},\n"
          "fsdp_min_num_params=0,\nfsdp_transformer_layer_cls_to_wrap=None,", False),
         ("step 1", False),
@@ -163,8 +210,10 @@ def test_whether_a_job_uses_fsdp(line: str, uses: bool) -> None:
 
 def test_memory_and_errors_come_before_what_follows_from_them() -> None:
     error, kill = ERRORS[0][0], "container exited with code 137"
+    bare = "RuntimeError: CUDA out of memory\n"
     for log, form in (
         (f"{error}\n{gpu()}", "torch-device"),
+        (f"{FSDP}{NO_BACKEND}\n{bare}", "torch-device-bare"),
         (f"{kill}\n{error}", "fsdp-dtypes"),
         (f"{TIMEOUT}\n{kill}", "sigkill"),
         (f"{TIMEOUT}\n{error}", "fsdp-dtypes"),
@@ -184,6 +233,7 @@ def test_a_recorded_error_and_the_command_line(tmp_path: Path, capsys: pytest.Ca
     assert main(["explain", str(log), "--json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)
     assert (answer["found"]["message"]["memory"], answer["verdict"]["cause"]) == ("none", "FSDP")
+    assert answer["failure"]["rule"] == "fsdp-wrap-class" and "accelerate 1.15.0" in answer["failure"]["source"]
     end: dict[str, Any] = {"kind": "end", "status": "failed", "error_type": "ValueError"}
     for error, engine, fix in (
         (ERRORS[0][0], "", "version: 2"),

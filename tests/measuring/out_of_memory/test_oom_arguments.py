@@ -311,6 +311,8 @@ def test_a_command_without_arguments_fits_nothing() -> None:
         ("accelerate launch --use_fsdp --num_processes 2 -m job.train", "--gpu 24GB -- accelerate launch --use_fsdp "
          "--num_processes 2 -m job.train ARGUMENTS"),
         ("accelerate launch train.py --bf16\n[rank1]: x", "--gpu 24GB --gpus 2 -- accelerate launch train.py --bf16"),
+        ("mp_world_size=16\nINFO world_size=1 rank 0 vllm engine\n[rank7]: x",
+         "/home/me/job/train.py --gpu 24GB --gpus 8 -- ARGUMENTS"),
         ("[rank0]: x\n[rank3]: x", "/home/me/job/train.py --gpu 24GB --gpus 4 -- ARGUMENTS"),
         ("  rank      : 9 (local_rank: 1)", "/home/me/job/train.py --gpu 24GB --gpus 2 -- ARGUMENTS"),
         ("python train.py --bf16", "train.py --gpu 24GB -- --bf16"),

@@ -68,7 +68,7 @@ def test_a_log_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, printed = explained(capsys, str(log), "--json")
     content = json.loads(printed)
     assert code == 0 and len(content) == 1
-    assert set(content[0]) == {"found", "verdict", "others", "changes", "job", "next"}
+    assert set(content[0]) == {"found", "verdict", "others", "changes", "job", "next", "failure"}
     assert content[0]["found"]["message"]["cached_bytes"] == round(14.21 * GIB) - round(10.34 * GIB)
     assert content[0]["found"]["line"] == 2 and content[0]["found"]["message"]["device"] == 0
     (no_help,) = content[0]["verdict"]["no_help"]
@@ -93,7 +93,7 @@ def test_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 def test_nothing_to_explain(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    for text, sentence in (("all is well\n", "No out-of-memory message"), ("", "is empty")):
+    for text, sentence in (("all is well\n", "No known message found"), ("", "is empty")):
         log.write_text(text)
         code, out = explained(capsys, str(log))
         assert code == 1 and sentence in out

@@ -20,13 +20,15 @@ from tests.measuring.report import synthetic_records as made
 from tests.measuring.report import uneven_ranks
 
 
-def sharded(folder: Path, weights: list[float], **run: Any) -> Path:
-    """Ranks that hold so many GiB of weights, and as much of the other shares."""
+def sharded(folder: Path, weights: list[float | None], **run: Any) -> Path:
+    """Ranks that hold so many GiB of weights, and as much of the other shares; None: without a record of them."""
     for rank, size in enumerate(weights):
         records = made.healthy(4, rank=rank, world_size=len(weights), **run)
         for record in records:
             if "held" in record:
-                record["held"] = {"device": {"weights_gib": size, "optimizer_gib": 2 * size}, "host": {}}
+                del record["held"]
+                if size is not None:
+                    record["held"] = {"device": {"weights_gib": size, "optimizer_gib": 2 * size}, "host": {}}
         made.write(folder, records, rank)
     return folder
 
@@ -63,7 +65,15 @@ def test_the_shares_stand_under_the_name_of_the_engine(tmp_path: Path, run: dict
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
     shown = text_report(load_run(sharded(tmp_path, [1.5, 1.2, 0.0], engine="FSDP2")))
     assert rows_below(shown, "FSDP2 by rank")[2] == ["2", "0.12", "GiB"]
-    assert "Uneven: rank 0 holds 4.50 GiB of them, rank 2 none." in " ".join(shown.split())
+    uneven = "Uneven: rank 0 holds 4.50 GiB of weights, gradients and optimizer states, rank 2 none."
+    assert uneven in " ".join(shown.split())
+
+
+def test_a_rank_without_a_record_is_not_compared(tmp_path: Path) -> None:
+    """Defect: such a rank counted as one that holds nothing."""
+    shown = text_report(load_run(sharded(tmp_path, [1.5, None, 1.5], engine="FSDP2")))
+    assert rows_below(shown, "FSDP2 by rank")[1] == ["1", "—", "—", "0.12", "GiB"]
+    assert "Uneven" not in shown
 
 
 def test_the_record_of_one_rank_names_it(tmp_path: Path) -> None:
