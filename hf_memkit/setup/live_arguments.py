@@ -150,8 +150,14 @@ def _creation(arguments: Any) -> Iterator[None]:
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with copied dicts and lists: a `__post_init__` changes some in place."""
-    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in values.items()}
+    """A copy with copied dicts and lists: a `__post_init__`, and Trainer, change some in place."""
+    return {name: _copy_of(value) for name, value in values.items()}
+
+
+def _copy_of(value: Any) -> Any:
+    if type(value) is dict:
+        return _copied(value)
+    return [_copy_of(each) for each in value] if type(value) is list else value
 
 
 def _same_content(first: Any, second: Any) -> bool:

@@ -227,3 +227,18 @@ def test_a_making_is_seen_before_anything_is_derived() -> None:
         assert creation_record(copy.copy(arguments)) is None
 
     forked(check)
+
+
+def test_what_trainer_adds_to_a_dict_is_not_given() -> None:
+    """Defect: a warning about `num_steps`, which Trainer adds to the script's dict."""
+    accumulation = {"sync_each_batch": True}
+
+    def check() -> None:
+        on_creation()
+        arguments = TrainingArguments("out", accelerator_config={"gradient_accumulation_kwargs": accumulation})
+        arguments.accelerator_config.gradient_accumulation_kwargs["num_steps"] = 1
+        record = creation_record(arguments)
+        assert record is not None
+        assert record.given["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+
+    forked(check)

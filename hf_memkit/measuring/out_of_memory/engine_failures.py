@@ -129,7 +129,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
     # Which layers are wrapped
     Failure(
         "fsdp-wrap-class",
-        r"Could not find the transformer layer class(?: (?!to wrap)\S{1,80}| to wrap)? in the model",
+        r"Could not find the transformer layer class(?: (?!to wrap)[^\s{]{1,80}| to wrap)? in the model",
         ("find the transformer layer class",),
         "FSDP did not find the layer class that it was given",
         "The class is of another model, or misspelt. A file of an earlier job may set it: "
@@ -386,7 +386,7 @@ FAILURES: Final[tuple[Failure, ...]] = (
     ),
     Failure(
         "fsdp-refused-value",
-        r"`fsdp=\S{1,40}` is only available with FSDP1|Unknown `fsdp` option: [^\n]{1,60}"
+        r"`fsdp=\S{1,40}` is only available with FSDP1|Unknown `fsdp` option: [^\n{]{1,60}"
         r"|`?auto_wrap_policy`? must be one of|forward_prefetch is not yet implemented in FSDP2"
         r"|`sync_module_states` must be [^\n]{0,20}True|set `--fsdp_sync_module_states` to `True`"
         r"|`activation_checkpointing_offload=True` requires",

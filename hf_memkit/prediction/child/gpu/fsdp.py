@@ -174,10 +174,10 @@ def uneven_heads(trainer: Any) -> str:
     counts = {name: count for name in names if (count := getattr(config, name, None))}
     if all(count % ranks == 0 for count in counts.values()):
         return ""
-    divided = (*counts.values(), trainer.args.world_size)
-    sizes = [str(size) for size in range(1, ranks) if all(count % size == 0 for count in divided)]
+    sizes = [size for size in range(1, ranks) if all(count % size == 0 for count in counts.values())]
     heads = " and ".join(f"{name}={count}" for name, count in counts.items())
-    return f"tp_size={ranks} does not divide the model's {heads}. Write tp_size={' or '.join(sizes[-2:])}"
+    fix = f"Write a tp_size that does, such as {sizes[-1]}; the number of GPUs is tp_size × fsdp_size"
+    return f"tp_size={ranks} does not divide the model's {heads}. {fix}"
 
 
 def patch_fsdp(tracer: StorageTracer) -> None:

@@ -75,6 +75,7 @@ def _create(parts: TrainerParts) -> Any:
         own = {"output_dir": tempfile.gettempdir(), "report_to": [], **generation_config(arguments)}
         options = library_versions.to_installed_arguments({**arguments.arguments, **own})
         arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
+    _ = arguments.device  # determines the ranks
     _refuse_fsdp(arguments)
     rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
     options = dict(parts.options)
