@@ -238,7 +238,6 @@ def test_what_is_no_training_is_refused_at_once(command: str, named: str) -> Non
         ("torchrun --no-such-option train.py", "--no-such-option"),
         ("torchrun --nnodes 1:4 train.py", "1:4"),
         ("torchrun --nproc_per_node 2 no.py", "no.py"),
-        (f"accelerate launch --config_file {YAML}/fsdp1.yaml train.py", "fsdp_version: 2"),
         (f"accelerate launch --config_file {YAML}/zero3.yaml --cpu train.py", "ACCELERATE_USE_CPU"),
         ("torchrun --nproc_per_node cpu train.py", "ACCELERATE_USE_CPU"),
         ("deepspeed --no_python train.py", "--no_python"),

@@ -51,7 +51,8 @@ def by_rank(run: Run) -> Iterator[AnswerBlock]:
 
 
 def _shares(run: Run, ranks: list[Summary], engine: str) -> Iterator[AnswerBlock]:
-    """What each rank holds after an optimizer step, and what it gathers at its peak."""
+    """What each rank holds after an optimizer step, and what it gathers at its peak. On a terminal, only where ranks
+    differ."""
     if not any(one.held for one in ranks):
         return
     recorded = {one.rank for one in ranks if any("held" in step for step in run.of(one.rank).steps)}
@@ -63,7 +64,8 @@ def _shares(run: Run, ranks: list[Summary], engine: str) -> Iterator[AnswerBlock
     columns = (">rank", *(f">{name}" for name in _SHARED), ">gathered")
     caption = "Held after the optimizer step; gathered: parameters and other buffers of collectives, at the peak"
     heading = f"{engine} by rank"
-    yield Table(columns, rows, caption, rows_shown=_ON_TERMINAL, heading=heading, name="shares", views=View.FULL)
+    views = View.FULL if len({tuple(shares) for _, *shares in rows}) > 1 else View.PAGE
+    yield Table(columns, rows, caption, rows_shown=_ON_TERMINAL, heading=heading, name="shares", views=views)
     total = {rank: sum(sizes.values()) for rank, sizes in held.items()}
     most, least = max(total, key=lambda rank: total[rank]), min(total, key=lambda rank: total[rank])
     if total[most] - total[least] > _UNEVEN * total[most]:

@@ -51,15 +51,26 @@ def rows_below(shown: str, heading: str) -> list[list[str]]:
     ],
 )
 def test_the_shares_stand_under_the_name_of_the_engine(tmp_path: Path, run: dict[str, Any], engine: str) -> None:
-    shown = text_report(load_run(sharded(tmp_path, [1.5, 1.5], **run)))
+    shown = text_report(load_run(sharded(tmp_path, [1.5, 1.49], **run)))
     assert len(rows_below(shown, "By rank")) == 2
     if not engine:
         assert "gathered" not in shown
         return
     # 0.12 GiB of buffers at the peak; no gradients are held, so that they have no column
-    expected = [[str(rank), "1.50", "GiB", "3.00", "GiB", "0.12", "GiB"] for rank in (0, 1)]
+    expected = [
+        ["0", "1.50", "GiB", "3.00", "GiB", "0.12", "GiB"],
+        ["1", "1.49", "GiB", "2.98", "GiB", "0.12", "GiB"],
+    ]
     assert rows_below(shown, f"{engine} by rank") == expected
     assert "Uneven" not in shown
+
+
+def test_equal_shares_are_on_the_page_only(tmp_path: Path) -> None:
+    """Defect: lines on a terminal that repeat what the job holds between steps."""
+    run = load_run(sharded(tmp_path, [1.5, 1.5], engine="FSDP2"))
+    assert "FSDP2 by rank" not in text_report(run)
+    write_page(run, tmp_path / "page.html")
+    assert "FSDP2 by rank" in (tmp_path / "page.html").read_text()
 
 
 def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
