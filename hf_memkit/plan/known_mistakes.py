@@ -31,9 +31,8 @@ _OPTIONS: Final = (
 """Settings of FSDP whose variables have, where the user gave no option, the value that accelerate assumes
 (accelerate 1.15.0: utils/launch.py 304-333)."""
 
-
-_OVERRIDE: Final = ("__fsdp", "__use_fsdp", "__use_deepspeed", "__deepspeed", "__zero", "__offload", "__mixed")
-"""Options of `accelerate launch` that override its YAML."""
+_OVERRIDE: Final = ("fsdp", "use_fsdp", "use_deepspeed", "deepspeed", "zero", "offload", "mixed")
+"""Beginnings of the options of `accelerate launch` that override its YAML."""
 
 _NAMED: Final = 4
 """Letters of a value from which on a message that contains them is about it."""
@@ -120,9 +119,8 @@ def _subject(
 
 def _of_launcher(training: TracedTraining, arguments: Mapping[str, Any], launched: Launched) -> dict[str, Any]:
     """Fields of `Subject`: accelerate's YAML, or, where options may override it, their settings of FSDP."""
-    options = [word.replace("-", "_") for word in launched.before]  # accelerate takes both
     path = _config_file(launched.before)
-    if path and not any(option.startswith(_OVERRIDE) for option in options):
+    if path and not any(_option(word).startswith(_OVERRIDE) for word in launched.before):
         file = read(path)
         known = {"launcher": file.content, "launcher_file": path}
         config = deepspeed_of_launcher(file, arguments)
@@ -139,7 +137,11 @@ def _of_launcher(training: TracedTraining, arguments: Mapping[str, Any], launche
 def _config_file(words: Sequence[str]) -> str:
     """The value of accelerate's `--config_file`; empty without it."""
     for number, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name.replace("-", "_") == "__config_file":
-            return value or words[number + 1]
+        if _option(word) == "config_file":
+            return word.partition("=")[2] or words[number + 1]
     return ""
+
+
+def _option(word: str) -> str:
+    """The name of an option, such as `config_file` of `--config-file=a.yaml`; empty for other words."""
+    return word.partition("=")[0].removeprefix("--").replace("-", "_") if word.startswith("--") else ""

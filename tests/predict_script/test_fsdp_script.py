@@ -171,6 +171,10 @@ def test_the_version_in_effect_decides(predict: Predict) -> None:
     failed = predict(_LAUNCHED, "{}", processes=2, per_node=2, environment=environment).failed
     assert failed is not None and failed.message.startswith("ACCELERATE_USE_FSDP without FSDP_VERSION: ")
     assert "Set FSDP_VERSION=2" in failed.message
+    environment["FSDP_VERSION"] = "1"  # as accelerate's YAML with fsdp_version: 1
+    failed = predict(_LAUNCHED, "{}", processes=2, per_node=2, environment=environment).failed
+    assert failed is not None and failed.message.startswith("FSDP_VERSION=1: FSDP version 1 is not predicted")
+    assert "fsdp_version: 2 in accelerate's config" in failed.message
 
 
 @pytest.mark.tracing

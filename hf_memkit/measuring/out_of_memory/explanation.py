@@ -137,7 +137,7 @@ class Explanation:
     def headline(self) -> str:
         """What failed and the cause, on one line."""
         if self.error is None or self.verdict is None:
-            return "no out-of-memory message"
+            return "no known message"
         return f"{_sentence(self.error)}{self._where(self.error)}: {self.verdict.cause}"
 
     def _where(self, error: LoggedError) -> str:
