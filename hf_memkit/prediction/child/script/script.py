@@ -33,6 +33,7 @@ from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
 from hf_memkit.prediction.child.script.file_guards import redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
+from hf_memkit.prediction.child.script.notices import notices
 from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder
 from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.script.refuse_training_processes import (
@@ -186,7 +187,7 @@ class _ScriptRun:
         training = traced_training(
             trainer, train, self._tracer, fake, self._evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        notes = (*training.notes, *self._differences)
+        notes = (*training.notes, *self._differences, *notices())
         return Outcome(replace(training, device=request.device, notes=notes))
 
 
