@@ -76,7 +76,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
         from hf_memkit.cli.predict_next import next_setup
         from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
 
-        request = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=ram_is_given)
+        request = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=ram_is_given, began=job.began)
         return searched(lambda: next_setup(lambda: nearest_setup(script, machine, request)))
 
     def changes(nearest: NextSetup | None) -> list[str]:

@@ -77,6 +77,13 @@ def user_path(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
+def cache_folder() -> Path:
+    """memkit's cache. Follows the XDG Base Directory Specification, which ignores relative paths."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    return folder / "memkit"
+
+
 def is_there(path: str | Path) -> bool:
     """Whether the file or folder exists. Raises InputError if a folder on its path may not be entered."""
     try:
