@@ -80,7 +80,8 @@ def user_path(path: str | Path) -> Path:
 def cache_folder() -> Path:
     """memkit's cache. Follows the XDG Base Directory Specification, which ignores relative paths."""
     given = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(given) if given.startswith("/") else Path.home() / ".cache"
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises RuntimeError for a user without one
+    folder = Path(given) if given.startswith("/") else Path(home if home != "~" else "/nonexistent", ".cache")
     return folder / "memkit"
 
 

@@ -246,15 +246,17 @@ def test_a_trace_is_reused_for_the_same_training_only(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
     cache = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
     seen: list[tuple[str, ...]] = []
+    notices: list[str] = []
 
     def notes() -> tuple[str, ...]:
         machine = described_machine("T4", None, None, None)
         with ScriptTraces(ScriptJob(UserScript.at("train.py", OWN), machine), keeps=True) as traced:
             traced.start()
-            traced.of(Overrides())
+            notices.extend(training(traced.of(Overrides())).notices)
             return training(traced.of(HALF)).notes
 
     seen.append(notes())
+    assert notices == []
     (file,) = cache.glob("*.json")
     marked = wire.loads(Outcome, file.read_text()).training
     assert marked is not None
@@ -267,3 +269,6 @@ def test_a_trace_is_reused_for_the_same_training_only(
     seen.append(notes())
     assert seen[1] == ("from before",) and "30 rows" in seen[0][0] and "31 rows" in seen[2][0]
     assert len(list(cache.glob("*.json"))) == 2
+    copies = sorted((cache.parent / "overwritten").rglob("prepared"))  # later plans append to it
+    assert [copy.read_text() for copy in copies] == ["x" * number for number in (1, 2, 3)]
+    assert [line.rpartition(" ")[2] for line in notices] == list(map(str, copies))

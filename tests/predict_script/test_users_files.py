@@ -43,7 +43,7 @@ WRITES = {
     "update": 'open(OLD, "r+").write("more")',
     "path": 'Path(OLD).write_text("new")',
     "descriptor": "os.close(os.open(OLD, os.O_WRONLY | os.O_TRUNC))",
-    "descriptor in a folder": "os.close(os.open(OLD, os.O_WRONLY | os.O_TRUNC, dir_fd=os.open('.', os.O_RDONLY)))",
+    "descriptor in a folder": 'os.close(os.open("../" + OLD, os.O_WRONLY | os.O_TRUNC, dir_fd=os.open("a", 0)))',
     "truncate": "os.truncate(OLD, 0)",
     "copy": "shutil.copy(NEW, OLD)",
     "copyfile": "shutil.copyfile(NEW, OLD)",
@@ -102,7 +102,7 @@ def test_what_a_script_writes_over_is_copied_once(run: Run, tmp_path: Path) -> N
     """Would notice: results of an earlier run that a prediction empties, and nothing that says where they are."""
     files: dict[str, str | bytes | None] = {f"old-{number}": f"earlier {way}" for number, way in enumerate(WRITES)}
     files[f"old-{list(WRITES).index('sqlite')}"] = database(tmp_path)
-    code = ""
+    code = "os.mkdir('a')\n"
     for number, line in enumerate(WRITES.values()):
         code += f"OLD, NEW = 'old-{number}', 'new-{number}'\nopen(NEW, 'w').write('new')\n{line}\n"
         code += "open(OLD, 'a').write('more')\n"

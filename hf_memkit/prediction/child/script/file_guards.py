@@ -96,6 +96,8 @@ class OlderFiles:
         remove, move = self._removing, self._moving
         replaced = {"remove": remove(os.remove), "unlink": remove(os.unlink), "rmdir": remove(os.rmdir)}
         replaced |= {"rename": move(os.rename), "replace": move(os.replace), "mkdir": self._making(os.mkdir)}
+        replaced |= {"open": _opening(os.open)}
+        os.supports_dir_fd.update(replaced.values())
         for module in (os, posix):  # pickle looks for functions of `os` in `posix`
             vars(module).update(replaced)
         shutil.rmtree = remove(shutil.rmtree)
@@ -117,14 +119,16 @@ class OlderFiles:
         if not status.st_size or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return
         file = path if is_entry else os.path.realpath(path)
-        if not self._is_older(file) or _is_cache(file) or self._is_copied(file):
+        may_change = is_entry or os.access(file, os.W_OK)
+        if not may_change or not self._is_older(file) or _is_cache(file) or self._is_copied(file):
             return
         line, copy = users_line() or "a library", self._copy_of(file)
         try:
             self._copy(file, copy, status.st_size)
         except OSError as error:
             if error.errno == errno.EFBIG:
-                why = f"memkit copies at most {format_size(MAX_BYTES)}. Move it to another folder, then predict again"
+                most = f"memkit copies at most {format_size(MAX_BYTES)}"
+                why = f"{most}. Open it for reading only, or write to another file"
             else:
                 where = "set XDG_CACHE_HOME to a folder on a disk with more space"
                 why = f"it cannot be copied to {copy} ({error.strerror}): {where}"
@@ -235,6 +239,17 @@ class OlderFiles:
             notice(f"{line}: {more}")
 
 
+def _opening(function: Any) -> Any:
+    @functools.wraps(function)
+    def open_in_folder(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
+        """Gives the audit hook the whole path: its event lacks `dir_fd`."""
+        if dir_fd is not None and flags & _WRITES:
+            path, dir_fd = _place(path, dir_fd), None
+        return function(path, flags, mode, dir_fd=dir_fd)
+
+    return open_in_folder
+
+
 _unlink, _rmdir = os.unlink, os.rmdir  # before they are replaced
 
 
@@ -256,8 +271,8 @@ def _place(path: Any, folder: int | None = None) -> str:
     name = os.fsdecode(path)
     if folder is not None and folder >= 0 and not name.startswith("/"):
         name = f"/proc/self/fd/{folder}/{name}"
-    parent, last = os.path.split(os.path.abspath(name))  # noqa: PTH100 - links are not followed
-    return str(Path(os.path.realpath(parent), last))
+    parent, last = os.path.split(name.rstrip("/"))
+    return os.path.realpath(name) if last in ("", ".", "..") else str(Path(os.path.realpath(parent), last))
 
 
 def _shown(path: str) -> str:
@@ -334,10 +349,11 @@ def _watch_native_writers(before: Callable[[Any], None]) -> None:
     save_model = vocabulary.save
 
     @functools.wraps(save_model)
-    def save_vocabulary(model: Any, folder: Any, prefix: str | None = None, **kwargs: Any) -> Any:
+    def save_vocabulary(model: Any, folder: Any, prefix: str | None = None, name: str | None = None) -> Any:
+        start = f"{prefix or name}-" if prefix or name else ""
         for file in ("vocab.json", "merges.txt", "vocab.txt", "unigram.json"):
-            before(Path(folder, f"{prefix}-{file}" if prefix else file))
-        return save_model(model, folder, prefix, **kwargs)
+            before(Path(folder, start + file))
+        return save_model(model, folder, prefix, name)
 
     vocabulary.save = save_vocabulary
 
@@ -420,8 +436,9 @@ def redirect_writes() -> None:
 def _is_cache(path: str) -> bool:
     """Whether a file or folder is in a library's cache."""
     here = f"{os.path.realpath(os.curdir)}/"
-    if not _CACHE_NAMES.isdisjoint(path.removeprefix(here).split("/")):
-        return True
+    names = path.removeprefix(here).split("/")
+    if not _CACHE_NAMES.isdisjoint(names) or (names[-1].startswith("cache-") and names[-1].endswith(".arrow")):
+        return True  # `datasets` writes its cache beside data that were saved on disk
     variables = map(os.environ.get, ("XDG_CACHE_HOME", "TORCH_HOME", "TRITON_CACHE_DIR"))
     folders = (*_caches(), *(os.path.realpath(folder) for folder in variables if folder))
     return any(path.startswith(f"{folder}/") and not here.startswith(f"{folder}/") for folder in folders)
