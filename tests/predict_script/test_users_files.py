@@ -57,6 +57,7 @@ WRITES = {
     "torch": 'torch.save({"a": 1}, OLD)',
     "safetensors": 'save_file({"a": torch.ones(1)}, OLD)',
     "tokenizers": "Tokenizer(WordLevel({'a': 0}, 'a')).save(OLD)",
+    "parquet": "import pyarrow, pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'a': [1]}), OLD)",
     "sqlite": 'with sqlite3.connect(OLD) as database: database.execute("INSERT INTO t VALUES (1)")',
 }
 """How a script changes the file OLD; NEW is its own file."""
@@ -127,6 +128,7 @@ REMOVES = {
     "Path.rmdir": ("EMPTY", "Path(OLD).rmdir(); Path(OLD).mkdir()"),
     "removedirs": ("EMPTY", "os.removedirs(OLD)"),
     "rmtree": ("FOLDER", "shutil.rmtree(OLD); os.makedirs(f'{OLD}/inner')"),
+    "rewrite": ("FILE", "os.rename(OLD, NEW); open(OLD, 'w').write(open(NEW).read())"),
     "link": ("FILE", "os.remove(OLD); os.link(OTHER, OLD)"),
     "symbolic link": ("FILE", "os.remove(OLD); Path(OLD).symlink_to('OTHER')"),
     "rename a changed folder": ("FOLDER", "Path(OLD, 'model').write_text('earlier'); os.rename(OLD, NEW)"),
@@ -162,9 +164,9 @@ def test_what_a_script_removes_or_moves_stays(run: Run, tmp_path: Path) -> None:
     assert found.training, found
     after = {name: content for name, content in tree(tmp_path / "work").items() if name in before or "NEW" in name}
     assert after == before
-    assert [name for name, content in copied.items() if content] == [
-        f"{list(REMOVES).index('rename a changed folder')}/FOLDER/model"
-    ]
+    numbers = {way: number for number, way in enumerate(REMOVES)}
+    changed = {f"{numbers['rename a changed folder']}/FOLDER/model", f"{numbers['rewrite']}/FILE"}
+    assert {name for name, content in copied.items() if content} == changed
     for number, way in enumerate(REMOVES):
         assert any(f" {number}/" in line for line in found.training.notices), (way, found.training.notices)
 

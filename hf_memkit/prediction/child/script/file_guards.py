@@ -4,7 +4,7 @@
 |---|---|
 | opens it for writing, truncates it, replaces it | first it is copied to memkit's cache, once a prediction |
 | removes it | it stays |
-| moves it away | it stays; the new name is a link to it until the prediction ends |
+| moves it away | it stays; under the new name there is a copy or a link until the prediction ends |
 | changes a file that is larger than `MAX_BYTES`, or cannot be copied | the script stops |
 
 Python's audit hook sees files that Python opens; native writers are wrapped (`_watch_native_writers`). Caches of
@@ -73,7 +73,7 @@ class OlderFiles:
         name = time.strftime("%Y-%m-%dT%H.%M.%S", time.localtime(began)) + f"{began % 1:.6f}"[1:]
         self._copies = cache_folder() / "overwritten" / name
         self._kept: set[str] = set()  # folders and files that the script has removed
-        self._links: set[str] = set()  # to those that it has moved
+        self._stand_ins: set[str] = set()  # for those that it has moved
         self._counts: Counter[str] = Counter()  # line of the script → its notices
 
     def install(self) -> None:
@@ -158,12 +158,7 @@ class OlderFiles:
         copy.parent.mkdir(parents=True, exist_ok=True)
         part = f"{copy}.{os.getpid()}.{threading.get_ident()}"
         try:
-            if os.path.islink(file):  # noqa: PTH114
-                Path(part).symlink_to(os.readlink(file))  # noqa: PTH115
-            else:
-                with io.FileIO(file) as source, io.FileIO(part, "x") as target:  # `open` may be redirected
-                    shutil.copyfileobj(source, target, 2**20)
-                shutil.copystat(file, part)
+            _copy_entry(file, part)
             try:
                 os.link(part, copy, follow_symlinks=False)
             except FileExistsError:
@@ -212,22 +207,22 @@ class OlderFiles:
                 return
             why = "" if self._is_copied(old) and not Path(old).is_dir() else self._why_kept(old)
             if not why:
-                is_new_link = old in self._links and not os.path.lexists(new)
+                is_stand_in = old in self._stand_ins and not os.path.lexists(new)
                 function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
-                if is_new_link:
-                    self._add_link(new)
+                if is_stand_in:
+                    self._add_stand_in(new)
                 return
-            as_link = ""
+            what = f"moves {_shown(old)}: it stays, because {why}"
             if not os.path.lexists(new):
-                Path(new).symlink_to(old)
-                self._add_link(new)
-                as_link = f"; until the prediction ends, {_shown(new)} is a link to it"
-            self._keep(old, f"moves {_shown(old)}: it stays, because {why}{as_link}")
+                self._add_stand_in(new)
+                _make_stand_in(old, new)
+                what += f"; {_shown(new)} has the same content until the prediction ends"
+            self._keep(old, what)
 
         return unless_older
 
-    def _add_link(self, path: str) -> None:
-        self._links.add(path)
+    def _add_stand_in(self, path: str) -> None:
+        self._stand_ins.add(path)
         self._made.add(path)
 
     def _making(self, function: Any, position: int = 0, name: str = "path") -> Any:
@@ -255,6 +250,25 @@ class OlderFiles:
             notice(f"{line}: {what}")
         else:
             notice(f"{line}: {more}")
+
+
+def _copy_entry(path: str, new: str) -> None:
+    """Copies a file or a link."""
+    if Path(path).is_symlink():
+        Path(new).symlink_to(Path(path).readlink())
+        return
+    with io.FileIO(path) as source, io.FileIO(new, "x") as target:  # `open` may be redirected
+        shutil.copyfileobj(source, target, 2**20)
+    shutil.copystat(path, new)
+
+
+def _make_stand_in(path: str, new: str) -> None:
+    """Makes a link to a folder or large file. Another file is copied, because the script may write to the old name
+    while it reads the new one."""
+    if Path(path).is_file() and Path(path).stat().st_size <= MAX_BYTES:
+        _copy_entry(path, new)
+    else:
+        Path(new).symlink_to(path)
 
 
 def _opening(function: Any) -> Any:
@@ -405,6 +419,11 @@ def _watch_native_writers(before: Callable[[Any], None]) -> None:
         module.connect = module.dbapi2.connect = connect_watched
 
     when_imported("sqlite3", watch_databases)
+
+    def watch_parquet(module: Any) -> None:
+        module.ParquetWriter.__init__ = writing(module.ParquetWriter.__init__, 1, "where")
+
+    when_imported("pyarrow.parquet.core", watch_parquet)
 
 
 _SQLITE_ATTACH: Final = 24
