@@ -41,7 +41,7 @@ class KeptTraces:
         script = request.script
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
-        own = replace(own, host=None)  # measured, so it differs in each run
+        own = replace(own, host=None, notes=())  # measured, and names of files: they differ in each run
         text = wire.dumps([source, script.arguments, own, traced_for, _versions()], sort_keys=True)
         self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()

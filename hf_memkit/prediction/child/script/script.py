@@ -55,7 +55,7 @@ from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Eval
 from hf_memkit.prediction.child.training.given_settings import given_arguments
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
-from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.trace.request import LIVE, SETUP, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import latest_creation, on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
@@ -115,7 +115,13 @@ class _ScriptRun:
         if overrides.loss:
             chunk_losses()
         if self._request.forks is not None:
-            Forks(Path(self._request.forks), self.out.begin, watch_reads(), folder_begins).install()
+            Forks(Path(self._request.forks), self._begin_in_fork, watch_reads(), folder_begins).install()
+
+    def _begin_in_fork(self, request: ForkRequest) -> None:
+        self.out.begin(Path(request.result))
+        self._request = replace(self._request, micro_batch_size=request.micro_batch_size, for_plan=request.for_plan)
+        if not request.for_plan:
+            self._tracer.stop_recording_work()
 
     def until_end(self) -> Outcome:
         """Runs the script; returns the outcome of one that does not call `train()`."""
