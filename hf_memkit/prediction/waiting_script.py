@@ -79,7 +79,6 @@ class WaitingScript:
 
     def __enter__(self) -> Self:
         refuse_unpredictable(self.job)
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-")))
         try:
             self._start()
         except BaseException:
@@ -112,6 +111,8 @@ class WaitingScript:
         script = self.job.script
         worker, stdin = self._stack.enter_context(script_worker(self.job.other))
         self.device, self.notes = trace_device(worker, script)
+        # Not before the worker has loaded: from then on it removes the folder if this process is killed.
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-")))
         request = replace(self.request(), forks=str(self._folder), stdin=stdin)
         ended: Future[Outcome] = Future()
 
