@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -170,11 +171,15 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
         torch.cuda.device_count = lambda: gpus
     before, output = dict(os.environ), sys.stdout
     sys.argv = [name, *words]
+    package = re.compile(rf"(.*/)?{script.module.partition('.')[0]}[./]")
+
+    def starts_itself(command: Sequence[str]) -> bool:
+        return Path(command[0]).name.startswith("python") and any(map(package.match, command[1:3]))
 
     def raise_on_start(event: str, arguments: tuple[Any, ...]) -> None:
         if event in STARTS:
             command, folder, environment = program_started(event, arguments)
-            if training_command(command, folder, environment) is not None:
+            if starts_itself(command) or training_command(command, folder) is not None:
                 raise _Started(command, environment)
 
     def run_exp(*args: Any, **kwargs: Any) -> None:

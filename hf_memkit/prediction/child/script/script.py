@@ -104,7 +104,7 @@ class _ScriptRun:
                 install_replacements(ON_A_GPU, script)
             learn_use_counts(in_a_fork=self._request.forks is not None)
             install_replacements(ABOVE_TRAIN, script)
-        refuse_training_processes(self.out.end)
+        refuse_training_processes(self.out.end, self.out.owner)
         folder_begins = record_output_folder(self.out.path.with_name(RECORD))
 
         if self._boundary is not None:
@@ -212,6 +212,10 @@ class _Result:
     def is_mine(self) -> bool:
         """Whether this process owns the result; the script may fork others."""
         return os.getpid() == self._process
+
+    def owner(self) -> tuple[int, Path]:
+        """The process that owns the result, and its path."""
+        return self._process, self.path
 
     def write(self, content: Outcome) -> None:
         """Writes the result; a process forked by the script exits."""
