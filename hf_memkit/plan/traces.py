@@ -69,6 +69,7 @@ class ScriptTraces:
         self._kept: KeptTraces | None = None
         self._job, self._script = job, job.script
         self._stack = contextlib.ExitStack()
+        self._folders = contextlib.ExitStack()
         self._folder = Path()
         self._waiting: dict[str, _WaitingProcess] = {}
         self._fresh: Worker | None = None
@@ -81,7 +82,7 @@ class ScriptTraces:
         self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-plan-")))
+        self._folders = self._stack.enter_context(contextlib.ExitStack())  # closed last, after the worker
         return self
 
     def end(self) -> None:
@@ -106,6 +107,8 @@ class ScriptTraces:
         refuse_engine(self._script, self._job.environment)
         worker, stdin = self._stack.enter_context(script_worker(None))
         self.device, self.notes = trace_device(worker, self._script)
+        # Not before the worker is ready: from now on it removes the folder if this process is killed.
+        self._folder = Path(self._folders.enter_context(tempfile.TemporaryDirectory(prefix="memkit-plan-")))
         request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
         script: Future[Outcome] = Future()
 

@@ -84,6 +84,7 @@ class Worker:
 
     def run(self, request: ScriptRequest) -> Outcome:
         """Runs a script and returns its outcome."""
+        self.wait()  # before there is a folder, which the child removes if this process is killed
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             died = self.run_to_file(request, result)
@@ -99,6 +100,7 @@ class Worker:
 
     def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:
         """Parses a launcher's command."""
+        self.wait()
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             case = Case(str(result), command=tuple(words), environment=environment, folder=str(Path.cwd()))
