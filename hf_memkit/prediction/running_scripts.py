@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
-import shlex
 import sys
 import termios
 import traceback
@@ -17,6 +16,7 @@ from typing import Final
 from hf_memkit.catalog.environments import Environment
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.allocator.settings import parse_settings
@@ -77,8 +77,8 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     path = Path(script.target)
     if path.suffix in (".json", ".yaml", ".yml"):
         raise InputError(
-            f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
-            f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
+            f"{path}: not a Python script. For an argument file write --model NAME {command('--args', path)}; for a "
+            f"recipe {command('--recipe', path)}; for a DeepSpeed JSON {command('memkit', 'check', path)}"
         )
     if path.is_dir():
         path /= "__main__.py"
@@ -260,6 +260,6 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
     fix = "Call train() without memkit; report this if that works"
     if not is_live(script):
         target = ("-m", script.target) if script.is_module else (script.target,)
-        command = shlex.join(("python", *target, *script.arguments))
-        fix = f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+        alone = command("python", *target, *script.arguments)
+        fix = f"Run it without memkit: {alone}; if that trains, measure it with memkit run"
     return InputError(f"{name_of(script)}{what} {early}. {fix}")

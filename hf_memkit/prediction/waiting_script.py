@@ -68,6 +68,7 @@ class WaitingScript:
         self.job = job
         self._on_restart = on_restart
         self._stack = contextlib.ExitStack()
+        self._folders = self._stack.enter_context(contextlib.ExitStack())  # closed last, after the worker
         self._folder = Path()
         self._waiting: dict[str, _WaitingProcess] = {}
         self._fresh: Worker | None = None
@@ -112,7 +113,7 @@ class WaitingScript:
         worker, stdin = self._stack.enter_context(script_worker(self.job.other))
         self.device, self.notes = trace_device(worker, script)
         # Not before the worker has loaded: from then on it removes the folder if this process is killed.
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-")))
+        self._folder = Path(self._folders.enter_context(tempfile.TemporaryDirectory(prefix="memkit-")))
         request = replace(self.request(), forks=str(self._folder), stdin=stdin)
         ended: Future[Outcome] = Future()
 

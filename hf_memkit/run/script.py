@@ -18,7 +18,6 @@ import functools
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import sys
 import types
@@ -29,6 +28,7 @@ from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.common import boot, user_script
+from hf_memkit.common.commands import command
 from hf_memkit.common.ended_with_parent import ends_with_this
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
@@ -93,8 +93,8 @@ class ScriptRun:
 
     def _say_where_records_are(self) -> None:
         if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
-            folder = shlex.quote(str(self._folder))
-            _say(f"interrupted. To see the memory until then, type: memkit report {folder} --html FILE")
+            report = command("memkit", "report", self._folder, "--html", "FILE")
+            _say(f"interrupted. To see the memory until then, type: {report}")
 
     def _end(self, process: int) -> None:
         """Last messages of the script's process; `process` is its ID."""
@@ -149,9 +149,9 @@ def predict_script(script: UserScript) -> dict[str, Any] | None:
     predicted, and on ranks other than the first."""
     if os.environ.get("RANK", "0") != "0":
         return None
-    command = boot.command(*_predict_arguments(script, "--json", "--no-search"))
+    words = boot.command(*_predict_arguments(script, "--json", "--no-search"))
     output = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
     ).stdout
     if not output.startswith("{"):
         _say("no prediction, because of the error above. The script runs now")
@@ -160,12 +160,12 @@ def predict_script(script: UserScript) -> dict[str, Any] | None:
     prediction: dict[str, Any] = json.loads(output)
     verdict = prediction["verdict"]
     if verdict is None:
-        with_gpu = shlex.join(["memkit", *_predict_arguments(script, "--gpu", "NAME")])
+        with_gpu = command("memkit", *_predict_arguments(script, "--gpu", "NAME"))
         _say(f"predicted, but without a GPU to compare with. To see whether it fits, type: {with_gpu}")
     else:
         _say(f"predicted: {verdict}: {prediction['why']}")
     if verdict == "does not fit":
-        search = shlex.join(["memkit", *_predict_arguments(script)])
+        search = command("memkit", *_predict_arguments(script))
         _say(f"to find a setup with the same batch that fits, type: {search}")
     return prediction
 
@@ -209,7 +209,8 @@ def _report_stale_locks() -> None:
 
     for lock in ops.stale_locks(ops.extension_roots()):
         cause = f"{lock}: a stale lock: a build of DeepSpeed's operators was killed"
-        print(f"memkit: warning: {cause}. If this run hangs, stop it and type: rm {lock}", file=sys.stderr, flush=True)
+        fix = f"If this run hangs, stop it and type: {command('rm', lock)}"
+        print(f"memkit: warning: {cause}. {fix}", file=sys.stderr, flush=True)
 
 
 def _hide_memkit() -> None:

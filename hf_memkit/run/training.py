@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hf_memkit.checks import Problem, Subject, check
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
@@ -286,7 +287,7 @@ def _out_of_memory_error(job: RecipeRun, advice: OomNote) -> RunError:
         bar.close()
     fix = "Use a GPU with more memory, or a smaller --model"
     if job.needs_less:
-        fix = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+        fix = f"Start again: {command('memkit', 'recipe', job.asked)} with {' or '.join(job.needs_less)}"
     error = RunError(f"{advice.happened} {fix}")
     error.add_note(advice.details())
     return error

@@ -11,10 +11,12 @@ import pytest
 from hf_memkit.common.errors import InputError, RunError
 from hf_memkit.run import folder as run_folder
 
+RUN = {"recipe": "r", "variant": "lora", "setup": {}, "files": ["train_text.py"]}
+
 
 def write(folder: Path, status: str, **more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_run(folder, {"recipe": "r", "variant": "lora", "status": status, **more})
+    run_folder.write_run(folder, {**RUN, "status": status, **more})
 
 
 def test_default_folders_are_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +103,6 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
 
 def test_the_run_file_is_written_whole(tmp_path: Path) -> None:
     write(tmp_path, "running", note="x")
-    assert run_folder.read_run(tmp_path) == {"recipe": "r", "variant": "lora", "status": "running", "note": "x"}
+    assert run_folder.read_run(tmp_path) == {**RUN, "status": "running", "note": "x"}
     assert [path.name for path in tmp_path.iterdir()] == [run_folder.RUN_FILE]
     assert json.loads((tmp_path / run_folder.RUN_FILE).read_text())["note"] == "x"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from hf_memkit.common.secrets import masked_json
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 
 SCHEMA: Final = 1
@@ -187,6 +188,8 @@ def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str
 
 
 def _record(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    if kind != "step":  # numbers only
+        fields = masked_json(fields)
     return {"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **fields}
 
 
