@@ -3,7 +3,7 @@
 transformers 5 saves models of many architectures (ViT, DINOv2, Mixtral, Qwen3-MoE, OLMoE) under the names of their
 first checkpoints. `from_pretrained` translates these, Trainer does not: when it resumes, and with
 `load_best_model_at_end`, it leaves such weights as they are, with one line in the log (transformers 5.23.0: trainer.py
-3695, 3824; its issue 43701). That is 71 % of ViT's parameters, and 66 to 80 % of a mixture of experts.
+3695, 3824; its issue 43701). That is 98 % of ViT-Base's parameters, 33 % of DINOv2-Base's, 96 % of Qwen3-30B-A3B's.
 """
 
 from __future__ import annotations

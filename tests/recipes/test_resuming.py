@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from hf_memkit import MemoryReportCallback
+from hf_memkit.catalog.checkpoint_names import saved_under_other_names
 from hf_memkit.components.resuming import last_checkpoint, lost_weights, lost_when_saved, restore_all_weights
 from hf_memkit.recipes.export.scripts.job import TrainingJob
 
@@ -38,6 +39,8 @@ MODELS = {
     "qwen3_moe": (AutoModelForCausalLM, EXPERTS),
     "t5": (AutoModelForSeq2SeqLM, T5),  # tied: shared, encoder.embed_tokens, decoder.embed_tokens, lm_head
     "gpt2": (AutoModelForCausalLM, GPT2),  # tied: wte, lm_head
+    "dinov2": (AutoModelForImageClassification, VIT),
+    "mixtral": (AutoModelForCausalLM, {**EXPERTS, "num_local_experts": 4}),
 }
 
 
@@ -67,6 +70,7 @@ def test_the_lost_weights_are_those_that_reading_leaves(kind: str, shards: str |
     if lost is not None:
         assert lost.total == sum(each.numel() for each in model.parameters())
         assert lost_when_saved(model) == lost
+    assert bool(saved_under_other_names(model.config.to_dict())) is (lost is not None)
     if kind in ("t5", "gpt2"):
         assert lost is None and lost_when_saved(model) is None, "tied weights are saved under one name"
 
