@@ -302,17 +302,3 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
         if variant in ("auto", run["variant"]):
             return file.parent
     raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/. Give its folder: --output FOLDER")
-
-
-def last_checkpoint(folder: str) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
-    checkpoints = []
-    for path in Path(folder).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if step.isdigit():
-            checkpoints.append((int(step), str(path)))
-    return max(checkpoints)[1] if checkpoints else None

@@ -3,7 +3,8 @@
 memkit imports neither torch nor transformers before the script does, so that the script can still set environment
 variables such as HF_HOME and CUDA_VISIBLE_DEVICES. When the script imports transformers, memkit changes it:
 
-- `Trainer.__init__` attaches a MemoryReportCallback at its end.
+- `Trainer.__init__` attaches a MemoryReportCallback at its end, and lets this Trainer's `train` refuse a checkpoint of
+  which Trainer would lose weights.
 - With a plan, arguments and models get the plan's settings (`planned.py`).
 - `TrainingArguments.__post_init__` with DeepSpeed reports stale build locks. Without a launcher, it sets a launcher's
   variables for one process.
@@ -128,6 +129,7 @@ class ScriptRun:
         if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
             attach(trainer, **self._options)
         self._folder = Path(self._options.get("output_dir") or trainer.args.output_dir)
+        _refuse_lost_weights(trainer)
 
     def _prepare_for_deepspeed(self, training_args: types.ModuleType) -> None:
         plain = training_args.TrainingArguments.__post_init__
@@ -142,6 +144,28 @@ class ScriptRun:
             plain(arguments, *args, **kwargs)
 
         training_args.TrainingArguments.__post_init__ = with_environment
+
+
+def _refuse_lost_weights(trainer: Any) -> None:
+    """Make this Trainer's `train` end the script where Trainer would lose weights of a checkpoint."""
+    from hf_memkit.measuring.callback.lost_weights import asked_checkpoint, why_not_resumed, why_not_the_best
+
+    plain = trainer.train
+
+    @functools.wraps(plain)
+    def train(*args: Any, **kwargs: Any) -> Any:
+        why = ""
+        with contextlib.suppress(Exception):  # of a damaged checkpoint, which Trainer refuses
+            asked = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+            checkpoint = asked_checkpoint(trainer.args, asked)
+            why = why_not_resumed(trainer.model, checkpoint) if checkpoint is not None else ""
+            why = why or why_not_the_best(trainer.model, trainer.args)
+        if why:
+            _say(f"error: {why}")
+            raise SystemExit(1)
+        return plain(*args, **kwargs)
+
+    trainer.train = train
 
 
 def predict_script(script: UserScript) -> dict[str, Any] | None:

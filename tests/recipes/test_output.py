@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.run import folder as run_folder
 
 RUN = {"recipe": "r", "variant": "lora", "setup": {}, "files": ["train_text.py"]}
@@ -92,13 +93,13 @@ def test_runs_that_may_begin_or_continue(status: str, resume: bool, overwrite: b
 
 
 def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    assert run_folder.last_checkpoint(str(tmp_path)) is None
+    assert last_checkpoint(str(tmp_path)) is None
     for number, state in ((5, "{}"), (10, "{}"), (15, '{"global'), (20, None)):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert run_folder.last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
 def test_the_run_file_is_written_whole(tmp_path: Path) -> None:

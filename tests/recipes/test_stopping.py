@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from transformers import TrainerControl, TrainingArguments
 
-from hf_memkit.run.stopping import StopOnSignal
+from hf_memkit.components.stopping import StopOnSignal
 
 
 def step_end(stop: StopOnSignal) -> TrainerControl:
