@@ -4,12 +4,10 @@ predicted, and the change is correct Python in every form of script."""
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,12 +123,6 @@ def methods(own: TracedTraining, *also: str, left_out: dict[str, str] | None = N
 
 def patch(diff: str) -> None:
     subprocess.run(["patch", "-p0", "--silent"], input=diff, text=True, check=True)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with contextlib.closing(Worker()) as worker:
-        yield worker
 
 
 def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:

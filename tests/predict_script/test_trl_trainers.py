@@ -24,7 +24,7 @@ from tests.fewer import some
 from tests.predict_script.job_list import read_job
 from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MACHINE = described_machine("RTX 4090", None, None, None)
 SHARE = Vllm("colocate", share=0.5, sleeps=False, weights_bytes=2**30)

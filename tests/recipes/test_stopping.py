@@ -35,11 +35,13 @@ def test_the_first_signal_stops_after_the_step_with_a_checkpoint(number: signal.
     assert len(messages) == 1 and stopped == [True]
 
 
-def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once() -> None:
+def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr("hf_memkit.run.stopping.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     with StopOnSignal(lambda line: None, lambda: None):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # a launcher and the terminal both pass it on
-        time.sleep(1.1)
+        now_s[0] = 1.1
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
