@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.options import INTERRUPTED, tell
-from hf_memkit.cli.printing import print_json
+from hf_memkit.cli.printing import print_json, say_to_stderr
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     except ScriptFailed as error:
         from hf_memkit.plan.known_mistakes import explained
 
-        print(error.text, file=sys.stderr)
+        say_to_stderr(error.text)
         raise explained(error) from error
     except KeyboardInterrupt:
         tell("stopped; no process of the script is left")
