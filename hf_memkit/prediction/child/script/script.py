@@ -251,7 +251,8 @@ def _set_up_process(request: ScriptRequest) -> None:
     os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
     os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
-    sys.path[1:1] = [path for path in request.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if packages := request.environment.get("PYTHONPATH"):
+        sys.path[1:1] = [path or request.folder for path in packages.split(os.pathsep)]
     torch.set_num_threads(1)
     if request.stdin is not None:
         os.dup2(request.stdin, 0)
