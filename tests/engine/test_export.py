@@ -21,7 +21,7 @@ from tests.conftest import ROOT, Quick, read_json_lines
 from tests.recipes.resolving import resolve
 
 EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}
-EVERY |= {"verify_checkpointing.py"}
+EVERY |= {"resuming.py", "stopping.py", "verify_checkpointing.py"}
 LOSS = {"chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py"}
 ENGINE = {"ds_config.json", "process_group.py"}
 FILES = {
