@@ -18,6 +18,7 @@ from hf_memkit.recipes.schema import Recipe
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup.request import Request
 from tests.conftest import ROOT, Quick, read_json_lines
+from tests.fewer import some
 from tests.recipes.resolving import resolve
 
 EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}
@@ -56,7 +57,7 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("variant", list(FILES))
+@pytest.mark.parametrize("variant", some(list(FILES), "offload"))
 def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
     asked = ["recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"]
     exported = quick_memkit(*asked)
