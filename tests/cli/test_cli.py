@@ -75,12 +75,11 @@ def test_what_memory_does_not_decide_stands_above_the_verdict(
     assert any(line.startswith("FITS: ") for line in lines)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [
-        "recipe gpt2-on-16gb --variant resident --dry-run",
-        "predict --recipe gpt2-on-16gb --variant resident",
+        pytest.param("recipe gpt2-on-16gb --variant resident --dry-run", marks=pytest.mark.slow),
+        pytest.param("predict --recipe gpt2-on-16gb --variant resident", marks=pytest.mark.slow),
         "predict --preset resident",
     ],
 )

