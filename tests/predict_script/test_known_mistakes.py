@@ -52,7 +52,7 @@ def rules(sentences: tuple[str, ...]) -> list[str]:
     [
         ('{"lora": true, "fsdp": "full_shard", "fsdp_config": "fsdp.json"}',
          ["fsdp-key-unread", "fsdp-saves-empty-adapter"]),
-        ('{"lora": true, "fsdp": true, "activation_checkpointing": true}', []),
+        pytest.param('{"lora": true, "fsdp": true, "activation_checkpointing": true}', [], marks=pytest.mark.slow),
         ('{"lora": true}', ["adapter-searches-graph"]),
     ],
 )  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_traced_training_has_the_mistakes_of_its_script(
     assert all(mistake.startswith("fsdp.json: ") for mistake in mistakes if "fsdp-" in mistake)
 
 
-@pytest.mark.parametrize("by_file", [True, False])
+@pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_launchers_settings_count(predict: Predict, tmp_path: Path, by_file: bool) -> None:
     """Defect: FSDP of accelerate's YAML, or of its options, counts as DistributedDataParallel."""
     (tmp_path / "acc.yaml").write_text(_YAML)
