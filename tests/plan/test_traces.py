@@ -248,8 +248,9 @@ def test_a_trace_is_reused_for_the_same_training_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Would notice: the trace of another training reused; a trace made again without need."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
-    cache = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
+    folder_of_cache = tmp_path.parent / f"{tmp_path.name}-cache"
+    monkeypatch.setattr("hf_memkit.plan.kept_traces._cache_folder", lambda: folder_of_cache)
+    cache = folder_of_cache / "traces"
     seen: list[tuple[str, ...]] = []
 
     def notes() -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def rules(sentences: tuple[str, ...]) -> list[str]:
     [
         ('{"lora": true, "fsdp": "full_shard", "fsdp_config": "fsdp.json"}',
          ["fsdp-key-unread", "fsdp-saves-empty-adapter"]),
-        ('{"lora": true, "fsdp": true, "activation_checkpointing": true}', []),
+        pytest.param('{"lora": true, "fsdp": true, "activation_checkpointing": true}', [], marks=pytest.mark.slow),
         ('{"lora": true}', ["adapter-searches-graph"]),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ trainer.train(resume_from_checkpoint=resume)
     assert rules(known_mistakes(outcome.training, 1, 1)) == expected
 
 
-@pytest.mark.parametrize("by_file", [True, False])
+@pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_launchers_settings_count(predict: Predict, tmp_path: Path, by_file: bool) -> None:
     """Defect: FSDP of accelerate's YAML, or of its options, counts as DistributedDataParallel."""
     (tmp_path / "acc.yaml").write_text(_YAML)
