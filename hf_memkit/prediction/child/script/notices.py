@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 _notices: dict[str, None] = {}
@@ -12,7 +13,8 @@ def notice(line: str) -> None:
     `"train.py, line 12: results.json was overwritten; …"`."""
     if line not in _notices:
         _notices[line] = None
-        print(f"memkit: {line}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the script has closed it
+            print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 def notices() -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from hf_memkit.prediction.child.libraries.deepspeed_engine import disable_deepsp
 from hf_memkit.prediction.child.libraries.library_rules import is_installed, uses_flash_attention
 from hf_memkit.prediction.child.libraries.pretrained import patch_from_pretrained
 from hf_memkit.prediction.child.quick_imports import is_loaded
-from hf_memkit.prediction.child.script.file_guards import disable_push, protect_existing_files
+from hf_memkit.prediction.child.script.file_guards import disable_push
 from hf_memkit.prediction.child.trainer_kinds.generation import patch_generate
 from hf_memkit.prediction.child.trainer_kinds.sft import patch_fused_head
 from hf_memkit.prediction.child.trainer_kinds.trl_base import patch_trl
@@ -307,10 +307,13 @@ ABOVE_TRAIN: Final = (
         lambda script: disable_push(),
     ),
     Replacement(
-        "os.remove os.unlink os.mkdir posix.remove posix.unlink posix.mkdir shutil.rmtree",
-        "files that existed before the prediction stay",
-        "a script that empties its folder removes the user's results",
-        lambda script: protect_existing_files(),
+        "os.remove os.unlink os.rmdir os.rename os.replace os.mkdir os.open posix.remove posix.unlink posix.rmdir "
+        "posix.rename posix.replace posix.mkdir posix.open shutil.rmtree torch.save safetensors.*serialize_file "
+        "tokenizers.Tokenizer.save tokenizers.models.Model.save sqlite3.connect sqlite3.dbapi2.connect",
+        "files that existed before the prediction stay, or are copied before they change; an audit hook also sees "
+        "files that are opened",
+        "a script that begins with an empty folder destroys the user's results",
+        "file_guards.py, OlderFiles.install",
     ),
     Replacement(
         "torch.multiprocessing.start_processes torch.multiprocessing.spawn.start_processes "
@@ -323,9 +326,7 @@ ABOVE_TRAIN: Final = (
         "refuse_training_processes.py, refuse_training_processes",
     ),
     Replacement(
-        "transformers.trainer.Trainer.__init__ transformers.trainer.Trainer.init_hf_repo "
-        "torch.save safetensors.torch.save_file transformers.*.save_file peft.*.save_file "
-        "accelerate.*.save_file transformers.tokenization_utils_base.PreTrainedTokenizerBase.save_pretrained",
+        "transformers.trainer.Trainer.__init__ transformers.trainer.Trainer.init_hf_repo",
         "records files in Trainer's folder, which are removed at the end; creates no repository",
         "a prediction leaves a folder behind, and a repository in the user's account",
         "output_folder.py, record_output_folder",
