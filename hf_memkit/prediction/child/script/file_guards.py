@@ -1,4 +1,4 @@
-"""Protects files from a script above `train()`: old ones stay, made-up values reach none, nothing reaches the hub."""
+"""Protects files from a script above `train()`: old ones stay, made-up values reach none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub import constants
-from transformers import Trainer
-from transformers.utils import hub
 
 from hf_memkit.prediction.child.user_code import MEMKIT, PYTHON, is_library
 
@@ -77,12 +75,6 @@ def _users_caller() -> str | None:
         if not file.startswith(("<", MEMKIT, PYTHON)) or "-packages" in file:
             return None if is_library(file) else f"{Path(file).name}, line {line}"
     return None
-
-
-def disable_push() -> None:
-    """Disables pushes of models, tokenizers and Trainers."""
-    for kind in (Trainer, hub.PushToHubMixin):  # keeps docstring and signature, which Unsloth reads (save.py)
-        kind.push_to_hub = functools.wraps(kind.push_to_hub)(lambda *args, **kwargs: "")
 
 
 @functools.cache

@@ -29,8 +29,8 @@ _PATH_ARGUMENTS: Final = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symli
 
 
 def record_output_folder(record: Path) -> Callable[[Any], None]:
-    """Records what this process creates in the output folder, and disables repositories on the hub. Returns a function
-    that starts recording for a Trainer's arguments, for use before processes are forked."""
+    """Records what this process creates in the output folder. Returns a function that starts
+    recording for a Trainer's arguments, for use before processes are forked."""
     original = Trainer.__init__
     recorder = _Recorder(record)
 
@@ -43,7 +43,6 @@ def record_output_folder(record: Path) -> Callable[[Any], None]:
         original(self, *args, **kwargs)
 
     Trainer.__init__ = init
-    Trainer.init_hf_repo = lambda self, *args, **kwargs: None
     return begins
 
 
