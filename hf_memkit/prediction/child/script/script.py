@@ -251,7 +251,7 @@ def _set_up_process(request: ScriptRequest) -> None:
     if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
         omitted.discard("ACCELERATE_USE_DEEPSPEED")
     os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
-    os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
+    os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
     if packages := request.environment.get("PYTHONPATH"):
         sys.path[1:1] = [path or request.folder for path in packages.split(os.pathsep)]
