@@ -84,19 +84,12 @@ class TrainingJob:
         return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **options)
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
-        """Split the rows: to train on, and to evaluate (the first of the held-out rows at the end)."""
+        """Split the rows: to train on, and to evaluate (the last ones, at most `evaluated_blocks`)."""
         if len(rows) < 2:
             self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
-        held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
-        first = len(rows) - held_out
-        return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))
-
-    def evaluated(self, held_out: int) -> int:
-        """Number of held-out examples to evaluate: whole batches, because Trainer counts the loss of a smaller last
-        batch as a whole one."""
-        count = min(held_out, self.data["evaluated_blocks"])
-        batch = self.arguments["per_device_eval_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
-        return int(count // batch * batch or count)
+        share = max(1, round(self.data["held_out"] * len(rows)))
+        first = len(rows) - min(share, self.data["evaluated_blocks"], len(rows) - 1)
+        return rows.select(range(first)), rows.select(range(first, len(rows)))
 
     def training_arguments(self, kind: type) -> Any:
         """The section `arguments` as an object of class `kind`, such as TrainingArguments. Create it before the model
