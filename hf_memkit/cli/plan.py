@@ -144,7 +144,7 @@ def _planned(
     try:
         with ended_by_signals("Ctrl-C: stopping; the best so far, if any, is printed") as ended:
             progress = _Progress(machines)
-            request = replace(request, on_judged=progress, on_slow=progress.before_slow)
+            request = replace(request, on_judged=progress, on_slow=progress.before_slow, on_restart=tell)
             plans = plan_gpus(script, machines, request) if script is not None else ()
             for setup in setups:
                 plans = (*plans, plan_setup(setup, request, trust_remote_code=trust_remote_code))

@@ -10,6 +10,7 @@ from hf_memkit.cli import predict_answer
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
 from hf_memkit.common.answer.answer import Answer, Lines, View, only
+from hf_memkit.common.commands import command
 from hf_memkit.common.units import GIB
 from hf_memkit.setup.job import gpu_shortage, shortages
 
@@ -113,7 +114,7 @@ def closing(job: RecipeRun, content: dict[str, Any]) -> None:
     result = content["result"]
     say("")
     if content["status"] == "interrupted":
-        say(f"Stopped after step {result['steps']}. Continue: memkit run {job.output} --resume")
+        say(f"Stopped after step {result['steps']}. Continue: {command('memkit', 'run', job.output, '--resume')}")
         return
     adapted = job.is_rehearsal and bool(job.setup.section("adapter"))
     steps, ran = result["steps"], result["steps_run"]
@@ -143,21 +144,22 @@ def closing(job: RecipeRun, content: dict[str, Any]) -> None:
     )
     for problem in target.problems:
         say(f"The target run would not start on this machine: it {problem}.")
-    say(f"All its settings: memkit recipe {job.asked} --variant {job.variant} --dry-run --gpu NAME")
+    settings = command("memkit", "recipe", job.asked, "--variant", job.variant, "--dry-run", "--gpu", "NAME")
+    say(f"All its settings: {settings}")
     smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(job)]
     say(f"Smaller than the target: {', '.join(smaller)}.")
     for line in _left_out(job):
         say(line)
 
 
-def exported(written: list[Path], as_json: bool, command: str) -> int:
+def exported(written: list[Path], as_json: bool, alone: str) -> int:
     if as_json:
-        print_json({"files": [str(path) for path in written], "run": command})
+        print_json({"files": [str(path) for path in written], "run": alone})
     else:
         for path in written:
             say(f"Wrote {path}")
-        say(f"Run it: memkit run {written[0].parent}")
-        say(f"Alone:  {command}")
+        say(f"Run it: {command('memkit', 'run', written[0].parent)}")
+        say(f"Alone:  {alone}")
     return 0
 
 

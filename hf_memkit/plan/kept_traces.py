@@ -41,7 +41,7 @@ class KeptTraces:
         script = request.script
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
-        own = replace(own, host=None)  # measured, so it differs in each run
+        own = replace(own, host=None, notes=())  # measured, and names of files: they differ in each run
         text = wire.dumps([source, script.arguments, own, traced_for, _versions()], sort_keys=True)
         self._folder = _cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
@@ -71,7 +71,8 @@ class KeptTraces:
         return self._folder / f"{hashlib.sha256((self._key + settings).encode()).hexdigest()}.json"
 
     def _drop_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        """Deletes the oldest files, also those that a killed plan had not completed."""
+        files = sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
         total = 0
         for file in files:
             total += file.stat().st_size

@@ -23,8 +23,7 @@ import psutil
 
 from hf_memkit.common import boot, errors
 from hf_memkit.common.errors import InputError, MemkitError, RunError
-from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, LaunchLayout, exit_code_of
-from hf_memkit.run.stopping import INTACT
+from hf_memkit.run.ranks import FOLDER_VARIABLE, INTACT, LAUNCHER_VARIABLE, LaunchLayout, exit_code_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure

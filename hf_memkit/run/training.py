@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hf_memkit.checks import Problem, Subject, check
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.components.resuming import last_checkpoint, restore_all_weights
 from hf_memkit.deepspeed import ops
-from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, last_checkpoint, read_run, start_again, write_run
+from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, read_run, start_again, write_run
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
-from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
+from hf_memkit.run.ranks import FOLDER_VARIABLE, INTACT, Ranks
 from hf_memkit.run.result import result_of
 from hf_memkit.setup import build
 from hf_memkit.setup.process_group import leave_process_group
@@ -203,10 +205,10 @@ class _Training:
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
         """Replaces `Trainer.train`; `plain` is the original."""
+        from hf_memkit.components.stopping import StopOnSignal
         from hf_memkit.measuring.callback.callback import attach
         from hf_memkit.measuring.callback.oom_note import advice_from_text
         from hf_memkit.measuring.callback.oom_watch import oom_advice
-        from hf_memkit.run.stopping import StopOnSignal
 
         job, ranks = self._job, self._ranks
         self._compare_data(trainer)
@@ -219,6 +221,7 @@ class _Training:
         stop = StopOnSignal(self._say, report.mark_interrupted, ranks=ranks.world_size, by_memkit=by_memkit)
         trainer.add_callback(stop)
         checkpoint = self._checkpoint(trainer)
+        restore_all_weights(trainer)
         if ranks.is_first:
             write_run(job.output, self._content)
         ranks.wait_for_all("run file")
@@ -227,6 +230,8 @@ class _Training:
         try:
             with stop, oom_advice():
                 output = plain(trainer, resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(INTACT) from None
         except Exception as error:
             advice = report.advice or advice_from_text(error)  # the latter before the first step
             if advice is None:
@@ -300,7 +305,7 @@ def _out_of_memory_error(job: RecipeRun, advice: OomNote) -> RunError:
         bar.close()
     fix = "Use a GPU with more memory, or a smaller --model"
     if job.needs_less:
-        fix = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+        fix = f"Start again: {command('memkit', 'recipe', job.asked)} with {' or '.join(job.needs_less)}"
     error = RunError(f"{advice.happened} {fix}")
     error.add_note(advice.details())
     return error

@@ -103,32 +103,20 @@ def test_an_existing_file_is_kept(quick_memkit: Quick, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_sizing_is_quick_and_small_for_large_models(tmp_path: Path) -> None:
-    """5 s of CPU time and 2 GiB of RAM. Nearly all of both is importing torch and transformers' modelling code: the
-    command takes little more than that alone, and 5 s where that alone takes less than 4."""
+def test_sizing_takes_little_memory_for_large_models(tmp_path: Path) -> None:
+    """2 GiB, nearly all of it for importing torch and transformers' modelling code."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
-    def used(*command: str) -> tuple[float, float]:
-        ran = subprocess.run(
-            [sys.executable, "-c", USED, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stderr
-        seconds, kib = map(float, ran.stdout.split())
-        return seconds, kib
-
     copy = ("-m", "hf_memkit", "ds", "copy", "zero3-offload", "--model", "Llama-3.1-70B", "--gpus", "8", "--overwrite")
-    libraries = ("-c", "import torch; from transformers import GPT2LMHeadModel, LlamaForCausalLM")
-    seconds, kib = used(*copy)
-    imports = used(*libraries)[0]
-    if seconds >= 1.25 * imports:  # other processes slow what runs by caches and clock
-        seconds, imports = min(seconds, used(*copy)[0]), max(imports, used(*libraries)[0])
-    assert seconds < 1.25 * imports and (seconds < 5 or imports >= 4), (seconds, imports)
-    assert kib * 1024 < 2 * 2**30
+    ran = subprocess.run(
+        [sys.executable, "-c", USED, *copy], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) * 1024 < 2 * 2**30
 
 
 USED = """
 import resource, subprocess, sys
 subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """

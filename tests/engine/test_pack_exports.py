@@ -16,7 +16,6 @@ EXPORTED_STEPS = 2
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "variant"), marked(one_each(RESIDENT_FIRST, task, engine)))
 def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--export", "job"]

@@ -19,8 +19,6 @@ from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
 
-pytestmark = pytest.mark.timeout(120)
-
 HEAD = """
 import json, os, shutil, sys
 from pathlib import Path

@@ -35,8 +35,6 @@ from hf_memkit.setup.job import Job
 from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 2**20
 ROWS, TOKENS, LAYERS, WIDTH = 8, 256, 2, 256
 SCRIPT = f"""
@@ -142,7 +140,7 @@ def typed(own: Path, folder: Path, *words: str, **variables: str) -> subprocess.
     """`memkit WORDS`, from a shell in which these variables are set, and no environment is active otherwise."""
     inherited = {name: value for name, value in os.environ.items() if name not in (*_SHELL, "PYTHONPATH")}
     environment = {**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.run([own, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run([own, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 _SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX")

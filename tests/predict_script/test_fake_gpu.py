@@ -11,7 +11,7 @@ import pytest
 from hf_memkit.prediction.traced_training import Outcome, Untrained
 from tests.predict_script.conftest import Predict
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tracing
 
 MODEL: Final = """
 import torch

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.predict_script.conftest import prepared
 from tests.predict_script.test_jobs import EXACT, by_phase, check_job, started
 
-pytestmark = [pytest.mark.older, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.older
 
 JOBS: Final = {
     "oldest": ("causal_lm_from_scratch", "sentiment", "summarization", "trl_sft_lora", "trl_dpo_lora", "qlora"),
@@ -63,7 +63,7 @@ def memkit(python: str, folder: Path, *words: str) -> subprocess.CompletedProces
         boot.PLACE: boot.place_of(typer.__file__), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     command = boot.command(*words, python=python)
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
 
 
 def recorded(folder: Path) -> list[int]:

@@ -22,8 +22,6 @@ def starts(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(STARTS)
 
 
-pytestmark = pytest.mark.timeout(300)
-
 DATA = """
 import json, sys
 from pathlib import Path

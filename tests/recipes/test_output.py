@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.run import folder as run_folder
+
+RUN = {"recipe": "r", "variant": "lora", "setup": {}, "files": ["train_text.py"]}
 
 
 def write(folder: Path, status: str, **more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_run(folder, {"recipe": "r", "variant": "lora", "status": status, **more})
+    run_folder.write_run(folder, {**RUN, "status": status, **more})
 
 
 def write_trained(folder: Path, names: str) -> None:
@@ -115,17 +118,17 @@ def test_runs_that_may_begin_or_continue(
 
 
 def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    assert run_folder.last_checkpoint(str(tmp_path)) is None
+    assert last_checkpoint(str(tmp_path)) is None
     for number, state in ((5, "{}"), (10, "{}"), (15, '{"global'), (20, None)):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert run_folder.last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
 def test_the_run_file_is_written_whole(tmp_path: Path) -> None:
     write(tmp_path, "running", note="x")
-    assert run_folder.read_run(tmp_path) == {"recipe": "r", "variant": "lora", "status": "running", "note": "x"}
+    assert run_folder.read_run(tmp_path) == {**RUN, "status": "running", "note": "x"}
     assert [path.name for path in tmp_path.iterdir()] == [run_folder.RUN_FILE]
     assert json.loads((tmp_path / run_folder.RUN_FILE).read_text())["note"] == "x"

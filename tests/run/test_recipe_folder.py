@@ -17,6 +17,7 @@ from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
 from tests.conftest import ROOT, Quick
 
+RUN = {"recipe": "r", "variant": "lora", "status": "written", "setup": {}, "files": ["train_text.py"]}
 SHORT = ("recipe", "gpt2-on-16gb", "--variant", "lora", "--max-steps", "2")
 
 
@@ -141,7 +142,7 @@ def test_files_in_the_folder_count(quick_memkit: Quick, tmp_path: Path) -> None:
 
 
 def test_which_paths_are_a_recipe_s_folder(tmp_path: Path) -> None:
-    (tmp_path / "memkit-run.json").write_text(json.dumps({"files": ["train_text.py", "job.py"]}))
+    (tmp_path / "memkit-run.json").write_text(json.dumps({**RUN, "files": ["train_text.py", "job.py"]}))
     assert folder_of(tmp_path) is None, "no args.yaml"
     (tmp_path / "args.yaml").write_text("")
     assert folder_of(tmp_path) == folder_of(tmp_path / "train_text.py") == tmp_path
@@ -151,7 +152,7 @@ def test_which_paths_are_a_recipe_s_folder(tmp_path: Path) -> None:
 def test_a_user_s_script_keeps_its_words(quick_memkit: Quick, tmp_path: Path) -> None:
     """Finds: an option of folders that is taken from a script, or refused there; a folder among its arguments."""
     (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "memkit-run.json").write_text(json.dumps({"files": ["train_text.py"]}))
+    (tmp_path / "job" / "memkit-run.json").write_text(json.dumps(RUN))
     (tmp_path / "job" / "args.yaml").write_text("")
     (tmp_path / "own.py").write_text("import sys; print(*sys.argv[1:])")
     words = ["--resume", "--gpus", "4", "--model", "job"]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from hf_memkit.common.secrets import masked_json
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 
 SCHEMA: Final = 1
@@ -143,6 +144,8 @@ class RecordWriter:
         return descriptor
 
     def _record(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if kind != "step":  # numbers only
+            fields = masked_json(fields)
         of_run = {} if self.run_id is None else {"run_id": self.run_id}
         return {"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **of_run, **fields}
 

@@ -47,8 +47,7 @@ def test_a_process_that_lives_and_then_does_not(tmp_path: Path, process: subproc
     alive = ending(tmp_path / "alive", host=host)
     assert alive.kind == "running" and f"process {process.pid}" in alive.why and "step 5 is done" in alive.why
     process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert load_run(tmp_path / "alive").ending.kind == "killed", "a zombie has ended"
     process.wait()

@@ -315,8 +315,10 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "torch.multiprocessing.start_processes torch.multiprocessing.spawn.start_processes "
         "accelerate.launchers.are_libraries_initialized multiprocessing.popen_spawn_posix.Popen._launch "
-        "multiprocessing.popen_forkserver.Popen._launch",
-        "a training in another process ends the prediction; an audit hook also sees programs that start",
+        "multiprocessing.popen_forkserver.Popen._launch subprocess.Popen.__init__ "
+        "os.execve os.posix_spawn os.posix_spawnp posix.execve posix.posix_spawn posix.posix_spawnp",
+        "a training in another process ends the prediction; an audit hook also sees programs that start, and "
+        "each gets a sitecustomize that waits for a training",
         "the script trains for real, in a process in which nothing is replaced",
         "refuse_training_processes.py, refuse_training_processes",
     ),

@@ -55,7 +55,7 @@ from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Eval
 from hf_memkit.prediction.child.training.given_settings import given_arguments
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
-from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.trace.request import LIVE, SETUP, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import latest_creation, on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
@@ -104,7 +104,7 @@ class _ScriptRun:
                 install_replacements(ON_A_GPU, script)
             learn_use_counts(in_a_fork=self._request.forks is not None)
             install_replacements(ABOVE_TRAIN, script)
-        refuse_training_processes(self.out.end)
+        refuse_training_processes(self.out.end, self.out.owner)
         folder_begins = record_output_folder(self.out.path.with_name(RECORD))
 
         if self._boundary is not None:
@@ -115,7 +115,13 @@ class _ScriptRun:
         if overrides.loss:
             chunk_losses()
         if self._request.forks is not None:
-            Forks(Path(self._request.forks), self.out.begin, watch_reads(), folder_begins).install()
+            Forks(Path(self._request.forks), self._begin_in_fork, watch_reads(), folder_begins).install()
+
+    def _begin_in_fork(self, request: ForkRequest) -> None:
+        self.out.begin(Path(request.result))
+        self._request = replace(self._request, micro_batch_size=request.micro_batch_size, for_plan=request.for_plan)
+        if not request.for_plan:
+            self._tracer.stop_recording_work()
 
     def until_end(self) -> Outcome:
         """Runs the script; returns the outcome of one that does not call `train()`."""
@@ -206,6 +212,10 @@ class _Result:
     def is_mine(self) -> bool:
         """Whether this process owns the result; the script may fork others."""
         return os.getpid() == self._process
+
+    def owner(self) -> tuple[int, Path]:
+        """The process that owns the result, and its path."""
+        return self._process, self.path
 
     def write(self, content: Outcome) -> None:
         """Writes the result; a process forked by the script exits."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig, TrainingArguments
 
+from hf_memkit.components.resuming import restores_all_weights
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.training.plan_facts import makes_optimizer
 from hf_memkit.prediction.traced_training import GivenSettings
@@ -51,6 +52,10 @@ def given_settings(trainer: Any) -> GivenSettings | None:
     quantization = described.pop("quantization_config", None) or {}
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     settings: dict[str, Any] = {}
+    if restores_all_weights(trainer):
+        settings["trainer.restores_all_weights"] = True
+    if loaded_from := getattr(base_model(model), "name_or_path", None):
+        settings["model.name"] = loaded_from
     if adapter is not None:
         targets = getattr(adapter, "target_modules", None)
         settings["adapter.peft_type"] = _plain(adapter.peft_type)

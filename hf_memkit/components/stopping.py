@@ -15,10 +15,6 @@ _SAME_PRESS_S: Final = 1.0
 """A launcher and the terminal may both forward one Ctrl-C: signals within these seconds count as one."""
 
 
-INTACT: Final = "records and the last checkpoint are intact: continue with --resume"
-"""Text of a KeyboardInterrupt that stops a training at once."""
-
-
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """A context manager around `trainer.train()`.
 
@@ -65,7 +61,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         if self._received and now_s - self._received_s < _SAME_PRESS_S:
             return
         if self._received:
-            raise KeyboardInterrupt(INTACT)
+            raise KeyboardInterrupt
         self._received, self._received_s = number, now_s
         self._say("Stopping after this step, with a checkpoint. To stop now, without one, press Ctrl-C again.")
 
