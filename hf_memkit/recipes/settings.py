@@ -71,8 +71,8 @@ def model_and_data(
         "hub_config": (data.hub_config, "the recipe's default data set"),
         "text_column": (data.text_column, "the column that holds the text"),
         "sequence_length": (sequence_length, why),
-        "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
-        "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+        "held_out": (data.held_out, "share of the examples that is kept for evaluation"),
+        "evaluated_blocks": (data.evaluated_blocks, "at most so many are held out: an evaluation stays short"),
         "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
         "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
     }

@@ -23,6 +23,7 @@ from hf_memkit.catalog import library_versions
 from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, RunError
 from hf_memkit.common.user_files import replace_text
+from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 from hf_memkit.setup.setup import Setting, Setup
 
@@ -68,6 +69,12 @@ class RecipeRun:
         return self.gpus * self.nodes
 
     @property
+    def target_processes(self) -> int:
+        """Processes of `target`; a rehearsal may have fewer."""
+        of_target = (int(each.value) for each in self.not_rehearsed if each.key == "environment.WORLD_SIZE")
+        return next(of_target, self.processes)
+
+    @property
     def output(self) -> str:
         return str(self.setup["arguments.output_dir"])
 
@@ -108,7 +115,7 @@ class RecipeRun:
     def new_file(self, names: list[str]) -> dict[str, Any]:
         """Content of the run file for files of these names, the script first."""
         written = {"schema": 1, "memkit": __version__, "status": WRITTEN}
-        return {**written, **self.to_json(), "blocks_sha256": None, "files": names, "result": None}
+        return {**written, **self.to_json(), "blocks_sha256": None, "files": names, "result": None, "stopped_by": None}
 
 
 def default_output(recipe: str, variant: str) -> str:
@@ -230,7 +237,7 @@ def write_run(folder: str | Path, content: dict[str, Any]) -> None:
 
 
 def refuse_used(folder: str) -> None:
-    """Refuse a folder that has a run, is a file, or cannot be written to; creates nothing."""
+    """Refuse a folder that has a run or another training, is a file, or cannot be written to; creates nothing."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
@@ -239,11 +246,20 @@ def refuse_used(folder: str) -> None:
         raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
     if (run := read_run(folder)) is not None:
         raise _used_folder_error(folder, run["status"], f"--output {folder}", ", or choose another folder")
+    if trained := _trained_files(path):
+        raise InputError(f"--output {folder}: has {trained}, which memkit did not write. Choose another folder")
 
 
 def _used_folder_error(folder: str | Path, status: str, place: str, otherwise: str = "") -> InputError:
     replace_it = f"--overwrite to replace it{otherwise}"
-    if status == WRITTEN:
+    trained = _trained_files(folder) if status == WRITTEN else ""
+    if trained:  # `python train_….py` trained here
+        fix = f"has {trained}, and no memkit run has trained there. "
+        if (newest := last_checkpoint(folder)) is not None:
+            resume = command("memkit", "run", folder, "--resume")
+            fix += f"To continue from {Path(newest).name}, type: {resume}. "
+        fix += f"To replace them, add --overwrite{otherwise}"
+    elif status == WRITTEN:
         start = command("memkit", "run", folder)
         fix = f"has a run that has not started. To start it, type: {start}. Or add {replace_it}"
     elif status == "finished":
@@ -253,13 +269,26 @@ def _used_folder_error(folder: str | Path, status: str, place: str, otherwise: s
     return InputError(f"{place}: {fix}")
 
 
+def _trained_files(folder: str | Path) -> str:
+    """Names of the checkpoints and of the model in the folder, for a message; empty: none."""
+    names = [path.name for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+    names.sort(key=lambda name: int(name.partition("-")[2]))
+    if any(Path(folder, "model").glob("*")):
+        names.append("model")
+    return ", ".join(names)
+
+
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
-    """Refuse to start the run in `folder`, or to continue it with `resume`, if its status forbids that."""
-    if not resume and status != WRITTEN and not overwrite:
+    """Refuse to start the run in `folder`, or to continue it with `resume`, if its status or its files forbid that:
+    the exported script may have trained there without `memkit run`."""
+    if not resume and not overwrite and (status != WRITTEN or _trained_files(folder)):
         raise _used_folder_error(folder, status, str(folder))
     if resume and status == "finished":
         raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
-    if resume and status == WRITTEN:
+    if resume and status == WRITTEN and last_checkpoint(folder) is None:
+        if trained := _trained_files(folder):
+            why = f"{folder} has {trained}, but no complete checkpoint. Move them away, or {start_again(folder)}"
+            raise InputError(f"--resume: {why}")
         raise InputError(f"--resume: nothing has run in {folder} yet. Omit --resume to start it")
 
 

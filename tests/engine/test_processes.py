@@ -69,7 +69,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     wait_for_step(process, tmp_path, 2)
     swapped = {path.parent.name for path in (tmp_path / "run" / "nvme").rglob("*.swp")}
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 1
+    assert process.wait() == 128 + signal.SIGINT
     text = (tmp_path / "log.txt").read_text()
     assert "Stopping after this step" in text and "memkit run run --resume" in text and "Traceback" not in text
     assert swapped == {"rank0", "rank1"}

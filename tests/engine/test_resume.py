@@ -94,7 +94,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     process = start(tmp_path, "run", "run")
     wait_for(process, tmp_path, checkpoint=5)
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 1
+    assert process.wait() == 128 + signal.SIGINT
     text = (tmp_path / "log.txt").read_text()
     assert "Stopping after this step" in text and "memkit run run --resume" in text
     records = read_records(tmp_path / "run" / "memory-rank0.jsonl")

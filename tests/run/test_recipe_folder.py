@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +15,7 @@ import yaml
 
 from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
-from tests.conftest import Memkit, Quick
+from tests.conftest import ROOT, Memkit, Quick
 
 RUN = {"recipe": "r", "variant": "lora", "status": "written", "setup": {}, "files": ["train_text.py"]}
 SHORT = ("recipe", "gpt2-on-16gb", "--variant", "lora", "--max-steps", "2")
@@ -57,6 +60,27 @@ def test_it_trains_as_the_recipe_does(quick_memkit: Quick, tmp_path: Path, text_
     assert again.returncode == 0 and "1 steps of 8 read them" in again.stdout, again.stderr[-2000:]
     assert "Done: 1 steps" in again.stdout and "This was a REHEARSAL" in again.stdout
     assert not (job / "checkpoint-2").exists(), "of the run before"
+
+
+@pytest.mark.slow
+def test_what_the_script_has_trained_alone_is_not_lost(quick_memkit: Quick, job: Path) -> None:
+    change_arguments(job, "arguments", save_steps=1)
+    script = [sys.executable, "train_text.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(script, cwd=job, env=environment, check=True, capture_output=True, timeout=600)
+    before = {path: path.read_bytes() for path in job.rglob("*.safetensors")}
+    assert {path.parent.name for path in before} == {"model", "checkpoint-1", "checkpoint-2"}
+    refused = quick_memkit("run", "job")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+    assert "job: has checkpoint-1, checkpoint-2, model" in refused.stderr
+    assert "memkit run job --resume" in refused.stderr and "--overwrite" in refused.stderr
+    assert {path: path.read_bytes() for path in job.rglob("*.safetensors")} == before
+
+    change_arguments(job, "arguments", max_steps=3, eval_steps=3)
+    resumed = quick_memkit("run", "job", "--resume")
+    assert resumed.returncode == 0 and "Continuing from job/checkpoint-2" in resumed.stdout, resumed.stderr[-2000:]
+    assert "Done: 1 more steps, 3 in total" in resumed.stdout and "starts from random weights" not in resumed.stdout
+    assert json.loads((job / "memkit-run.json").read_text())["result"]["steps_run"] == 1
 
 
 def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(memkit_here: Quick, job: Path) -> None:

@@ -204,8 +204,12 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     ) -> None:
         """Call the recorder, unless the training has ended or another callback records it."""
         training = self._training
-        if training is not None and not training.silent:
-            self._barrier.call(event, method, training.recorder, *args, **kwargs)
+
+        def record() -> None:
+            if training is not None and not training.silent:
+                method(training.recorder, *args, **kwargs)
+
+        self._barrier.call(event, record)
 
 
 def attach(

@@ -172,7 +172,7 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
         end=last.end,
         ending=judge_ending(last, here),
         last=last.last,
-        earlier=tuple((one, judge_replaced(one, after)) for one, after in zip(earlier, next_runs, strict=True)),
+        earlier=tuple((one, judge_replaced(one, after, here)) for one, after in zip(earlier, next_runs, strict=True)),
     )
 
 
@@ -213,6 +213,11 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_s
         batch = first.run.get("after_oom", {}).get("train_batch_size", arguments.get("per_device_train_batch_size"))
         of = f" (batch size {printable(batch, 20)})" if batch is not None else ""
         notes.append(f"earlier starts in this folder: {len(first.earlier)}; the last{of} {ending.why}")
+    if any(attempt.overlaps or ending.kind == "running" for rank in ranks for attempt, ending in rank.earlier):
+        notes.append(
+            "several trainings wrote into this folder at the same time: the figures are of the one that started last. "
+            "Give each a separate output_dir, or they overwrite each other's checkpoints"
+        )
 
     ends = [rank.end for rank in ranks if rank.end is not None]
     if lost := sum(end.get("lost_records", 0) for end in ends):

@@ -87,19 +87,12 @@ class TrainingJob:
         return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **options)
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
-        """Split the rows: to train on, and to evaluate (the first of the held-out rows at the end)."""
+        """Split the rows: to train on, and to evaluate (the last ones, at most `evaluated_blocks`)."""
         if len(rows) < 2:
             self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
-        held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
-        first = len(rows) - held_out
-        return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))
-
-    def evaluated(self, held_out: int) -> int:
-        """Number of held-out examples to evaluate: whole batches, because Trainer counts the loss of a smaller last
-        batch as a whole one."""
-        count = min(held_out, self.data["evaluated_blocks"])
-        batch = self.arguments["per_device_eval_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
-        return int(count // batch * batch or count)
+        share = max(1, round(self.data["held_out"] * len(rows)))
+        first = len(rows) - min(share, self.data["evaluated_blocks"], len(rows) - 1)
+        return rows.select(range(first)), rows.select(range(first, len(rows)))
 
     def training_arguments(self, kind: type) -> Any:
         """The section `arguments` as an object of class `kind`, such as TrainingArguments. Create it before the model
@@ -182,7 +175,7 @@ class TrainingJob:
 
     def train(self, trainer: Any) -> None:
         """Train, from the newest complete checkpoint in the folder if there is one. Ctrl-C and SIGTERM finish the
-        step, save a checkpoint, and end the script with exit code 130."""
+        step, save a checkpoint, and end the script with exit code 130 or 143."""
         if "memkit" in type(trainer).train.__globals__["__name__"]:
             trainer.train()  # `memkit run` stops and resumes; `memkit predict` trains nothing
             return
@@ -203,10 +196,10 @@ class TrainingJob:
         trainer.add_callback(stop)
         with stop:
             trainer.train(resume_from_checkpoint=checkpoint)
-        if stop.requested:
+        if stop.requested is not None:
             say(f"Stopped after step {trainer.state.global_step}. To continue, start this script again")
             self.finish()
-            raise SystemExit(130)
+            raise SystemExit(128 + stop.requested)
 
     def finish(self) -> None:
         """Last call of a script: otherwise Python can abort on exit."""

@@ -31,9 +31,9 @@ def main() -> None:
         return {**inputs, "labels": [labels.index(name) for name in rows["label"]]}
 
     rows = rows.map(encode, batched=True, remove_columns=rows.column_names)
-    held_out = last_of_each(classes, data["held_out"])
+    held_out = last_of_each(classes, data["held_out"])[: data["evaluated_blocks"]]
     train_dataset = rows.select(sorted(set(range(len(rows))) - set(held_out)))
-    eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])
+    eval_dataset = rows.select(held_out)
 
     arguments = job.training_arguments(TrainingArguments)
     label2id = {name: number for number, name in enumerate(labels)}
