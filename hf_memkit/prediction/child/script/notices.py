@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from hf_memkit.prediction.child.output import say
 
 _notices: dict[str, None] = {}
 
@@ -12,7 +12,7 @@ def notice(line: str) -> None:
     `"train.py, line 12: results.json was overwritten; …"`."""
     if line not in _notices:
         _notices[line] = None
-        print(f"memkit: {line}", file=sys.stderr, flush=True)
+        say(line)
 
 
 def notices() -> tuple[str, ...]:
