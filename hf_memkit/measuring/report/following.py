@@ -1,6 +1,6 @@
-"""`memkit report --follow`: shows a running job until it ends. A terminal shows the newest step above the report; a log
-or pipe gets a line for a finished step, at most one per second, and the report at the end. The job runs on this machine:
-a look reads only what is new, and the report, which goes over all steps, is made anew when 5 % of them are new.
+"""`memkit report --follow`: shows a running job until it ends. A terminal shows the newest step above the report; a
+log or pipe gets a line for a finished step, at most one per second, and the report at the end. The job runs on this
+machine: a look reads only what is new, and the report, which goes over all steps, is made anew when 5 % of them are.
 """
 
 from __future__ import annotations
