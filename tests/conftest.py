@@ -28,6 +28,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import pytest
 
 from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.cli import main
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
 from hf_memkit.prediction.worker import Worker, shared_worker
@@ -205,6 +206,24 @@ def process() -> Iterator[Loaded]:
 def quick_memkit(process: Loaded, tmp_path: Path) -> Quick:
     """Like `memkit`, but forked from a process that has imported the libraries, which saves seconds."""
     return lambda *arguments, cwd=tmp_path: process.run(["memkit", *arguments], cwd)
+
+
+@pytest.fixture
+def memkit_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Quick]:
+    """Like `memkit`, in this process, for what neither trains nor runs a script."""
+    before = dict(os.environ)
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.chdir(tmp_path)
+        os.environ.update(CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+        capsys.readouterr()
+        return Ran(main(list(arguments)), *capsys.readouterr())
+
+    yield run
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture

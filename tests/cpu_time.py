@@ -46,21 +46,21 @@ def slowest(reports: Iterable[Any]) -> list[str]:
 
 
 def cpu_s() -> float:
-    """CPU seconds that this process and its descendants have spent, whether they live or have ended."""
-    return sum(os.times()[:4]) + sum(map(_spent_by, _children("self")))
+    """CPU seconds that this process and its descendants have spent, whether they live or have ended; without what
+    processes spent that live, and that another thread than the first started."""
+    return sum(os.times()[:4]) + sum(map(_spent_by, _children(str(os.getpid()))))
 
 
-def _children(process: str) -> Iterator[str]:
-    for path in Path("/proc", process, "task").glob("*/children"):
-        try:
-            yield from path.read_text().split()
-        except OSError:  # it has ended meanwhile
-            continue
+def _children(process: str) -> list[str]:
+    try:
+        return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:  # it has ended meanwhile
+        return []
 
 
 def _spent_by(process: str) -> float:
     try:
-        fields = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
     own = sum(map(int, fields[11:15])) / _TICKS  # its user and system time, and those of its ended children

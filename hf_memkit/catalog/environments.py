@@ -70,8 +70,9 @@ def find_environment(python: str | Path, option: str = "--python") -> Environmen
     path = python_of(python, option)
     try:
         completed = subprocess.run(
-            [path, "-c", _PROBE], capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL
-        )
+            [path, "-c", _PROBE], capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+            cwd=os.sep,  # the first entry of its path
+        )  # fmt: skip
         python_version, libraries = json.loads(completed.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         raise InputError(

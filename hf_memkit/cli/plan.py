@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ import typer
 
 from hf_memkit.cli.options import INTERRUPTED, tell, with_options
 from hf_memkit.cli.plan_options import PlanOptions, read_host, read_prices
-from hf_memkit.cli.printing import print_json, typed_command
+from hf_memkit.cli.printing import print_json, say_to_stderr, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def _planned(
             if not plans:
                 ended()
     except ScriptFailed as error:
-        print(error.text, file=sys.stderr)
+        say_to_stderr(error.text)
         raise explained(error) from error
     except KeyboardInterrupt:
         tell("stopped before any setup was traced; no process of the script is left")

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.options import INTERRUPTED, tell
-from hf_memkit.cli.printing import print_json
+from hf_memkit.cli.printing import print_json, say_to_stderr
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _predict(options: PredictOptions, launched: Launched, running: contextlib.Ex
     except ScriptFailed as error:
         from hf_memkit.plan.known_mistakes import explained
 
-        print(error.text, file=sys.stderr)
+        say_to_stderr(error.text)
         raise explained(error) from error
     except KeyboardInterrupt:
         running.close()

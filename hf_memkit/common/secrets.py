@@ -53,7 +53,7 @@ _BEARER: Final = re.compile(r"(?i)(?P<before>\b(?:bearer|basic)\s+)(?P<value>[\w
 _NAMED: Final = re.compile(
     r"""(?P<before>
         (?<![\w-]) (?P<dashes>-{0,2}) (?P<q>["']?) (?P<name>[A-Za-z_][\w.-]{0,100}) (?P=q)
-        (?P<between> = | [ ]?:[ ]{0,8} | [ ]{1,8} )
+        (?P<between> [ ]?=[ ]? | [ ]?:[ ]{0,8} | [ ]{1,8} )
     )
     (?P<value> "[^"\n]*" | '[^'\n]*' | [^\s"'&]*[^\s"'&;,)\]}] )""",
     re.VERBOSE,
@@ -117,7 +117,11 @@ def masked_json(content: Any) -> Any:
         case str():
             return masked(content)
         case Mapping():
-            return {key: masked_value(str(key), value) for key, value in content.items()}
+            name = content.get("key")  # of a setting: {"key": "arguments.hub_token", "value": "S"}
+            return {
+                key: masked_value(name if key == "value" and isinstance(name, str) else str(key), value)
+                for key, value in content.items()
+            }
         case list() | tuple():
             if content and all(isinstance(item, str) for item in content):
                 return [MASK.sub(r"$\1", word) for word in hidden_words(content)]
@@ -164,10 +168,13 @@ def _hidden_named(text: str) -> Iterator[str]:
         before = text[match.start() - 1 : match.start()]
         if not quote and not match["q"] and before in ("'", '"') and (closed := text.find(before, stop)) > 0:
             value, stop = text[match.start("value") : closed], closed  # 'hub_token=a b'
-        # An option takes the next word. `the token: missing` is a sentence, `hub_token: abcdefgh` a line of YAML.
-        is_line = len(value) >= _LEAST and re.search("[_-]", name) is not None
-        is_value = bool(match["dashes"]) and not value.startswith("--") if between.isspace() else True
-        if is_value and (":" not in between or quote or is_line) and is_secret(name, value):
+        # An option takes the next word. `a token: missing` is a sentence, `hub_token: abcdefgh` a line of YAML.
+        if between.isspace():
+            is_value = bool(match["dashes"]) and not value.startswith("--")
+        else:
+            is_key = re.search("[_-]", name) is not None and (":" not in between or len(value) >= _LEAST)
+            is_value = between == "=" or bool(quote) or is_key
+        if is_value and is_secret(name, value):
             yield text[end : match.start("value")] + quote + _mask(name, value.strip("\"'")) + quote
             start = end = stop
         else:

@@ -78,6 +78,14 @@ def user_path(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
+def cache_folder() -> Path:
+    """memkit's cache. Follows the XDG Base Directory Specification, which ignores relative paths."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises RuntimeError for a user without one
+    folder = Path(given) if given.startswith("/") else Path(home if home != "~" else "/nonexistent", ".cache")
+    return folder / "memkit"
+
+
 def is_there(path: str | Path) -> bool:
     """Whether the file or folder exists. Raises InputError if a folder on its path may not be entered."""
     try:

@@ -7,8 +7,9 @@ import functools
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hf_memkit.catalog.gpu_rates import RATES, rates_of
@@ -78,11 +79,13 @@ class PlanRequest:
     on_restart: Callable[[str], None] = lambda _: None
     on_slow: Callable[[Candidate, float], None] = lambda *_: None
     made_up_rows: bool = False
+    began: float = field(default_factory=time.time)  # as in `ScriptRequest`
 
     def job(self, script: UserScript, machine: Machine) -> ScriptJob:
         variables = dict(os.environ if self.environment is None else self.environment)
         return ScriptJob(
-            script, machine, self.gpus, self.nodes, environment=variables, ram_is_given=self.ram_is_given
+            script, machine, self.gpus, self.nodes, environment=variables, ram_is_given=self.ram_is_given,
+            began=self.began,
         )  # fmt: skip
 
     @property
@@ -272,6 +275,7 @@ def _make_plan(tracer: TraceJudge, request: PlanRequest) -> Plan:
         stopped_by_hand=search.stopped_by_hand,
         notes=(
             *tracer.traces.script.notes,
+            *(judge.unchanged.training.notices if judge.unchanged.training is not None else ()),
             *tracer.speeds.warnings,
             *_gpu_variant_notes(tracer.job.machine),
             *_own_batch_notes(judge.unchanged),

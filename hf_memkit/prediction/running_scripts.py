@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import sys
 import termios
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ class ScriptJob:
     nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # that the script gets
     ram_is_given: bool = False  # the machine's RAM is the one in question; else it is if the GPU is this machine's
+    began: float = field(default_factory=time.time)  # as in `ScriptRequest`
     other: Environment | None = None  # whose libraries it runs with; None: this process's
 
 
@@ -151,6 +153,7 @@ def script_request(job: ScriptJob) -> ScriptRequest:
         capability=(int(capability), round(capability * 10) % 10),
         processes=job.gpus * job.nodes,
         per_node=job.gpus,
+        began=job.began,
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
@@ -162,7 +165,7 @@ def run_and_trace(job: ScriptJob, worker: Worker, *, micro_batch_size: int | Non
     device, notes = trace_device(worker, job.script)
     request = replace(script_request(job), device=device, micro_batch_size=micro_batch_size)
     traced = training_of(job.script, run_in_worker(worker, request))
-    return replace(traced, notes=(*notes, *traced.notes))
+    return replace(traced, notes=(*notes, *traced.notes, *traced.notices))
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:

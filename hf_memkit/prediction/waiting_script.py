@@ -147,7 +147,7 @@ class WaitingScript:
         """
         traced = self.trace(Overrides(), for_plan=False, micro_batch_size=micro_batch_size)
         training = training_of(self.job.script, traced.outcome())
-        return replace(training, notes=(*self.notes, *training.notes))
+        return replace(training, notes=(*self.notes, *training.notes, *training.notices))
 
     def trace(
         self, overrides: Overrides, *, for_plan: bool = True, micro_batch_size: int | None = None

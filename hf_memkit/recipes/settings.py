@@ -99,6 +99,7 @@ ELSEWHERE: Final = {
     "deepspeed": "the variant sets it; choose another with --variant",
     "resume_from_checkpoint": "use --resume",
     "use_cpu": "memkit uses the GPU where there is one, and rehearses where there is none",
+    "hub_token": "memkit writes settings to files; set the variable HF_TOKEN instead, which the script reads",
     "do_train": "a recipe always trains",
     "do_eval": "a recipe evaluates at its end; to evaluate during training: --set eval_steps=N",
 }

@@ -31,6 +31,7 @@ from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.common import boot, user_script
 from hf_memkit.common.commands import command
 from hf_memkit.common.ended_with_parent import ends_with_this
+from hf_memkit.common.secrets import masked
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
@@ -207,7 +208,7 @@ def _predict_arguments(script: UserScript, *options: str) -> list[str]:
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        for line in text.splitlines():
+        for line in masked(text).splitlines():
             print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 

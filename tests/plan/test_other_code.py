@@ -133,9 +133,8 @@ def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = N
     return figures(outcome.training)
 
 
-@pytest.mark.parametrize(
-    ("script", "also"), [("plain", ("qlora",)), pytest.param("subclass", ("lora",), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "also"), [("plain", ("qlora",)), ("subclass", ("lora",))])
 def test_the_changed_script_has_the_same_trace(
     script: str, also: tuple[str, ...], folder: Path, worker: Worker
 ) -> None:

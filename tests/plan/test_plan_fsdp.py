@@ -230,6 +230,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_fork_is_traced_with_other_settings_of_fsdp2(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -55,9 +56,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def traces(
-    *arguments: str, keeps: bool = False, on_restart: Callable[[str], None] = lambda _: None
+    *arguments: str,
+    keeps: bool = False,
+    on_restart: Callable[[str], None] = lambda _: None,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[ScriptTraces]:
-    job = ScriptJob(UserScript.at("train.py", arguments), described_machine("T4", None, None, None))
+    machine = described_machine("T4", None, None, None)
+    environment = {**os.environ, **(variables or {})}
+    job = ScriptJob(UserScript.at("train.py", arguments), machine, environment=environment)
     with WaitingScript(job, on_restart) as script:
         yield ScriptTraces(script, keeps=keeps)
 
@@ -248,16 +254,19 @@ def test_a_trace_is_reused_for_the_same_training_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Would notice: the trace of another training reused; a trace made again without need."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
-    cache = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
+    caches = tmp_path.parent / f"{tmp_path.name}-cache"
+    monkeypatch.setattr("hf_memkit.plan.kept_traces.cache_folder", lambda: caches / "memkit")
+    cache = caches / "memkit" / "traces"
     seen: list[tuple[str, ...]] = []
+    notices: list[str] = []
 
     def notes() -> tuple[str, ...]:
-        with traces(*OWN, keeps=True) as traced:
-            traced.of(Overrides())
+        with traces(*OWN, keeps=True, variables={"XDG_CACHE_HOME": str(caches)}) as traced:
+            notices.extend(training(traced.of(Overrides())).notices)
             return training(traced.of(HALF)).notes
 
     seen.append(notes())
+    assert notices == []
     (file,) = cache.glob("*.json")
     marked = wire.loads(Outcome, file.read_text()).training
     assert marked is not None
@@ -270,3 +279,6 @@ def test_a_trace_is_reused_for_the_same_training_only(
     seen.append(notes())
     assert seen[1] == ("from before",) and "30 rows" in seen[0][0] and "31 rows" in seen[2][0]
     assert len(list(cache.glob("*.json"))) == 2
+    copies = sorted((cache.parent / "overwritten").rglob("prepared"))  # later plans append to it
+    assert [copy.read_text() for copy in copies] == ["x" * number for number in (1, 2, 3)]
+    assert [line.rpartition(" ")[2] for line in notices] == list(map(str, copies))

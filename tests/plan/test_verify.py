@@ -57,6 +57,7 @@ def verify_on_cpu(plan: Plan, *own: str, **options: Any) -> tuple[Plan, tuple[Ve
     return verify(plan, script(*own), device="cpu", **options)
 
 
+@pytest.mark.slow
 def test_setups_run_until_one_passes_and_is_measured(folder: Path) -> None:
     """Would notice: steps with the first rows instead of the worst; a checkpoint in the user's folder; lines below
     `train()` that run; a failed setup that is still proposed; a run of a setup that needs as much memory as one that

@@ -370,6 +370,7 @@ trainer(model).train()
         assert exited == 2 and f"train.py, line {place}: aten." in last(stderr), stderr
 
 
+@pytest.mark.slow
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")

@@ -146,6 +146,7 @@ def typed(own: Path, folder: Path, *words: str, **variables: str) -> subprocess.
 _SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
+@pytest.mark.slow
 def test_memkit_in_its_own_environment_goes_by_the_active_one(own: Path, other: Path, tmp_path: Path) -> None:
     """Would notice: libraries of memkit's environment in the trace, a package that the other must have for memkit, an
     answer that does not say whose libraries it is of."""

@@ -200,6 +200,7 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Predict) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_the_script_compiles_is_traced(run: Predict) -> None:
     """Would notice: what it keeps when it runs eager, reported as the memory of the compiled code."""
     compiled = run("train(torch.compile(model(layers=1), backend='aot_eager'))").training

@@ -97,7 +97,7 @@ def test_an_export_reads_the_same_files(images: Recipe, small_gpu: Machine, phot
     Image.new("RGB", (40, 40)).save(held_out / "1.png")
     job = rehearsal(images, small_gpu, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    scripts = {f"{name}.py" for name in ("train_images", "job", "image_rows", "rows", "image_batches")}
+    scripts = {"train_images.py", "job.py", "image_rows.py", "rows.py", "image_batches.py"}
     scripts |= {"resuming.py", "stopping.py"}
     assert written - {"fp32_products.py"} == scripts | {"args.yaml", "memkit-run.json"}
     script = TrainingJob(tmp_path / "script")

@@ -76,8 +76,9 @@ class Forks:
                 trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
                 parent = os.getpid()
-                sys.stdout.flush()
-                sys.stderr.flush()
+                with contextlib.suppress(OSError, ValueError):  # the script has closed one
+                    sys.stdout.flush()
+                    sys.stderr.flush()
                 if self._prepares and os.fork() == 0:
                     end_with(parent)
                     adapter = self._serve(EARLY, args, kwargs).adapter

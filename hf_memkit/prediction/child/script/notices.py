@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+
+from hf_memkit.common.secrets import masked
 
 _notices: dict[str, None] = {}
 
@@ -10,9 +13,11 @@ _notices: dict[str, None] = {}
 def notice(line: str) -> None:
     """Prints the line to standard error, once, and keeps it for the answer. A line names the user's line first:
     `"train.py, line 12: results.json was overwritten; …"`."""
+    line = masked(line)
     if line not in _notices:
         _notices[line] = None
-        print(f"memkit: {line}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the script has closed it
+            print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 def notices() -> tuple[str, ...]:

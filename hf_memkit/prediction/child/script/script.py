@@ -31,10 +31,10 @@ from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
-from hf_memkit.prediction.child.script.file_guards import redirect_writes
+from hf_memkit.prediction.child.script.file_guards import OlderFiles, redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.notices import notices
-from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder
+from hf_memkit.prediction.child.script.output_folder import RECORD, MadeFiles, record_output_folder
 from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.script.refuse_training_processes import (
     refuse_forked_training,
@@ -105,7 +105,9 @@ class _ScriptRun:
             learn_use_counts(in_a_fork=self._request.forks is not None)
             install_replacements(ABOVE_TRAIN, script)
         refuse_training_processes(self.out.end, self.out.owner)
-        folder_begins = record_output_folder(self.out.path.with_name(RECORD))
+        made = MadeFiles(self.out.path.with_name(RECORD))
+        folder_begins = record_output_folder(made)
+        OlderFiles(self._request.began, self.out.end, made).install()
 
         if self._boundary is not None:
             self._loops.install()
@@ -193,8 +195,8 @@ class _ScriptRun:
         training = traced_training(
             trainer, train, self._tracer, fake, self._evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        notes = (*training.notes, *self._differences, *notices())
-        return Outcome(replace(training, device=request.device, notes=notes))
+        notes = (*training.notes, *self._differences)
+        return Outcome(replace(training, device=request.device, notes=notes, notices=notices()))
 
 
 class _Result:
@@ -249,9 +251,10 @@ def _set_up_process(request: ScriptRequest) -> None:
     if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
         omitted.discard("ACCELERATE_USE_DEEPSPEED")
     os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
-    os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
+    os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
-    sys.path[1:1] = [path for path in request.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if packages := request.environment.get("PYTHONPATH"):
+        sys.path[1:1] = [path or request.folder for path in packages.split(os.pathsep)]
     torch.set_num_threads(1)
     if request.stdin is not None:
         os.dup2(request.stdin, 0)

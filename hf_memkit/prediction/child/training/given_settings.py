@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig, TrainingArguments
 
+from hf_memkit.common.secrets import masked_value
 from hf_memkit.components.resuming import restores_all_weights
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.training.plan_facts import makes_optimizer
@@ -70,14 +71,14 @@ def given_settings(trainer: Any) -> GivenSettings | None:
 
 def given_arguments(kind: type, value: Callable[[str], Any]) -> dict[str, Any]:
     """The fields of a class of TrainingArguments whose values differ from a default, the class's or Trainer's, and are
-    JSON. `value`: returns that of a field."""
+    JSON; without secrets, because traces are kept on disk. `value`: returns that of a field."""
     of_trainer: Mapping[str, Any] = {field.name: _default(field) for field in fields(TrainingArguments)}
     values = {}
     for field in fields(kind):
         given = _plain(value(field.name))
         if given != of_trainer.get(field.name) or given != _default(field):
             with contextlib.suppress(TypeError):
-                values[field.name] = json.loads(json.dumps(given))
+                values[field.name] = masked_value(field.name, json.loads(json.dumps(given)))
     return values
 
 
