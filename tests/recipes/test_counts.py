@@ -101,7 +101,7 @@ RESULT: dict[str, Any] = {
         ({"steps_run": 19}, "Done: 19 more steps, 100 in total, in 42 s."),
         ({"steps_run": 19}, "recomputed a layer 38 times in 19 steps."),
         ({"steps_run": None, "recomputed_layers": None}, "Done: 100 steps in 42 s."),  # nothing was recorded
-        ({"metrics": {"accuracy": 0.93, "generated_tokens": 96.0}}, "Evaluated: accuracy 0.930, generated_tokens 96."),
+        ({"metrics": {"accuracy": 0.93, "generated_tokens": 96.0}}, "accuracy 0.930, generated_tokens 96.\n"),
     ],
 )  # fmt: skip
 def test_the_closing_speaks_of_the_steps_that_ran(

@@ -73,7 +73,7 @@ def pairs(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
     export_script(RecipeRun("flan", "resident", small.put("data.source", str(path), "asked for")), folder)
     made: list[Trainer] = []
 
-    def ready(self: Trainer) -> None:
+    def ready(self: Trainer, **_: Any) -> None:
         made.append(self)
         raise SystemExit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
@@ -13,10 +14,15 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from hf_memkit.measuring.report import following
+from hf_memkit.measuring.report.answer import report_answer
 from tests.conftest import ROOT
+from tests.measuring.report import synthetic_records as made
 
 JOB = """
 import json, sys, time, psutil, os, pathlib
@@ -118,3 +124,21 @@ def test_ctrl_c_while_waiting_is_no_failure(tmp_path: Path, start: Start) -> Non
     line_that_has(look, "Waiting for records")
     look.send_signal(signal.SIGINT)
     assert look.wait() == 0
+
+
+def test_on_a_terminal_each_step_is_shown_and_few_make_the_report_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report goes over all steps, on the machine that trains."""
+    *records, end = made.healthy(240, host=made.hosted_here(pid=os.getpid()))
+    written, later = records[:-40], iter([*records[-40:], end])
+    made.write(tmp_path, written)
+    reports: list[int] = []
+    monkeypatch.setattr(following, "time", SimpleNamespace(sleep=lambda _: made.write(tmp_path, [next(later)])))
+    monkeypatch.setattr(following, "report_answer", lambda run, **_: reports.append(1) or report_answer(run))
+    console = Console(file=io.StringIO(), force_terminal=True, width=90, height=200)
+    run = following.follow(tmp_path, console)
+    assert run is not None and run.ending.kind == "finished" and next(later, None) is None
+    shown = {int(step) for step in re.findall(r"step (\d+): peak", console.file.getvalue())}
+    assert shown >= set(range(202, 241)), "each step"
+    assert len(reports) < 8, "the first, the last, and one for 5 % more steps"

@@ -128,7 +128,7 @@ class Source:
             return  # `load` says why
         if row:
             name = {"\t": "tab", ",": "comma"}.get(separator, separator)
-            fix = f'put text with a {name} in it between quotes (")'
+            fix = f'put text with a {name} in it between quotes ("), or remove the extra field'
             raise SystemExit(f"{file}: row {number} has {len(row)} fields, the header {header}: {fix}")
 
     def _mistake(self, file: Path) -> str:
