@@ -3,14 +3,13 @@
 Names are imported when first used: `import hf_memkit` loads neither torch nor transformers.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+# Imports only `_version`: with `python -m hf_memkit` Python would still take any other file from the current folder.
 from hf_memkit._version import __version__
-from hf_memkit.common.lazy_names import lazy_names
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hf_memkit.checks import check
     from hf_memkit.measuring.callback.callback import MemoryReportCallback, attach
     from hf_memkit.measuring.callback.oom_watch import oom_advice
@@ -38,21 +37,29 @@ __all__ = [
     "preset",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "MemoryReportCallback": "measuring.callback.callback",
-        "PresetSetup": "presets",
-        "Setup": "setup.setup",
-        "attach": "measuring.callback.callback",
-        "check": "checks",
-        "explain_oom": "measuring.out_of_memory",
-        "load_recipe": "recipes.schema",
-        "oom_advice": "measuring.callback.oom_watch",
-        "predict": "prediction",
-        "predict_recipe": "recipes.resolve",
-        "predict_script": "prediction",
-        "predict_trainer": "prediction",
-        "preset": "recipes.resolve",
-    },
-)
+_MODULES = {
+    "MemoryReportCallback": "measuring.callback.callback",
+    "PresetSetup": "presets",
+    "Setup": "setup.setup",
+    "attach": "measuring.callback.callback",
+    "check": "checks",
+    "explain_oom": "measuring.out_of_memory",
+    "load_recipe": "recipes.schema",
+    "oom_advice": "measuring.callback.oom_watch",
+    "predict": "prediction",
+    "predict_recipe": "recipes.resolve",
+    "predict_script": "prediction",
+    "predict_trainer": "prediction",
+    "preset": "recipes.resolve",
+}
+"""Public name → the module that has it."""
+
+
+def __getattr__(name: str) -> "Any":
+    from hf_memkit.common.lazy_names import lazy_names
+
+    return lazy_names(__name__, _MODULES)[0](name)
+
+
+def __dir__() -> "list[str]":
+    return sorted(__all__)

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.common.boot import OLDEST_PYTHON
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
@@ -69,8 +70,9 @@ def find_environment(python: str | Path, option: str = "--python") -> Environmen
     path = python_of(python, option)
     try:
         completed = subprocess.run(
-            [path, "-c", _PROBE], capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL
-        )
+            [path, "-c", _PROBE], capture_output=True, text=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL,
+            cwd=os.sep,  # the first entry of its path
+        )  # fmt: skip
         python_version, libraries = json.loads(completed.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         raise InputError(
@@ -120,5 +122,5 @@ def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str)
         if name not in libraries or Version(libraries[name]) < Version(oldest)
     ]
     if wrong:
-        needed = " ".join(f"'{name}>={oldest}'" for name, oldest in OLDEST.items())
-        raise InputError(f"{where}: {'; '.join(wrong)}. Type: {python} -m pip install {needed}")
+        install = command(python, "-m", "pip", "install", *(f"{name}>={oldest}" for name, oldest in OLDEST.items()))
+        raise InputError(f"{where}: {'; '.join(wrong)}. Type: {install}")

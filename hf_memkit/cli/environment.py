@@ -81,7 +81,9 @@ def _trains(python: Path) -> bool:
     if any(folder.glob("lib/python3*/site-packages/transformers/__init__.py")):
         return True
     try:  # it may be installed from a checkout, or in an environment that this one extends
-        return subprocess.run([python, "-c", _TRAINS], capture_output=True, timeout=_LIMIT_S).returncode == 0
+        # `cwd`: the first entry of its path.
+        ran = subprocess.run([python, "-c", _TRAINS], capture_output=True, timeout=_LIMIT_S, cwd=os.sep)
+        return ran.returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 

@@ -13,8 +13,17 @@ those installed next to memkit.
 from __future__ import annotations
 
 import os
-import runpy
 import sys
+
+if __name__ == "__main__":  # before an import that a file of the current folder could answer
+    _own = not getattr(sys.flags, "safe_path", False)  # whether the first entry is this file's folder
+    sys.path[:_own] = [os.path.realpath(f"{__file__}/../../..")]
+    from hf_memkit.common.search_path import omit_current_folder  # later ones come through the package's path
+
+    sys.path[:1] = [os.path.realpath(f"{sys.executable}/..")] * _own
+    omit_current_folder()
+
+import runpy
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -24,7 +33,6 @@ from typing import Any
 BOOT = str(Path(__file__).resolve())
 OLDEST_PYTHON = (3, 11)
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
 _LENT = (
     "annotated_doc", "annotated_types", "click", "cloudpickle", "markdown_it", "mdurl", "packaging", "pydantic",
     "pydantic_core", "pygments", "pynvml", "rich", "shellingham", "typer", "typing_inspection", "yaml", "_yaml",
@@ -105,17 +113,8 @@ def _main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    own = sys.path[0] if sys.path and sys.path[0] == str(Path(BOOT).parent) else None
-    if own is not None:
-        sys.path[0] = _PACKAGE
-    else:  # `python -P`
-        sys.path.insert(0, _PACKAGE)
-    import hf_memkit.common.boot as booted  # memkit's other modules are then imported through the package's path
+    import hf_memkit.common.boot as booted
 
-    if own is not None:
-        sys.path[0] = str(Path.cwd())  # as with `python -m`
-    else:
-        del sys.path[0]
     if sys.argv[1:2] == ["-m"]:
         module = sys.argv[2]
         sys.argv = sys.argv[2:]

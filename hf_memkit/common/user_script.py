@@ -14,6 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 
 from hf_memkit.common.errors import InputError
+from hf_memkit.common.search_path import restore_current_folder
 from hf_memkit.common.user_files import is_there
 
 
@@ -102,6 +103,7 @@ class UserScript:
 
 def _put_first_in_path(folder: Path) -> None:
     """Replace memkit's folder, the first of `sys.path`. With `python -P` there is none to replace."""
+    restore_current_folder()
     if not sys.flags.safe_path:
         sys.path[0] = str(folder)
 

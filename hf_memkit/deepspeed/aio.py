@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common import boot
 from hf_memkit.common.ended_with_parent import ends_with_this
 from hf_memkit.common.errors import MissingPackageError, RunError
 from hf_memkit.common.units import GB, MIB
@@ -104,7 +105,7 @@ def measure(
     }
     with tempfile.TemporaryDirectory(prefix="memkit-aio-", dir=path) as inside:
         values = json.dumps({**DEFAULTS, **start})
-        command = [sys.executable, "-m", "hf_memkit.deepspeed.aio", inside, values, str(budget_s)]
+        command = boot.command("-m", "hf_memkit.deepspeed.aio", inside, values, str(budget_s))
         try:
             child = subprocess.run(
                 command, env=environment, capture_output=True, text=True, timeout=budget_s + _CHILD_OVERHEAD_S,

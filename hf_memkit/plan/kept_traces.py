@@ -72,7 +72,8 @@ class KeptTraces:
         return self._folder / f"{hashlib.sha256((self._key + settings).encode()).hexdigest()}.json"
 
     def _drop_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        """Deletes the oldest files, also those that a killed plan had not completed."""
+        files = sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
         total = 0
         for file in files:
             total += file.stat().st_size

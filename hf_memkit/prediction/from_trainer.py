@@ -27,7 +27,7 @@ from hf_memkit.prediction.defaults import (
     describe_model,
     setup_of_arguments,
 )
-from hf_memkit.prediction.from_script import predict_job
+from hf_memkit.prediction.from_script import predict_in
 from hf_memkit.prediction.from_setup import predict
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.trace.request import LIVE
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
     from hf_memkit.prediction.prediction import Prediction
 
+
+_SCRIPTS_PROCESS: Final = "hf_memkit.prediction.child.script.script"
+"""Module that only a process has in which memkit predicts a script."""
 
 _NO_GPU: Final = "no verdict: this machine has no GPU, and none is named (gpu=NAME)"
 
@@ -139,6 +142,11 @@ def predict_trainer(
 
 def _predict_objects(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Prediction:
     """The prediction of objects that another process trains."""
+    if _SCRIPTS_PROCESS in sys.modules:
+        raise InputError(
+            "predict_trainer() in a script that memkit predicts: its model has no values here. Omit the call, because "
+            "memkit predicts what the script trains; or run the script with python"
+        )
     from hf_memkit.prediction.live_objects import write_objects
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -147,7 +155,7 @@ def _predict_objects(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) ->
         write_objects(objects, path)
         script = dataclasses.replace(job.script, arguments=(str(path),))
         job = dataclasses.replace(job, script=script, environment=environment)
-        return predict_job(job, shared_worker()).prediction.with_notes(*notes)
+        return predict_in(shared_worker(), job).prediction.with_notes(*notes)
 
 
 def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
-import shlex
 import sys
 import termios
 import time
@@ -18,12 +17,16 @@ from typing import Final
 from hf_memkit.catalog.environments import Environment
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.allocator.settings import parse_settings
 from hf_memkit.prediction.launch_command import DEEPSPEED, PARALLELISM, launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.traced_training import ULYSSES, BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
+from hf_memkit.setup.request import refuse_below_one
+from hf_memkit.setup.techniques.allocator import user_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,15 @@ def name_of(script: UserScript) -> str:
     return script.name
 
 
+def refuse_unpredictable(job: ScriptJob) -> None:
+    """Raises the errors of `predict_script` that are known before anything runs."""
+    refuse_below_one(gpus=job.gpus, nodes=job.nodes)
+    refuse_unreadable(job.script, here=job.other is None)
+    refuse_engine(job.script, job.environment)
+    if (settings := user_settings(job.environment)) is not None:
+        parse_settings(settings[1])  # refuses what torch would refuse, and what is not modelled
+
+
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     """Refuses a script that cannot run, before it runs: raises ScriptFailed if its syntax is wrong, and InputError if
     it cannot be read or found. `here`: in this environment, whose modules are known."""
@@ -67,8 +79,8 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     path = Path(script.target)
     if path.suffix in (".json", ".yaml", ".yml"):
         raise InputError(
-            f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
-            f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
+            f"{path}: not a Python script. For an argument file write --model NAME {command('--args', path)}; for a "
+            f"recipe {command('--recipe', path)}; for a DeepSpeed JSON {command('memkit', 'check', path)}"
         )
     if path.is_dir():
         path /= "__main__.py"
@@ -148,12 +160,10 @@ def script_request(job: ScriptJob) -> ScriptRequest:
     return request
 
 
-def run_and_trace(
-    job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
-) -> TracedTraining:
+def run_and_trace(job: ScriptJob, worker: Worker, *, micro_batch_size: int | None = None) -> TracedTraining:
     """Traces a script's training; raises the errors of `predict_script`. `micro_batch_size`: as in `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
-    request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
+    request = replace(script_request(job), device=device, micro_batch_size=micro_batch_size)
     traced = training_of(job.script, run_in_worker(worker, request))
     return replace(traced, notes=(*notes, *traced.notes, *traced.notices))
 
@@ -253,6 +263,6 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
     fix = "Call train() without memkit; report this if that works"
     if not is_live(script):
         target = ("-m", script.target) if script.is_module else (script.target,)
-        command = shlex.join(("python", *target, *script.arguments))
-        fix = f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+        alone = command("python", *target, *script.arguments)
+        fix = f"Run it without memkit: {alone}; if that trains, measure it with memkit run"
     return InputError(f"{name_of(script)}{what} {early}. {fix}")

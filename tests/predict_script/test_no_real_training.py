@@ -17,17 +17,10 @@ PACKAGES = Path(pytest.__file__).parents[1]
 
 FILES = {
     "train.py": "import torch\n",
-    "starts.py": "import helper, subprocess\n",
-    "indirect.py": "from helper import deeper\n",
-    "helper/__init__.py": "",
-    "helper/deeper.py": "from . import deepest\n",
-    "helper/deepest.py": "import os\nos.execv('x', ['x'])\n",
-    "download.py": "import json, missing\nfrom datasets import Dataset\nfrom transformers import AutoTokenizer\n",
+    "download.py": "import missing, subprocess\nimport datasets\nfrom transformers import AutoTokenizer\n",
     "models.py": "from transformers import AutoModel\n",
-    "run.sh": "#!/bin/bash\n# torchrun no.py\nL='torchrun --nproc-per-node 2'\n"
-    "if true; then\n $L \\\n train.py --lr 1\nfi",
+    "run.sh": "#!/bin/bash\n# torchrun no.py\nif true; then\n torchrun --nproc-per-node 2 \\\n train.py --lr 1\nfi",
     "env.sh": "#!/usr/bin/env bash\npip install accelerate\necho 'then torchrun train.py'\ngit clone x/deepspeed\n",
-    "given.sh": 'exec "$@"\n',
     "broken.py": "print 1\n",
 }
 
@@ -43,21 +36,13 @@ TRAIN = {
     "env -i A=1 B=2 timeout 10 python train.py": "train.py",
     "A=1 torchrun train.py": "train.py",
     "sh -c 'cd x && torchrun train.py > log'": "train.py",
-    "bash -lc 'exec \"$@\"' x torchrun train.py": "train.py",
     "bash run.sh": "train.py --gpus 2 -- --lr 1",
     "./run.sh": "train.py --gpus 2 -- --lr 1",
-    "bash given.sh python train.py 8": "train.py -- 8",
     "conda run -n other python train.py": "train.py",
     "python -m train": "-m train",
     "python -um trl.scripts.sft --lr 1": "-m trl.scripts.sft -- --lr 1",
     "python -m cProfile -o x train.py": "train.py",
-    "trl sft --lr 1": "",
-    "python starts.py": "starts.py",
-    "python indirect.py": "indirect.py",
     "python models.py": "models.py",
-    "python broken.py": "broken.py",
-    "python missing.py": "missing.py",
-    "python -m not_installed.train": "-m not_installed.train",
 }
 RUN = [
     "git clone accelerate", "nvidia-smi -q", "gcc -v", "hostname", "ldconfig -p", "accelerate env", "torchrun --help",
@@ -65,6 +50,7 @@ RUN = [
     "python", "python -m torch.utils.collect_env", "python download.py", "python -m download", "bash env.sh",
     "srun hostname", "mpirun --version", "sh -c 'nvidia-smi | head -1'", "env FOO=1 hostname", "hf download x",
     f"python {PACKAGES}/torch/_inductor/compile_worker/__main__.py", "sh -c 'echo \"torchrun train.py\"'", "xargs",
+    "python broken.py", "python missing.py", "python -m not_installed.train",
 ]  # fmt: skip
 
 
@@ -80,8 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", TRAIN)
 def test_a_command_that_trains(files: Path, command: str) -> None:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    found = training_command(shlex.split(command), files, {**os.environ, "PATH": path})
+    found = training_command(shlex.split(command), files)
     assert found is not None and found.target == TRAIN[command]
 
 
@@ -126,6 +111,79 @@ def test_every_way_to_start_one_ends_the_prediction(predict: Predict, tmp_path: 
     assert not found.training and not (tmp_path / "trained").exists()
     assert found.failed.place.startswith("train.py, line ") or way == "thread"
     assert "elsewhere" in found.failed.message or way == "thread"
+
+
+TRAINS = "import job; job.main()"
+LOADS = "from transformers import GPT2Model as M; M.from_pretrained('nowhere/model')"
+STEPS = "import torch; torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=1.0).step(); open('trained', 'w')"
+IN_DESCENDANTS = {
+    "code": f"subprocess.run([sys.executable, '-c', {TRAINS!r}])",
+    "weights": f"subprocess.run([sys.executable, '-c', {LOADS!r}], env={{**os.environ, 'A': '1'}})",
+    "own loop": f"os.spawnve(os.P_WAIT, sys.executable, [sys.executable, '-c', {STEPS!r}], {{'A': '1'}})",
+    "stdin": f"subprocess.run([sys.executable], input={TRAINS!r}, text=True, cwd=os.getcwd())",
+    "shell": f"os.system('cd . && echo \"{TRAINS}\" | ' + sys.executable + ' -')",
+    "indirect": "subprocess.run([sys.executable, 'indirect.py'])",
+    "console script": "os.popen('./console').read()",
+    "variable in a shell script": "subprocess.run(['sh', 'given.sh', sys.executable, '-c', 'import job; job.main()'])",
+    "background": f"p = subprocess.Popen([sys.executable, '-c', {TRAINS!r}]); import time; time.sleep(300)",
+    "scheduler": "subprocess.run([sys.executable, '-c', 'import os; os.system(\"./sbatch job.sh\")'])",
+    "launcher": "subprocess.run('L=torchrun; $L job.py', shell=True)",
+}
+CHEAP_DESCENDANTS = ("own loop", "scheduler")
+
+
+@pytest.mark.parametrize(
+    "way",
+    [name if name in CHEAP_DESCENDANTS else pytest.param(name, marks=pytest.mark.slow) for name in IN_DESCENDANTS],
+)
+def test_a_training_in_a_descendant_ends_the_prediction(predict: Predict, tmp_path: Path, way: str) -> None:
+    """Nothing of the command shows that it trains; the script would go on after it."""
+    (tmp_path / "job.py").write_text(
+        f"{TINY}\ndef main():\n    trainer(tiny(), use_cpu=True).train()\n    open('trained', 'w')\n"
+        "if __name__ == '__main__': main()\n"
+    )
+    (tmp_path / "indirect.py").write_text("import job\njob.main()\n")
+    (tmp_path / "given.sh").write_text('exec "$@"\n')
+    for name, text in {"console": f"#!{sys.executable}\n{TRAINS}\n", "sbatch": "#!/bin/sh\ntouch trained\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    outcome = predict(f"import os, subprocess, sys\n{IN_DESCENDANTS[way]}\n", environment={"PATH": path})
+    assert outcome.failed is not None, outcome
+    assert outcome.failed.type == "StartedTraining" and outcome.failed.place == "train.py, line 2"
+    assert not (tmp_path / "trained").exists() and not (tmp_path / "out").exists()
+
+
+def test_descendants_keep_their_environment(predict: Predict, tmp_path: Path) -> None:
+    """A program that reads a config and a tokenizer runs, with the user's `sitecustomize` and PYTHONPATH, also in a
+    program that it starts. The script sees none of memkit's variables."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("hidden = 1\n")
+    prepare = """
+import os, subprocess, sys, sitecustomize
+assert sitecustomize.hidden and "site" in sys.path[1], sys.path
+if "A" not in os.environ:
+    from transformers import AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
+    GPT2Config().save_pretrained("made")
+    inner = "import os, sitecustomize; open('inner', 'w').write(os.environ['PYTHONPATH']); sitecustomize.hidden"
+    subprocess.run([sys.executable, "-c", inner], check=True)
+"""
+    (tmp_path / "prepare.py").write_text(prepare)
+    code = """
+import os, subprocess, sys
+before = dict(os.environ)
+given = {**before, "A": "1"}
+for environment in (None, given):
+    subprocess.run([sys.executable, "prepare.py"], check=True, env=environment)
+assert given == {**before, "A": "1"} and dict(os.environ) == before and "MEMKIT_PREDICTION" not in before
+os.environ["PYTHONPATH"] = "other"
+assert subprocess.run(["sh", "-c", "echo $PYTHONPATH"], capture_output=True, text=True).stdout.endswith(":other\\n")
+os.posix_spawn("/bin/true", ["true"], os.environ)
+assert os.environ["PYTHONPATH"] == "other"
+"""
+    outcome = predict(code, environment={"PYTHONPATH": str(tmp_path / "site")})
+    assert outcome.untrained is not None and outcome.untrained.exit is None, outcome
+    assert (tmp_path / "inner").read_text().endswith(f":{tmp_path}/site")
 
 
 def test_train_in_a_process_that_the_script_forks(predict: Predict) -> None:

@@ -1,5 +1,6 @@
-"""`memkit report --follow`: shows a running job until it ends. A terminal shows the report, redrawn when a file has
-grown; a log or pipe gets a line for a finished step, at most one per second, and the report at the end.
+"""`memkit report --follow`: shows a running job until it ends. A terminal shows the newest step above the report; a
+log or pipe gets a line for a finished step, at most one per second, and the report at the end. The job runs on this
+machine: a look reads only what is new, and the report, which goes over all steps, is made anew when 5 % of them are.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -20,6 +21,8 @@ from hf_memkit.measuring.report.answer import report_answer
 from hf_memkit.measuring.report.load import Run, RunReader
 
 _LOOK_S: Final = 1.0
+_SHARE: Final = 0.05
+"""Share of new records with which the report is made anew."""
 
 
 def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
@@ -55,11 +58,18 @@ def _readings(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
 def _live(reader: RunReader, console: Console) -> None:
     with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
-        shown: str | None = None
+        report, records, why, silent = Group(), 0, "", False
         for grew, run in _readings(reader):
-            if run is not None and (grew or run.ending.why != shown):
-                shown = run.ending.why
-                live.update(render(report_answer(run), console.width), refresh=True)
+            if run is None:
+                continue
+            other, why = run.ending.why != why, run.ending.why
+            if not grew and not other:
+                continue
+            count = sum(len(rank.steps) + len(rank.evaluations) + len(rank.saves) for rank in run.ranks)
+            if not grew or silent or abs(count - records) >= _SHARE * records:
+                report, records, silent = render(report_answer(run), console.width), count, not grew
+            newest = [Text(_step_line(run))] if any(rank.steps for rank in run.ranks) else []
+            live.update(Group(*newest, report), refresh=True)  # a low terminal cuts the end
 
 
 def _lines(reader: RunReader, console: Console) -> None:

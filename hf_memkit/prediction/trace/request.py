@@ -68,10 +68,17 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """Settings with which a waiting script continues, without options of models; `result`: file for its result."""
+    """Settings with which a waiting script continues, without options of models.
+
+    Attributes:
+        result: file for its result.
+        for_plan, micro_batch_size: as in `ScriptRequest`.
+    """
 
     result: str
     overrides: Overrides
+    for_plan: bool = True
+    micro_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,6 @@ import safetensors
 import tokenizers
 import torch
 from huggingface_hub import constants
-from transformers import Trainer
-from transformers.utils import hub
 
 from hf_memkit.common.units import format_size
 from hf_memkit.common.user_files import cache_folder
@@ -429,12 +427,6 @@ def _watch_native_writers(before: Callable[[Any], None]) -> None:
 _SQLITE_ATTACH: Final = 24
 _SQLITE_READS: Final = (19, 20, 21, 22, 25, 31, 32, 33)
 """Codes of sqlite3_set_authorizer: PRAGMA, READ, SELECT, TRANSACTION, DETACH, FUNCTION, SAVEPOINT, RECURSIVE."""
-
-
-def disable_push() -> None:
-    """Disables pushes of models, tokenizers and Trainers."""
-    for kind in (Trainer, hub.PushToHubMixin):  # keeps docstring and signature, which Unsloth reads (save.py)
-        kind.push_to_hub = functools.wraps(kind.push_to_hub)(lambda *args, **kwargs: "")
 
 
 _redirects_to: str | None = None

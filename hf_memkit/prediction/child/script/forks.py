@@ -40,6 +40,7 @@ from hf_memkit.prediction.child.libraries.adapters import (
     trainer_call,
     with_adapters,
 )
+from hf_memkit.prediction.child.output import flush_output
 from hf_memkit.prediction.trace.request import EARLY, LATE, ForkEnded, ForkRequest
 from hf_memkit.setup.live_arguments import FieldReads, change_fields
 from hf_memkit.setup.script_overrides import Overrides
@@ -50,7 +51,7 @@ class Forks:
     """The points at which this process waits, with sockets in `folder`."""
 
     folder: Path
-    begin: Callable[[Path], None]  # starts the result of a forked process at a path
+    begin: Callable[[ForkRequest], None]  # starts the trace of a forked process
     reads: FieldReads  # fields that have been read so far
     folder_begins: Callable[[Any], None]  # called with the arguments whose `output_dir` Trainer is about to create
     _overrides: Overrides | None = field(default=None, init=False)
@@ -76,9 +77,7 @@ class Forks:
                 trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
                 parent = os.getpid()
-                with contextlib.suppress(OSError, ValueError):  # the script has closed one
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                flush_output()
                 if self._prepares and os.fork() == 0:
                     end_with(parent)
                     adapter = self._serve(EARLY, args, kwargs).adapter
@@ -139,13 +138,13 @@ class Forks:
         # process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
         torch.set_num_threads(1)
         overrides = self._overrides = request.overrides
-        if overrides.arguments:  # the waiting process has printed the same before
+        if overrides.arguments or request.micro_batch_size:  # the waiting process has printed the same before
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
         if overrides.loss:
             chunk_losses()
-        self.begin(Path(request.result))
+        self.begin(request)
         if arguments is not None and overrides.arguments:
             change_fields(arguments, overrides.arguments)
 

@@ -47,8 +47,8 @@ class MadeFiles:
 
 
 def record_output_folder(made: MadeFiles) -> Callable[[Any], None]:
-    """Records what this process creates in the output folder, and disables repositories on the hub. Returns a function
-    that starts recording for a Trainer's arguments, for use before processes are forked."""
+    """Records what this process creates in the output folder. Returns a function that starts recording for a Trainer's
+    arguments, for use before processes are forked."""
     original = Trainer.__init__
 
     def begins(arguments: Any) -> None:
@@ -60,7 +60,6 @@ def record_output_folder(made: MadeFiles) -> Callable[[Any], None]:
         original(self, *args, **kwargs)
 
     Trainer.__init__ = init
-    Trainer.init_hf_repo = lambda self, *args, **kwargs: None
     return begins
 
 

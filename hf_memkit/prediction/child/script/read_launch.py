@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import yaml
 
+from hf_memkit.common.commands import command
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction import wire
@@ -81,7 +83,9 @@ def _accelerate(words: list[str]) -> ReadCommand:
         from accelerate.commands.config.config_args import default_config_file
 
         path, why = Path(arguments.config_file or default_config_file), " ".join(str(error).split())
-        raise ValueError(f"{why}; to find the mistake: memkit check {path}" if path.is_file() else why) from error
+        raise ValueError(
+            f"{why}; to find the mistake: {command('memkit', 'check', path)}" if path.is_file() else why
+        ) from error
     if arguments.tpu or getattr(arguments, "compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER":
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)
@@ -170,11 +174,15 @@ def _front_end(name: str, words: list[str], gpus: int) -> ReadCommand:
         torch.cuda.device_count = lambda: gpus
     before, output = dict(os.environ), sys.stdout
     sys.argv = [name, *words]
+    package = re.compile(rf"(.*/)?{script.module.partition('.')[0]}[./]")
+
+    def starts_itself(command: Sequence[str]) -> bool:
+        return Path(command[0]).name.startswith("python") and any(map(package.match, command[1:3]))
 
     def raise_on_start(event: str, arguments: tuple[Any, ...]) -> None:
         if event in STARTS:
             command, folder, environment = program_started(event, arguments)
-            if training_command(command, folder, environment) is not None:
+            if starts_itself(command) or training_command(command, folder) is not None:
                 raise _Started(command, environment)
 
     def run_exp(*args: Any, **kwargs: Any) -> None:

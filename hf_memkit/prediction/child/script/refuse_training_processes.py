@@ -4,7 +4,7 @@
 |---|---|
 | starts a program that trains (`training_commands.py`) | the prediction ends, with the command and its line |
 | trains in a process that it forks, or that multiprocessing or torch spawns | the same |
-| starts another program | the program runs |
+| starts another program | the program runs, and ends the prediction if it trains (`descendants.py`) |
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn
 import accelerate.launchers
 import torch.multiprocessing
 
+from hf_memkit.prediction.child.script.descendants import Result, watch_descendants
 from hf_memkit.prediction.child.script.file_guards import notice_program
 from hf_memkit.prediction.child.script.training_commands import training_command
 from hf_memkit.prediction.child.user_code import MEMKIT, PYTHON, is_library, users_line
@@ -33,19 +34,21 @@ _SERVER: Final = "hf_memkit.prediction.child.serve"
 """Module that `hf_memkit.preset` starts to size a batch; it trains nothing."""
 
 
-def refuse_training_processes(refuse: Refuse) -> None:
+def refuse_training_processes(refuse: Refuse, result: Result) -> None:
     """Refuses trainings here and in forks until `train()` is traced. `refuse` ends the script with its result."""
+    renew_variables = watch_descendants(result)
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in STARTS:
             return
         with contextlib.suppress(UnicodeError, TypeError, IndexError, OSError):  # starting the program will fail, too
-            words, folder, environment = program_started(event, arguments)
-            command = training_command(words, folder, environment)
+            words, folder, _ = program_started(event, arguments)
+            command = training_command(words, folder)
             if command is not None and _SERVER not in words:
                 target = command.target or "the training script that it starts"
                 refuse(_error(f"starts a real training: {command}. Give memkit what that runs: {target}"))
             notice_program(words)
+        renew_variables()
 
     sys.addaudithook(audit)
     _refuse_spawning(refuse)

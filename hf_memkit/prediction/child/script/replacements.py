@@ -28,7 +28,8 @@ from hf_memkit.prediction.child.libraries.deepspeed_engine import disable_deepsp
 from hf_memkit.prediction.child.libraries.library_rules import is_installed, uses_flash_attention
 from hf_memkit.prediction.child.libraries.pretrained import patch_from_pretrained
 from hf_memkit.prediction.child.quick_imports import is_loaded
-from hf_memkit.prediction.child.script.file_guards import disable_push
+from hf_memkit.prediction.child.script.network import send_only_reads
+from hf_memkit.prediction.child.script.trackers import disable_trackers
 from hf_memkit.prediction.child.trainer_kinds.generation import patch_generate
 from hf_memkit.prediction.child.trainer_kinds.sft import patch_fused_head
 from hf_memkit.prediction.child.trainer_kinds.trl_base import patch_trl
@@ -301,10 +302,19 @@ ABOVE_TRAIN: Final = (
         lambda script: patch_from_pretrained(script.boundary),
     ),
     Replacement(
-        "transformers.trainer.Trainer.push_to_hub transformers.utils.hub.PushToHubMixin.push_to_hub",
-        "pushes nothing",
-        "a prediction writes to the user's account",
-        lambda script: disable_push(),
+        "huggingface_hub.hf_api.HfApi.* huggingface_hub.*.xet_connection_info_refresh_url "
+        "huggingface_hub.inference.*._inner_post *.get_session *.get_async_session requests.sessions.Session.send "
+        "httpx*Client.send transformers.*.push_to_hub datasets.*.push_to_hub",
+        "reads from the Hub; what would write returns an object of its class, or raises",
+        "a prediction creates repositories, uploads and deletes with the user's token",
+        lambda script: send_only_reads(),
+    ),
+    Replacement(
+        "wandb.* swanlab.* trackio.* mlflow.* comet_ml.* clearml.* neptune.* dvclive.* codecarbon.* dagshub.* "
+        "azureml.core.run.*",
+        "starts no run",
+        "a prediction appears in the user's dashboard, and leaves a tracker's files",
+        lambda script: disable_trackers(),
     ),
     Replacement(
         "os.remove os.unlink os.rmdir os.rename os.replace os.mkdir os.symlink os.link os.open "
@@ -320,15 +330,17 @@ ABOVE_TRAIN: Final = (
     Replacement(
         "torch.multiprocessing.start_processes torch.multiprocessing.spawn.start_processes "
         "accelerate.launchers.are_libraries_initialized multiprocessing.popen_spawn_posix.Popen._launch "
-        "multiprocessing.popen_forkserver.Popen._launch",
-        "a training in another process ends the prediction; an audit hook also sees programs that start",
+        "multiprocessing.popen_forkserver.Popen._launch subprocess.Popen.__init__ "
+        "os.execve os.posix_spawn os.posix_spawnp posix.execve posix.posix_spawn posix.posix_spawnp",
+        "a training in another process ends the prediction; an audit hook also sees programs that start, and "
+        "each gets a sitecustomize that waits for a training",
         "the script trains for real, in a process in which nothing is replaced",
         "refuse_training_processes.py, refuse_training_processes",
     ),
     Replacement(
-        "transformers.trainer.Trainer.__init__ transformers.trainer.Trainer.init_hf_repo",
-        "records files in Trainer's folder, which are removed at the end; creates no repository",
-        "a prediction leaves a folder behind, and a repository in the user's account",
+        "transformers.trainer.Trainer.__init__",
+        "records files in Trainer's folder, which are removed at the end",
+        "a prediction leaves a folder behind",
         "output_folder.py, record_output_folder",
     ),
     Replacement(

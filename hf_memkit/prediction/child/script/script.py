@@ -31,6 +31,7 @@ from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
+from hf_memkit.prediction.child.output import flush_output
 from hf_memkit.prediction.child.script.file_guards import OlderFiles, redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.notices import notices
@@ -55,7 +56,7 @@ from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Eval
 from hf_memkit.prediction.child.training.given_settings import given_arguments
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
-from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.trace.request import LIVE, SETUP, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import latest_creation, on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
@@ -104,7 +105,7 @@ class _ScriptRun:
                 install_replacements(ON_A_GPU, script)
             learn_use_counts(in_a_fork=self._request.forks is not None)
             install_replacements(ABOVE_TRAIN, script)
-        refuse_training_processes(self.out.end)
+        refuse_training_processes(self.out.end, self.out.owner)
         made = MadeFiles(self.out.path.with_name(RECORD))
         folder_begins = record_output_folder(made)
         OlderFiles(self._request.began, self.out.end, made).install()
@@ -117,7 +118,13 @@ class _ScriptRun:
         if overrides.loss:
             chunk_losses()
         if self._request.forks is not None:
-            Forks(Path(self._request.forks), self.out.begin, watch_reads(), folder_begins).install()
+            Forks(Path(self._request.forks), self._begin_in_fork, watch_reads(), folder_begins).install()
+
+    def _begin_in_fork(self, request: ForkRequest) -> None:
+        self.out.begin(Path(request.result))
+        self._request = replace(self._request, micro_batch_size=request.micro_batch_size, for_plan=request.for_plan)
+        if not request.for_plan:
+            self._tracer.stop_recording_work()
 
     def until_end(self) -> Outcome:
         """Runs the script; returns the outcome of one that does not call `train()`."""
@@ -209,6 +216,10 @@ class _Result:
         """Whether this process owns the result; the script may fork others."""
         return os.getpid() == self._process
 
+    def owner(self) -> tuple[int, Path]:
+        """The process that owns the result, and its path."""
+        return self._process, self.path
+
     def write(self, content: Outcome) -> None:
         """Writes the result; a process forked by the script exits."""
         if not self.is_mine():
@@ -225,9 +236,7 @@ class _Result:
     def end(self, content: Outcome) -> NoReturn:
         """Writes the result and ends the script, in any of its processes and threads."""
         self._put(content)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        flush_output()
         if not self.is_mine():
             os.kill(self._process, signal.SIGKILL)
         os._exit(0)
@@ -241,9 +250,10 @@ def _set_up_process(request: ScriptRequest) -> None:
     if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
         omitted.discard("ACCELERATE_USE_DEEPSPEED")
     os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
-    os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
+    os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
-    sys.path[1:1] = [path for path in request.environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if packages := request.environment.get("PYTHONPATH"):
+        sys.path[1:1] = [path or request.folder for path in packages.split(os.pathsep)]
     torch.set_num_threads(1)
     if request.stdin is not None:
         os.dup2(request.stdin, 0)
