@@ -77,7 +77,7 @@ def disable_trackers() -> None:
     folder = Path(tempfile.gettempdir())  # removed at the end
     os.environ |= dict.fromkeys(("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "TRACKIO_DIR"), str(folder))
     os.environ |= {"WANDB_MODE": "disabled", "SWANLAB_MODE": "disabled", "NEPTUNE_MODE": "debug"}
-    os.environ["MLFLOW_TRACKING_URI"] = folder.as_uri()
+    os.environ |= {"MLFLOW_TRACKING_URI": folder.as_uri(), "MLFLOW_DISABLE_TELEMETRY": "true"}
     for library, tracker in TRACKERS.items():
         when_imported(library, functools.partial(_disable, library, tracker))
 
