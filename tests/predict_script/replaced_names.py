@@ -12,7 +12,7 @@ import hf_memkit
 _MEMKIT = str(Path(hf_memkit.__file__).parent)
 _LIBRARIES = {
     "accelerate", "bitsandbytes", "builtins", "huggingface_hub", "io", "multiprocessing", "os", "peft", "posix",
-    "safetensors", "shutil", "subprocess", "tempfile", "torch", "transformers", "triton", "trl",
+    "safetensors", "shutil", "subprocess", "tempfile", "threading", "torch", "transformers", "triton", "trl",
 }  # fmt: skip
 
 
