@@ -45,9 +45,9 @@ from hf_memkit.common.user_script import UserScript  # noqa: E402
 from hf_memkit.plan.candidate import Candidate  # noqa: E402
 from hf_memkit.plan.candidate_time import Speeds  # noqa: E402
 from hf_memkit.plan.judge_trace import judge_trace  # noqa: E402
-from hf_memkit.plan.traces import TraceFile  # noqa: E402
 from hf_memkit.prediction.running_scripts import ScriptJob  # noqa: E402
 from hf_memkit.prediction.trace.request import ScriptRequest  # noqa: E402
+from hf_memkit.prediction.waiting_script import TraceFile  # noqa: E402
 from hf_memkit.prediction.worker import Worker  # noqa: E402
 
 FILE: Final = RESULTS / "published_sharded.json"

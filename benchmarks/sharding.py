@@ -31,10 +31,10 @@ from hf_memkit.plan.candidate import Candidate  # noqa: E402
 from hf_memkit.plan.candidate_time import Speeds, untraced_traffic  # noqa: E402
 from hf_memkit.plan.judge_trace import judge_trace  # noqa: E402
 from hf_memkit.plan.judgement import Judgement  # noqa: E402
-from hf_memkit.plan.traces import ScriptTraces  # noqa: E402
 from hf_memkit.prediction.prediction import Prediction  # noqa: E402
 from hf_memkit.prediction.running_scripts import ScriptJob, training_of  # noqa: E402
 from hf_memkit.prediction.traced_training import TracedTraining  # noqa: E402
+from hf_memkit.prediction.waiting_script import WaitingScript  # noqa: E402
 from hf_memkit.setup.script_overrides import Overrides  # noqa: E402
 
 RAM: Final = "1024GB"
@@ -178,11 +178,10 @@ def predict(gpu: str, gpus: int, setups: Sequence[str]) -> Iterator[dict[str, An
     job = ScriptJob(
         UserScript.at("train.py", ARGUMENTS), machine, gpus, environment={**os.environ, **variables}, ram_is_given=True
     )
-    with ScriptTraces(job) as traces:
-        traces.start()
+    with WaitingScript(job) as script:
         for setup in setups:
-            file = traces.of(Overrides(arguments=arguments_of(setup)))
-            judgement = judge_trace(file, traces.device, traces.notes, Candidate(0, 0), job, Speeds.of(machine))
+            file = script.trace(Overrides(arguments=arguments_of(setup)))
+            judgement = judge_trace(file, script.device, script.notes, Candidate(0, 0), job, Speeds.of(machine))
             figures = row(judgement, training_of(job.script, file.outcome()), gpus)
             print(f"{gpus} x {gpu}, {setup}: {figures['verdict']}, {figures['step_s'][1]:.2f} s")
             yield {"gpu": gpu, "gpus": gpus, "setup": setup, **figures}

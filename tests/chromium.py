@@ -9,6 +9,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = "/usr/bin/chromium"
+WAIT_MS = 300_000
+"""For what hangs: its own limits are 30 s, which a busy machine may need."""
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +18,7 @@ def browser() -> Iterator[Browser]:
     """One for all tests. Where there is none they fail: a page that nobody has seen is not tested."""
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT_MS)
         yield chromium
         chromium.close()
 
@@ -41,6 +43,7 @@ def show(browser: Browser) -> Iterator[Callable[..., tuple[Page, Watched]]]:
         context = browser.new_context(
             viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script, offline=True
         )  # type: ignore[arg-type]
+        context.set_default_timeout(WAIT_MS)
         contexts.append(context)
         tab = context.new_page()
         watched = Watched(tab)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -26,12 +27,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 import pytest
 
-from hf_memkit.catalog.hardware import SLOW_BF16, Machine, bf16_slowdown, gpu_of_size
+from hf_memkit.catalog.hardware import Machine, gpu_of_size
+from hf_memkit.cli import main
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
+from hf_memkit.prediction.worker import Worker, shared_worker
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.setup.techniques.allocator import VARIABLE
-from tests.cpu_limit import CpuLimit
+from tests import cpu_time
 from tests.loaded import Loaded, Ran, loaded
 
 # Scripts that tests run use the operators that memkit built, instead of building them again.
@@ -49,16 +52,6 @@ def recipe() -> Recipe:
 def machine() -> Machine:
     """A 16 GB GPU with bf16, 64 GiB of RAM, 200 GiB of disk."""
     return Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
-
-
-# Test files that share a session fixture. In a parallel run they stay in one process.
-SHARING = dict.fromkeys(("test_live_ledger", "test_stepping", "test_zero_r"), "test_presets")
-
-# The slowest files start first, so that all processes end at about the same time.
-LONGEST = (
-    "test_presets", "test_pack", "test_pack_exports", "test_variants", "test_rules", "test_fake_equals_real",
-    "test_resume", "test_split_states_live", "test_gpu_benchmark", "test_processes",
-)  # fmt: skip
 
 
 MARKERS = {
@@ -81,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    config.pluginmanager.register(CpuLimit(MARKERS))
+    config.pluginmanager.register(cpu_time)
     if not (config.option.slow or config.option.exhaustive or hasattr(config, "workerinput")):
         # An empty folder shows tests that use an operator without the marker, even if this machine has built it.
         config.stash[NO_OPERATORS] = tempfile.TemporaryDirectory()
@@ -89,17 +82,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
 
 
-def group(path: str) -> str:
-    """The name of the group of a test file, which runs in one process: the files that share its session fixtures."""
-    stem = Path(path).stem
-    return SHARING.get(stem, stem)
-
-
 def pytest_itemcollected(item: pytest.Item) -> None:
     if {"single", "double"} & set(getattr(item, "fixturenames", ())):
         item.add_marker(pytest.mark.operators)
         item.add_marker(pytest.mark.alone)
-        item.add_marker(pytest.mark.timeout(1200))  # the first test waits for all trainings
+        item.add_marker(pytest.mark.timeout(3600))  # the first test waits for all trainings
     # Records must be right with every supported transformers: CI also runs these tests with the oldest one.
     if item.path.is_relative_to(ROOT / "tests" / "measuring" / "memory") and "make_trainer" in getattr(
         item, "fixturenames", ()
@@ -108,20 +95,26 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rank = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get(group(item.nodeid.partition("::")[0]), len(rank)))
     chosen = {"--slow": config.option.slow, "--exhaustive": config.option.exhaustive, "--older": config.option.older}
     kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
     for item in items:
         markers = {marker.name for marker in item.iter_markers()}
         why = [name for name, (option, _) in MARKERS.items() if name in markers and not chosen[option]]
         if why and ("older" in markers or not config.option.exhaustive):
             config.stash[LEFT_OUT][why[-1]] += 1  # the last option is the one that runs it
+            left.append(item)
         else:
             kept.append(item)
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    if left:
+        config.hook.pytest_deselected(items=left)
         items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Each training collects garbage. That must not look through all imported modules, which takes half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -147,18 +140,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     notes = [f"{count} tests that {MARKERS[name][1]} (scripts/test {MARKERS[name][0]})" for name, count in left_out]
     if notes:
         print("Left out: " + "; ".join(notes))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Makes `--dist loadfile` keep groups together; xdist's own groups have no effect with pytest 9.2."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByGroup(LoadFileScheduling):  # type: ignore[misc]
-        def _split_scope(self, nodeid: str) -> str:
-            return group(nodeid.partition("::")[0])
-
-    return ByGroup(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +188,15 @@ def memkit(tmp_path: Path) -> Memkit:
 
 
 @pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    """The process that memkit traces in, with the libraries loaded; it forks for each case."""
+    started = shared_worker()
+    started.wait()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
 def process() -> Iterator[Loaded]:
     with loaded() as started:
         yield started
@@ -219,16 +209,29 @@ def quick_memkit(process: Loaded, tmp_path: Path) -> Quick:
 
 
 @pytest.fixture
+def memkit_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Quick]:
+    """Like `memkit`, in this process, for what neither trains nor runs a script."""
+    before = dict(os.environ)
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.chdir(tmp_path)
+        os.environ.update(CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+        capsys.readouterr()
+        return Ran(main(list(arguments)), *capsys.readouterr())
+
+    yield run
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     """A corpus of a few hundred thousand characters that a small model learns quickly."""
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(f"The {n} quick brown foxes jump over {n % 7} lazy dogs." for n in range(6000)))
     return path
-
-
-def of_this_cpu() -> set[str]:
-    """Additional files of an exported rehearsal in bf16 on a CPU without bf16 instructions."""
-    return {"fp32_products.py"} if bf16_slowdown() >= SLOW_BF16 else set()
 
 
 def load_script(name: str) -> SimpleNamespace:

@@ -19,6 +19,7 @@ from packaging.version import Version
 
 from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.common.boot import OLDEST_PYTHON
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 
 _OLDEST_PYTHON: Final = ".".join(map(str, OLDEST_PYTHON))
@@ -121,5 +122,5 @@ def refuse_too_old(libraries: Mapping[str, str], python: str | Path, where: str)
         if name not in libraries or Version(libraries[name]) < Version(oldest)
     ]
     if wrong:
-        needed = " ".join(f"'{name}>={oldest}'" for name, oldest in OLDEST.items())
-        raise InputError(f"{where}: {'; '.join(wrong)}. Type: {python} -m pip install {needed}")
+        install = command(python, "-m", "pip", "install", *(f"{name}>={oldest}" for name, oldest in OLDEST.items()))
+        raise InputError(f"{where}: {'; '.join(wrong)}. Type: {install}")

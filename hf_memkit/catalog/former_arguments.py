@@ -207,6 +207,13 @@ def ever_fields(library: Literal["transformers", "trl"]) -> frozenset[str]:
     return frozenset(name for spans in _history()[library]["classes"].values() for name in _names(spans))
 
 
+def _plain(value: Any) -> Any:
+    """A value of JSON or YAML in YAML's own types, which are all that `safe_dump` takes."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def _fix(name: str, given: Mapping[str, Any]) -> str:
     value = given[name]
     successor = _SUCCESSORS.get(name, "")
@@ -214,7 +221,7 @@ def _fix(name: str, given: Mapping[str, Any]) -> str:
         return f"{_DELETE}: {_INSTEAD[name]}" if name in _INSTEAD else _DELETE
     if (key := successor.partition(":")[0]) in given:
         return f"{_DELETE}: {key} is set too"
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000).removesuffix("...\n").strip()
     if "[{}]" in successor:
         text = text.strip("[]")
     return f"write {successor.format(text)}"

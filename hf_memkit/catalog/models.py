@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hf_memkit.catalog.architectures import ARCHITECTURES, built_in
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, did_you_mean
 from hf_memkit.common.user_files import user_path
 
@@ -63,7 +64,11 @@ def _absent_message(name: str, near: str = "") -> str:
     fix = "; give a folder with a config.json"
     if switched_off := hub_switched_off():
         fix += f", or unset {re.sub('=[^ ]*', '', switched_off)}"
-    sizes = f". Its sizes alone are known: memkit predict --model {name}" if built_in(name) is not None else ""
+    sizes = (
+        f". Its sizes alone are known: {command('memkit', 'predict', '--model', name)}"
+        if built_in(name) is not None
+        else ""
+    )
     return f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{near or fix}{sizes}"
 
 
@@ -380,14 +385,23 @@ def gated_message(name: str) -> str:
     )
 
 
+def own_code_message(name: str) -> str:
+    """Message for a model whose config is a class in its repository."""
+    predict = command("memkit", "predict", "--model", name, "--trust-remote-code")
+    return f"model {name!r} comes with its own code, which memkit does not run. Read it, then allow it: {predict}"
+
+
 def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: bool) -> tuple[Any, Origin]:
     from transformers import AutoConfig
 
     path = user_path(name)
     if path.is_dir():
         try:
-            return AutoConfig.from_pretrained(str(path), local_files_only=True), "local"
+            # Without trust_remote_code transformers would ask on the terminal whether to run the model's code.
+            return AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False), "local"
         except (OSError, ValueError) as error:
+            if "trust_remote_code" in str(error):
+                raise InputError(own_code_message(name)) from None
             cause = str(error).splitlines()[0].rstrip(".")
             fix = "Give a folder written by `save_pretrained`"
             if "does not recognize this architecture" in str(error):
@@ -396,8 +410,10 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             raise InputError(f"model folder {name!r} has no usable config.json: {cause}. {fix}") from None
     try:
         # Whole snapshots only: with a cached config but no cached weights the hub is still needed.
-        return AutoConfig.from_pretrained(name, local_files_only=not use_hub), "hub"
+        return AutoConfig.from_pretrained(name, local_files_only=not use_hub, trust_remote_code=False), "hub"
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise InputError(own_code_message(name)) from None
         if architecture is not None:
             config_values = dict(architecture)
             return AutoConfig.for_model(config_values.pop("model_type"), **config_values), "architecture"

@@ -14,6 +14,7 @@ from hf_memkit.checks.other_files import LLAMA_FACTORY, Other, nothing_known
 from hf_memkit.checks.reading import File, Kind, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.subject import Subject, walk
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.setup.setup import Setup
 
@@ -101,7 +102,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     if refusal := not_checked(file):
         raise InputError(f"{file.path}: {refusal}")
     if file.kind == "recipe":
-        raise InputError(f"{file.path}: this is a recipe; check it with `memkit check {file.path}`")
+        raise InputError(f"{file.path}: this is a recipe; check it with `{command('memkit', 'check', file.path)}`")
     pinned = arguments is not None and arguments.other is not None and arguments.other.kind == LLAMA_FACTORY
     if arguments is not None and arguments.refusal and not pinned:
         raise InputError(f"--args {arguments.path}: {arguments.refusal}")

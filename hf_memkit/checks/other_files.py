@@ -12,6 +12,7 @@ from typing import Any, Final
 from hf_memkit.catalog.argument_values import misspelt
 from hf_memkit.catalog.former_arguments import ever_fields
 from hf_memkit.catalog.library_versions import accelerate_keys, argument_types, fields
+from hf_memkit.common.commands import command
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +142,11 @@ def other_script(path: Path, text: str) -> Other | None:
     """Kind of a file that is neither JSON nor YAML, by its name or text."""
     suffix = path.suffix.lower()
     if suffix == ".py":
-        return Other("a Python script", f"Predict it: memkit predict {path} -- ARGUMENTS")
+        return Other("a Python script", f"Predict it: {command('memkit', 'predict', path, '--', 'ARGUMENTS')}")
     launches = suffix not in (".json", ".yaml", ".yml") and _LAUNCH.search(text)
     if suffix in _SHELL or text.startswith("#!") or launches:
         named = list(dict.fromkeys(_NAMED.findall(text)))[:3]
-        first = f"Check the files that it names: memkit check {' '.join(named)}" if named else ""
+        first = f"Check the files that it names: {command('memkit', 'check', *named)}" if named else ""
         write = "Write its arguments as YAML, a line each (--bf16 true becomes bf16: true), and check that file"
         return Other("a shell script, not a config", first or write)
     if suffix in (".toml", ".ini", ".cfg"):
@@ -232,9 +233,9 @@ def _deepspeed_json_of(kind: str, path: Path, content: Mapping[str, Any]) -> str
     value = content.get("deepspeed")
     named = value if isinstance(value, str) and value.endswith(".json") else ""
     if kind == LLAMA_FACTORY:
-        return f"Check a DeepSpeed JSON against it: memkit check {named or 'ds.json'} --args {path}"
+        return f"Check a DeepSpeed JSON against it: {command('memkit', 'check', named or 'ds.json', '--args', path)}"
     if named:
-        return f"Check the DeepSpeed JSON that it names: memkit check {named}"
+        return f"Check the DeepSpeed JSON that it names: {command('memkit', 'check', named)}"
     return "memkit checks only Trainer's and TRL's argument files and DeepSpeed JSON"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from hf_memkit.checks.subject import ABSENT, Subject
+from hf_memkit.common.secrets import masked_value
 
 Severity = Literal["error", "warning", "hint"]
 """error: the run fails, or its result is wrong. warning: the run loses memory or time, a setting has no effect, or
@@ -124,7 +125,9 @@ class Rule:
             why, fix = case.why or self.why, case.fix or self.fix
             head, dot, rest = case.key.partition(".")
             key = f"{subject.written(head)}{dot}{rest}" if case.argument else case.key
-            problems.append(Problem(self.id, case.severity or self.severity, file, key, value, why, fix, null))
+            problems.append(
+                Problem(self.id, case.severity or self.severity, file, key, masked_value(key, value), why, fix, null)
+            )
         return problems
 
 

@@ -3,7 +3,6 @@ model is loaded."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hf_memkit.cli.options import Json, MachineOptions, option, with_options
+from hf_memkit.cli.printing import print_json
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
 
@@ -216,11 +216,11 @@ def _print(problems: list[Problem], names: str, options: CheckOptions) -> None:
     from hf_memkit.common.answer.terminal import show
 
     if options.as_json or options.output_format == "json":
-        print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
+        print_json([problem.to_json() for problem in problems])
     elif options.output_format == "sarif":
         from hf_memkit.checks.sarif import sarif
 
-        print(json.dumps(sarif(problems), indent=2))
+        print_json(sarif(problems))
     else:
         show(_answer(problems, names), console=Console(soft_wrap=True, highlight=False))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import typer
 
 from hf_memkit.cli.options import Json, option
 from hf_memkit.cli.printing import print_json
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 
 if TYPE_CHECKING:
@@ -221,4 +221,4 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
         return known, None
     name = printable(folder)
     none = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
-    return [Explanation(None)], f"{none}\nFor its memory use, type: memkit report {shlex.quote(name)}"
+    return [Explanation(None)], f"{none}\nFor its memory use, type: {command('memkit', 'report', folder)}"

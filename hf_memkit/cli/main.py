@@ -19,6 +19,7 @@ from hf_memkit.cli.options import INTERRUPTED, show_what_can_be_shown
 from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.common import boot
 from hf_memkit.common.errors import InputError, MemkitError, did_you_mean
+from hf_memkit.common.secrets import masked
 from hf_memkit.run.script import ScriptRun
 
 # click's UsageError through a public name of typer: some versions of typer contain click, others depend on it.
@@ -101,14 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
             result.prepare()
     except MemkitError as error:
         for line in str(error).splitlines():
-            print(f"memkit: error: {line}", file=sys.stderr)
+            print(f"memkit: error: {masked(line)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
-            print(note, file=sys.stderr)
+            print(masked(note), file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
         if error.format_message():  # without a command, typer has printed the help, and its error has no text
             line = _usage_message(error, sys.argv[1:] if arguments is None else arguments)
-            print(f"memkit: error: {line}", file=sys.stderr)
+            print(f"memkit: error: {masked(line)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if not (message := boot.missing(error.name) or missing_here()):
@@ -162,11 +163,13 @@ def _verb(words: list[str]) -> str:
 
 
 def main_and_exit() -> NoReturn:
+    _open_closed_streams()
     environment.command_line[:] = sys.argv[1:]
     code = 0
     try:
         code = main()
-        sys.stdout.flush()
+        if not sys.stdout.closed:  # a script of `memkit run` may close it
+            sys.stdout.flush()
     except SystemExit as error:  # rich's, where the reader of the help has ended
         if not (isinstance(error.__context__, BrokenPipeError) and "--help" in sys.argv):
             raise
@@ -179,6 +182,23 @@ def main_and_exit() -> NoReturn:
         print(f"memkit: error: cannot write the answer: {error.strerror}", file=sys.stderr)
         code = InputError.exit_code
     raise SystemExit(code)
+
+
+def _open_closed_streams() -> None:
+    """Gives the standard streams that the caller closed (`>&-`) to /dev/null: Python has None for them, and the next
+    file that is opened would get their number, and other programs' output."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            os.set_inheritable(number, True)
+    # Standard input stays None, as without memkit: nothing reads it.
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
+from hf_memkit.common.secrets import masked
+
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
 
@@ -114,7 +116,7 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def tell(line: str) -> None:
     """Prints a line to standard error at once."""
-    print(f"memkit: {line}", file=sys.stderr, flush=True)
+    print(f"memkit: {masked(line)}", file=sys.stderr, flush=True)
 
 
 def show_what_can_be_shown() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ import typer
 
 from hf_memkit.cli.options import INTERRUPTED, tell, with_options
 from hf_memkit.cli.plan_options import PlanOptions, read_host, read_prices
-from hf_memkit.cli.printing import print_json, typed_command
+from hf_memkit.cli.printing import print_json, say_to_stderr, typed_command
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ def _planned(
     try:
         with ended_by_signals("Ctrl-C: stopping; the best so far, if any, is printed") as ended:
             progress = _Progress(machines)
-            request = replace(request, on_judged=progress, on_slow=progress.before_slow)
+            request = replace(request, on_judged=progress, on_slow=progress.before_slow, on_restart=tell)
             plans = plan_gpus(script, machines, request) if script is not None else ()
             for setup in setups:
                 plans = (*plans, plan_setup(setup, request, trust_remote_code=trust_remote_code))
@@ -153,7 +152,7 @@ def _planned(
             if not plans:
                 ended()
     except ScriptFailed as error:
-        print(error.text, file=sys.stderr)
+        say_to_stderr(error.text)
         raise explained(error) from error
     except KeyboardInterrupt:
         tell("stopped before any setup was traced; no process of the script is left")

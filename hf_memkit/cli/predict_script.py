@@ -13,13 +13,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from hf_memkit.cli.options import INTERRUPTED, tell
-from hf_memkit.cli.printing import print_json
+from hf_memkit.cli.printing import print_json, say_to_stderr
 from hf_memkit.common.errors import InputError, ScriptFailed
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.environments import Environment
     from hf_memkit.cli.predict_next import NextSetup
     from hf_memkit.cli.predict_options import PredictOptions
+    from hf_memkit.prediction.launch_command import Launched
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.prediction.running_scripts import ScriptJob
     from hf_memkit.prediction.script_prediction import ScriptPrediction
@@ -29,18 +30,24 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
     """Predicts the script, prints the prediction and returns the exit code. `environment`: variables of the script;
     None: those of this process."""
     launched = options.started("predict", environment, options.nodes)
+    with contextlib.ExitStack() as running:
+        return _predict(options, launched, running)
+
+
+def _predict(options: PredictOptions, launched: Launched, running: contextlib.ExitStack) -> int:
+    """`running` holds the script, which waits at its Trainer until the search has ended."""
     from hf_memkit.cli.predict_answer import batch_sentences, predict_answer, present, write_prediction
     from hf_memkit.common.answer.terminal import show
 
     script, gpus, nodes = launched.script, launched.gpus or 1, launched.nodes
-    ram_is_given = options.ram is not None
     try:
         with ended_by_signals() as raise_again:
             from hf_memkit.catalog.environments import find_environment
             from hf_memkit.cli import predict_environments
             from hf_memkit.plan.known_mistakes import known_mistakes
-            from hf_memkit.prediction.from_script import predict_job
+            from hf_memkit.prediction.from_script import predict_waiting
             from hf_memkit.prediction.running_scripts import ScriptJob, name_of, refuse_unreadable
+            from hf_memkit.prediction.waiting_script import WaitingScript
 
             compare_with = options.compare_with
             other = find_environment(compare_with, "--compare-with") if compare_with is not None else None
@@ -50,34 +57,39 @@ def predict_script(options: PredictOptions, environment: Mapping[str, str] | Non
             name = name_of(script)
             tell(f"{name} runs on this machine up to Trainer.train(). Files that it writes before that stay")
             with _elapsed_time(name):
-                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=ram_is_given)
-                training = predict_job(job)
+                given = options.ram is not None
+                job = ScriptJob(script, machine, gpus, nodes, launched.environment, ram_is_given=given)
+                waiting = running.enter_context(WaitingScript(job, tell))
+                training = predict_waiting(waiting)
                 mistakes = known_mistakes(training.traced, gpus, nodes, launched)
                 prediction = training.prediction.with_warnings(*mistakes)
+                fails = prediction.verdict == "does not fit"
+                remedies = _remedies(prediction, training) if fails else []
+                searches = fails and not remedies and not options.no_search and other is None and nodes == 1
+                if not searches:
+                    running.close()
                 there, why_not = _predict_elsewhere(job, other) if other is not None else (None, "")
             tell("nothing was trained or saved, whatever the script printed")
     except ScriptFailed as error:
         from hf_memkit.plan.known_mistakes import explained
 
-        print(error.text, file=sys.stderr)
+        say_to_stderr(error.text)
         raise explained(error) from error
     except KeyboardInterrupt:
+        running.close()
         tell("stopped; no process of the script is left")
         return INTERRUPTED
     if why_not:
         prediction = prediction.with_notes(why_not)
-    fails = prediction.verdict == "does not fit"
-    remedies = _remedies(prediction, training) if fails else []
 
     def search() -> NextSetup | None:
         """The nearest setup that fits; a search is for one machine."""
-        if options.no_search or not fails or remedies or other is not None or nodes > 1:
+        if not searches:
             return None
         from hf_memkit.cli.predict_next import next_setup
-        from hf_memkit.plan.make_plan import PlanRequest, nearest_setup
+        from hf_memkit.plan.make_plan import nearest_setup
 
-        request = PlanRequest(gpus=gpus, environment=launched.environment, ram_is_given=ram_is_given)
-        return searched(lambda: next_setup(lambda: nearest_setup(script, machine, request)))
+        return searched(lambda: next_setup(lambda: nearest_setup(waiting)))
 
     def changes(nearest: NextSetup | None) -> list[str]:
         return [] if remedies else _advice(prediction, training, nearest)

@@ -12,6 +12,7 @@ import typer
 from hf_memkit.cli.environment import InEnvironment
 from hf_memkit.cli.options import Json, SizingOptions, flags_given, option, with_options
 from hf_memkit.cli.printing import print_json
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.common.user_files import refuse_existing, user_path, write_text
 from hf_memkit.setup.request import Request
@@ -184,7 +185,7 @@ def _resolve(name: str, options: PresetOptions) -> Setup:
     # Only if a size was solved for, the ledger has activations on the GPU.
     solved = any(row.place == "device" and row.category in ("activations", "loss") for row in setup.ledger.rows)
     if not setup.problems and not solved:
-        predict = f"memkit predict --model {job.model.name} --preset {request.preset}"
+        predict = command("memkit", "predict", "--model", job.model.name, "--preset", request.preset)
         setup = setup.with_notes(f"to see whether this batch fits, type: {predict}")
     return setup
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
-import re
-import shlex
 import sys
 import warnings
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hf_memkit.cli.environment import command_line
-
-_SECRET: Final = re.compile(r"(?i)^-.*(token|secret|password|api_?key)")
+from hf_memkit.common.commands import command
+from hf_memkit.common.secrets import masked, masked_json
 
 
 def say(line: str) -> None:
-    """Prints a line as it is, however long."""
-    print(line, flush=True)
+    """Prints a line, however long, without secrets."""
+    print(masked(line), flush=True)
 
 
 def say_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(masked(line), file=sys.stderr)
 
 
 def silent(line: str) -> None:
@@ -31,19 +30,22 @@ def silent(line: str) -> None:
 
 
 def print_json(content: Any) -> None:
-    print(json.dumps(content, indent=2))
+    """Prints JSON without secrets. It has no NaN and no infinity: these become texts."""
+    print(json.dumps(_json(masked_json(content)), indent=2, allow_nan=False))
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    is_plain = isinstance(value, str | int | None) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else str(value)
 
 
 def typed_command() -> str:
-    """The command that was typed, without passwords and tokens; empty if memkit was called from Python."""
-    words = list(command_line)
-    for place, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        if _SECRET.match(option) and value:
-            words[place] = f"{option}{equals}…"
-        elif _SECRET.match(word) and place + 1 < len(words):
-            words[place + 1] = "…"
-    return shlex.join(["memkit", *words]) if words else ""
+    """The command that was typed, to paste; empty if memkit was called from Python."""
+    return command("memkit", *command_line) if command_line else ""
 
 
 def quiet_libraries() -> None:

@@ -10,6 +10,7 @@ from hf_memkit.cli import predict_answer
 from hf_memkit.cli.printing import print_json, say
 from hf_memkit.cli.setup_blocks import ledger_block, settings_block, short_value
 from hf_memkit.common.answer.answer import Answer, Lines, View, only
+from hf_memkit.common.commands import command
 from hf_memkit.common.units import GIB
 from hf_memkit.setup.job import gpu_shortage, shortages
 
@@ -108,19 +109,22 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
 def closing(job: RecipeRun, content: dict[str, Any]) -> None:
     """Prints the result of a run, and what a rehearsal does not show."""
     from hf_memkit.recipes.rehearse import made_smaller
+    from hf_memkit.recipes.tasks import task_of
 
     result = content["result"]
     say("")
     if content["status"] == "interrupted":
-        say(f"Stopped after step {result['steps']}. Continue: memkit run {job.output} --resume")
+        say(f"Stopped after step {result['steps']}. Continue: {command('memkit', 'run', job.output, '--resume')}")
         return
     adapted = job.is_rehearsal and bool(job.setup.section("adapter"))
-    say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result, adapted=adapted)}")
+    steps, ran = result["steps"], result["steps_run"]
+    done = f"{steps} steps" if ran in (None, steps) else f"{ran} more steps, {steps} in total,"
+    say(f"Done: {done} in {result['wall_time_s']:.0f} s. {_losses(result, adapted=adapted)}")
     if metrics := result.get("metrics"):
-        say(f"Evaluated: {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}.")
+        say(f"Evaluated: {', '.join(f'{name} {_number(value)}' for name, value in metrics.items())}.")
     say(f"Optimizer: {' > '.join(result['optimizer_classes'] or ['unknown'])}; engine: {result['engine']}.")
     if recomputed := result["recomputed_layers"]:
-        say(f"Checkpointing recomputed a layer {recomputed} times in {result['steps']} steps.")
+        say(f"Checkpointing recomputed a layer {recomputed} times in {ran} steps.")
     if result["disk_swap_gb"]:
         say(f"On disk at the end: {result['disk_swap_gb']:.3f} GB of swapped states (removed).")
     if result["peak_allocated_gib"] is not None:
@@ -130,37 +134,38 @@ def closing(job: RecipeRun, content: dict[str, Any]) -> None:
         return
     say("")
     say(f"This was a REHEARSAL of variant {job.variant} on a machine without a GPU. GPU memory was not measured.")
-    target = job.target
+    target, task = job.target, task_of(job.target)
+    processes = f" × {job.target_processes} processes" if job.target_processes > 1 else ""
+    size = f" of {target['data.sequence_length']} tokens" if task.takes_length else ""
     say(
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
-        f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
-        f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps."
+        f"{target['arguments.gradient_accumulation_steps']}{processes} {task.examples_are}{size} a step, "
+        f"{target['arguments.max_steps']} steps."
     )
     for problem in target.problems:
         say(f"The target run would not start on this machine: it {problem}.")
-    say(f"All its settings: memkit recipe {job.asked} --variant {job.variant} --dry-run --gpu NAME")
-    smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(target, job.setup)]
+    settings = command("memkit", "recipe", job.asked, "--variant", job.variant, "--dry-run", "--gpu", "NAME")
+    say(f"All its settings: {settings}")
+    smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(job)]
     say(f"Smaller than the target: {', '.join(smaller)}.")
     for line in _left_out(job):
         say(line)
 
 
-def exported(written: list[Path], as_json: bool, command: str) -> int:
+def exported(written: list[Path], as_json: bool, alone: str) -> int:
     if as_json:
-        print_json({"files": [str(path) for path in written], "run": command})
+        print_json({"files": [str(path) for path in written], "run": alone})
     else:
         for path in written:
             say(f"Wrote {path}")
-        say(f"Run it: memkit run {written[0].parent}")
-        say(f"Alone:  {command}")
+        say(f"Run it: {command('memkit', 'run', written[0].parent)}")
+        say(f"Alone:  {alone}")
     return 0
 
 
-def _processes(job: RecipeRun) -> str:
-    """` × 4 processes` of the target; empty for one."""
-    of_target = (int(each.value) for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE")
-    processes = next(of_target, job.processes)
-    return f" × {processes} processes" if processes > 1 else ""
+def _number(value: float) -> str:
+    """A metric: whole numbers without decimals."""
+    return f"{value:.0f}" if float(value).is_integer() else f"{value:.3f}"
 
 
 def _losses(result: dict[str, Any], *, adapted: bool) -> str:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def run_recipe(options: RecipeOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
     run = _resume if options.resume else _start
-    return as_one_of_its_ranks(lambda ranks: run(options, ranks), trains=not options.shown_only)
+    return as_one_of_its_ranks(lambda ranks: run(options, ranks))
 
 
 _KEPT_BY_A_RUN: Final = (

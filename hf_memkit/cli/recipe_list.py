@@ -66,6 +66,7 @@ def _all_answer(rows: Sequence[dict[str, Any]]) -> Answer:
 
 def copy_recipe(name: str, target: Path) -> int:
     """Writes the recipe's file to `target`, which must be new."""
+    from hf_memkit.common.commands import command
     from hf_memkit.common.errors import InputError
     from hf_memkit.common.user_files import refuse_existing, write_text
     from hf_memkit.recipes.schema import load_recipe
@@ -75,7 +76,7 @@ def copy_recipe(name: str, target: Path) -> int:
         raise InputError(f"--copy {target}: not a .yaml file. Write --copy {target}.yaml")
     refuse_existing(target, overwrite=False, instead="give another name after --copy")
     write_text(target, recipe.path.read_text(encoding="utf-8"), make_folder=False)
-    print(f"Wrote {target}. Change it, then type: memkit recipe {target}")
+    print(f"Wrote {target}. Change it, then type: {command('memkit', 'recipe', target)}")
     return 0
 
 
@@ -180,10 +181,10 @@ def _fitting_row(options: Sequence[Option]) -> tuple[str | Cell, ...]:
     gpu = f"{gpus}×{best.gpu_bytes / GIB:.1f}" if gpus > 1 else f"{best.gpu_bytes / GIB:.1f}"
     batch = f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}"
     tight = "tight" if best.verdict == "tight" else ""
-    return Cell(command(best), summary), Cell(gpu, tight), f"{best.ram_bytes / GIB:.1f}", batch
+    return Cell(_start(best), summary), Cell(gpu, tight), f"{best.ram_bytes / GIB:.1f}", batch
 
 
-def command(option: Option) -> str:
+def _start(option: Option) -> str:
     """The command that runs the variant, or rehearses it without a GPU."""
     variant = option.predicted.variant
     is_first = variant == next(iter(option.recipe.variants))
@@ -194,7 +195,7 @@ def _json(option: Option) -> dict[str, Any]:
     return {
         "recipe": option.recipe.name,
         "variant": option.predicted.variant,
-        "command": command(option),
+        "command": _start(option),
         **_predicted(option),
         "why": option.predicted.prediction.why,
     }

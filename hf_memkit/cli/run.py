@@ -7,7 +7,6 @@ import importlib.machinery
 import itertools
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -102,11 +101,11 @@ def _refuse_lost_options(
             lost.append(words.pop(0))
 
     if lost:
-        for_memkit = shlex.join([*lost, *before, *(["--", *rest] if rest else [])])
-        for_script = shlex.join([*before, "--", *arguments])
+        for_memkit = command("memkit", "run", *lost, *before, *(["--", *rest] if rest else []))
+        for_script = command("memkit", "run", *before, "--", *arguments)
         raise InputError(
-            f"{shlex.join(lost)}: memkit's option or the script's? For memkit, write: memkit run {for_memkit}; "
-            f"for the script: memkit run {for_script}"
+            f"{command(*lost)}: memkit's option or the script's? For memkit, write: {for_memkit}; "
+            f"for the script: {for_script}"
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,22 +89,20 @@ class FolderOptions:
         return place
 
 
-def as_one_of_its_ranks(job: Callable[[Ranks], int], *, trains: bool = True) -> int:
-    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line. `trains`:
-    whether there is something to resume."""
+def as_one_of_its_ranks(job: Callable[[Ranks], int]) -> int:
+    """Returns `job(ranks)`. Errors of a rank go to the process that started it; Ctrl-C prints one line."""
     ranks = ranks_from_environment()
     try:
         with errors_to_launcher():
             return job(ranks)
-    except KeyboardInterrupt:  # typer would exit silently
+    except KeyboardInterrupt as interrupt:  # typer would exit silently
         if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one prints it
-            intact = "; records and the last checkpoint are intact: continue with --resume" if trains else ""
-            print(f"\nmemkit: interrupted{intact}", file=sys.stderr)
+            print(f"\nmemkit: {'; '.join(('interrupted', *map(str, interrupt.args)))}", file=sys.stderr)
         return INTERRUPTED if FOLDER_VARIABLE not in os.environ else 1
 
 
 def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
-    """Trains as the files of the folder say, also if the user changed them; 0 if finished, 1 if stopped."""
+    """Trains as the files of the folder say, also if the user changed them; returns the exit code as `train`."""
     from hf_memkit.catalog.hardware import use_one_gpu
     from hf_memkit.run.folder import RecipeRun, refuse_state, written_run
     from hf_memkit.run.launch import launch
@@ -129,7 +128,8 @@ def run_folder(folder: Path, options: FolderOptions, ranks: Ranks) -> int:
 
 
 def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[[], object] | None = None) -> int:
-    """Trains `job`; 0 if finished, 1 if stopped. `write`: writes its folder."""
+    """Trains `job`; 0 if finished, as in a shell 128 and the signal's number if one stopped it. `write`: writes its
+    folder."""
     from hf_memkit.cli.recipe_answer import closing
     from hf_memkit.prediction.worker import close_workers
     from hf_memkit.run.training import run
@@ -146,7 +146,7 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
         printing.print_json(content)
     elif ranks.is_first:
         closing(job, content)
-    code = 0 if content["status"] == "finished" else 1
+    code = 128 + signal.Signals[content["stopped_by"]] if content["stopped_by"] else 0
     if FOLDER_VARIABLE not in os.environ:
         return code
     leave_exit_code(ranks, code)

@@ -1,9 +1,10 @@
-"""Read and write the user's files: parsing limits nesting and size; writing never follows broken links."""
+"""Read and write the user's files: parsing limits nesting and size; writing replaces a file as a whole."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -77,6 +78,14 @@ def user_path(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
+def cache_folder() -> Path:
+    """memkit's cache. Follows the XDG Base Directory Specification, which ignores relative paths."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home raises RuntimeError for a user without one
+    folder = Path(given) if given.startswith("/") else Path(home if home != "~" else "/nonexistent", ".cache")
+    return folder / "memkit"
+
+
 def is_there(path: str | Path) -> bool:
     """Whether the file or folder exists. Raises InputError if a folder on its path may not be entered."""
     try:
@@ -95,16 +104,44 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
 
 
 def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: bool = True) -> None:
-    """Write a file and, with `make_folder`, its folder. Never writes through a broken link. Raises InputError if the
-    file cannot be written, or exists and `overwrite` is false; a new file that could not be completed is removed."""
+    """Write a file and, with `make_folder`, its folder, as `replace_text` does. Never writes through a broken link.
+    Raises InputError if the file cannot be written, or exists and `overwrite` is false; then an earlier file is
+    unchanged, and a new one removed."""
     is_new = not os.path.lexists(path)
     try:
         if make_folder:
             path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w" if overwrite and path.exists() else "x", encoding="utf-8") as file:  # x follows no link
-            file.write(text)
-    except OSError as error:
+        if not (overwrite and path.exists()):
+            path.open("x").close()  # x follows no link
+        replace_text(path, text)
+    except BaseException as error:
         if is_new and not isinstance(error, FileExistsError):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written ({error.strerror}). Choose another path") from None
+        if isinstance(error, OSError):
+            raise InputError(f"{path}: cannot be written ({error.strerror}). Choose another path") from None
+        raise
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole: a full disk, an error or a kill leaves the earlier file, which is replaced when the new
+    one is complete. A link's target is replaced; the mode stays. Raises OSError."""
+    before = path.stat() if path.exists() else None
+    if before is not None and (not stat.S_ISREG(before.st_mode) or path.is_relative_to("/dev")):  # /dev/stdout
+        path.write_text(text, encoding="utf-8")
+        return
+    target = path.resolve()
+    temporary = target.with_name(f".memkit-{os.urandom(6).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123  # of a descriptor
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)  # some file systems report a full disk only here
+        if before is not None:
+            temporary.chmod(stat.S_IMODE(before.st_mode))
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

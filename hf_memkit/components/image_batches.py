@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,11 +38,12 @@ class ImageBatches:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """The batch. Raises OSError if a file is missing or is not an image."""
         pixels: list[Tensor] = []
+        generator = _generator_of(rows)
         for row in rows:
             image = open_image(row["image"])
             options = {}
             if row.get("augment"):
-                image = _random_part(image, self._size, self._smallest_crop)
+                image = _random_part(image, self._size, self._smallest_crop, generator)
                 options = {"do_resize": False, "do_center_crop": False}
             pixels.append(self._processor(image, return_tensors="pt", **options)["pixel_values"][0])
         labels = torch.tensor([int(row["label"]) for row in rows])
@@ -72,19 +74,38 @@ def target_size(image_processor: Any) -> tuple[int, int]:
     return (side, side) if side else (values["height"], values["width"])
 
 
-def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> Image.Image:
+def _generator_of(rows: Sequence[Mapping[str, Any]]) -> torch.Generator | None:
+    """Random numbers for a batch that depend on its images and their order alone: a resumed run makes the same ones,
+    although its workers do not make the batches that it skips. Trainer shuffles anew in each epoch, so an image is
+    cropped differently in each. None, torch's own generator: a batch of one image would be cropped alike each time."""
+    if len(rows) == 1:
+        return None
+    seed = 0
+    for row in rows:
+        image = row["image"]
+        seed = zlib.crc32(str(image["path"]).encode() if image.get("path") else image["bytes"], seed)
+    return torch.Generator().manual_seed(seed)
+
+
+def _random_part(
+    image: Image.Image, size: tuple[int, int], smallest: float, generator: torch.Generator | None
+) -> Image.Image:
     """A random part of the image, scaled to `size` (height, width) and mirrored with a probability of one half. Its
     share of the area is drawn from `smallest` to 1 and its aspect ratio from 3/4 to 4/3 (logarithmic), as in
     torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv:1409.4842)."""
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
     width, height = image.size
     for _ in range(_TRIES):
-        area = width * height * _uniform(smallest, 1.0)
-        ratio = math.exp(_uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = width * height * uniform(smallest, 1.0)
+        ratio = math.exp(uniform(math.log(3 / 4), math.log(4 / 3)))
         wide = round(math.sqrt(area * ratio))
         high = round(math.sqrt(area / ratio))
         if 0 < wide <= width and 0 < high <= height:
-            left = int(_uniform(0, width - wide + 1))
-            top = int(_uniform(0, height - high + 1))
+            left = int(uniform(0, width - wide + 1))
+            top = int(uniform(0, height - high + 1))
             break
     else:
         wide = min(width, max(1, round(height * 4 / 3)))
@@ -92,12 +113,7 @@ def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> 
         left = (width - wide) // 2
         top = (height - high) // 2
     part = image.resize(size[::-1], Image.Resampling.BICUBIC, box=(left, top, left + wide, top + high))
-    return ImageOps.mirror(part) if _uniform(0, 1) < 0.5 else part
-
-
-def _uniform(low: float, high: float) -> float:
-    """Uses torch's generator: Trainer seeds it, each worker has one, and checkpoints save its state."""
-    return low + (high - low) * float(torch.rand(()))
+    return ImageOps.mirror(part) if uniform(0, 1) < 0.5 else part
 
 
 def each_label_split(labels: Sequence[int], share: float) -> tuple[list[int], list[int]]:

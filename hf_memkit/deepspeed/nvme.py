@@ -30,6 +30,7 @@ from typing import IO, Final, Literal
 import psutil
 
 from hf_memkit.catalog.memlock import can_lock
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DoesNotFitError, InputError, MissingPackageError
 from hf_memkit.common.units import format_gib
 from hf_memkit.common.user_files import user_path
@@ -217,7 +218,8 @@ class Leftover:
         if self.owner == "ended":
             killed = f"left by a run that was killed ({self.who}); they are removed at the next start"
             return f"{files} {self.path}, {killed}"
-        return f"{files} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
+        remove = command("rm", "-r", self.path)
+        return f"{files} {self.path}, by a program other than memkit; if none uses them, run: {remove}"
 
 
 def swap_folder(nvme_path: str | Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from transformers import TrainerCallback
 
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import RunError
 
 _NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -168,6 +169,6 @@ def _stop(path: str, problem: str, guards: list[_Guard]) -> NoReturn:
         guard.drain()
     folder = next((parent for parent in Path(path).parents if parent.exists()), Path("/"))
     raise RunError(
-        f"swap file {path} {problem}; earlier checkpoints are intact. Free space in {folder} (df -h {folder}) or "
-        f"reconnect the disk, then continue with --resume"
+        f"swap file {path} {problem}; earlier checkpoints are intact. Free space in {folder} "
+        f"({command('df', '-h', folder)}) or reconnect the disk, then continue with --resume"
     )

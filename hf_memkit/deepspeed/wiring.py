@@ -11,6 +11,7 @@ started without it refuse that resume here.
 
 from __future__ import annotations
 
+import shlex
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
         if resumes and engine is not None and engine.zero_nvme_offload_optimizer():
             raise SystemExit(
                 f"{args.output_dir}: this script alone cannot resume with the optimizer on NVMe: DeepSpeed loses its "
-                f"moments. Type: memkit run {args.output_dir} --resume"
+                f"moments. Type: memkit run {shlex.quote(args.output_dir)} --resume"
             )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -144,6 +144,8 @@ class _Record(TypedDict, total=False):
     """Kind of record."""
     time: float
     """When it was written."""
+    run_id: str
+    """The training that wrote it: the `run` record starts a new one. Absent: written by an earlier memkit."""
 
 
 class HostFacts(TypedDict, total=False):
@@ -156,7 +158,9 @@ class HostFacts(TypedDict, total=False):
     pid: int
     """Process ID."""
     process_started: float
-    """Start time of the process."""
+    """Start time of the process. It moves if the clock is set."""
+    process_start_ticks: int
+    """Start time of the process, in clock ticks since the boot. Absent: except on Linux."""
     oom_kills: int
     """The control group's count of killed processes at the start. Absent: without cgroup 2."""
 

@@ -19,12 +19,13 @@ from hf_memkit.plan.choices import ON_DISK, ROWS_COMPARED
 from hf_memkit.plan.judgement import Judgement, judge_prediction
 from hf_memkit.plan.refused_settings import refused
 from hf_memkit.plan.search import PARALLEL_TRACES
-from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.from_script import predict_traced
 from hf_memkit.prediction.running_scripts import ScriptJob, training_of
 from hf_memkit.prediction.trace.request import Device
 from hf_memkit.prediction.trace.work import Work
 from hf_memkit.prediction.traced_training import RunLength
+from hf_memkit.prediction.waiting_script import TraceFile
 from hf_memkit.setup.script_overrides import Overrides
 
 _ROWS: Final = "rows an epoch"
@@ -63,7 +64,7 @@ class TraceJudge:
         traced = self.traces.of(overrides)
         job = replace(self.job, environment={**self.job.environment, **candidate.environment})
         future = self.pool.submit(
-            judge_trace, traced, self.traces.device, self.traces.notes, candidate, job, self.speeds
+            judge_trace, traced, self.traces.script.device, self.traces.script.notes, candidate, job, self.speeds
         )  # fmt: skip
         judgement = future.result()
         return replace(judgement, run_seconds=None) if self.made_up_rows else judgement
@@ -78,7 +79,7 @@ class TraceJudge:
 
     def cancel(self) -> None:
         """Ends all tracing and judging; threads that wait for it get CancelledError or BrokenProcessPool."""
-        self.traces.end()
+        self.traces.script.end()
         for process in list((self.pool._processes or {}).values()):
             process.kill()
 

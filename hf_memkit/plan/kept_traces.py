@@ -19,6 +19,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
+from hf_memkit.common.user_files import cache_folder
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, TracedTraining
@@ -41,9 +42,9 @@ class KeptTraces:
         script = request.script
         file = Path(script.target)
         source = file.read_text(errors="replace") if not script.is_module and file.is_file() else script.target
-        own = replace(own, host=None)  # measured, so it differs in each run
+        own = replace(own, host=None, notices=())  # they differ in each run
         text = wire.dumps([source, script.arguments, own, traced_for, _versions()], sort_keys=True)
-        self._folder = _cache_folder() / "traces"
+        self._folder = cache_folder() / "traces"
         self._key = hashlib.sha256(text.encode()).hexdigest()
 
     def find(self, overrides: Overrides, result: Path) -> bool:
@@ -71,19 +72,13 @@ class KeptTraces:
         return self._folder / f"{hashlib.sha256((self._key + settings).encode()).hexdigest()}.json"
 
     def _drop_oldest(self) -> None:
-        files = sorted(self._folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+        """Deletes the oldest files, also those that a killed plan had not completed."""
+        files = sorted(self._folder.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
         total = 0
         for file in files:
             total += file.stat().st_size
             if total > _MAX_BYTES:
                 file.unlink(missing_ok=True)
-
-
-def _cache_folder() -> Path:
-    """Follows the XDG Base Directory Specification, which ignores relative paths."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    folder = Path(given) if given.startswith("/") else Path.home() / ".cache"
-    return folder / "memkit"
 
 
 @cache

@@ -7,8 +7,9 @@ import functools
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hf_memkit.catalog.gpu_rates import RATES, rates_of
@@ -38,6 +39,7 @@ from hf_memkit.plan.time_limit import LIMIT_S, TimeLimit
 from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.running_scripts import ScriptJob, name_of
 from hf_memkit.prediction.setup_as_script import SetupJob, as_script
+from hf_memkit.prediction.waiting_script import WaitingScript
 from hf_memkit.setup.setup import Setup
 
 _ROWS: Final = 64
@@ -59,6 +61,7 @@ class PlanRequest:
         host: speeds of CPU and disk that the user gave; None if none.
         sequences: requested sequences per optimizer step, on all GPUs; None: as many as the script's.
         keeps: whether to read traces that earlier plans kept, and to keep new ones.
+        on_restart: called with the reason before the script starts again from its first line.
         on_slow: called with a candidate whose trace takes long, before it begins, and with the seconds.
         made_up_rows: whether memkit made up the training data, so that the length of a run is unknown.
     """
@@ -73,13 +76,16 @@ class PlanRequest:
     host: GivenHost | None = None
     sequences: int | None = None
     keeps: bool = False
+    on_restart: Callable[[str], None] = lambda _: None
     on_slow: Callable[[Candidate, float], None] = lambda *_: None
     made_up_rows: bool = False
+    began: float = field(default_factory=time.time)  # as in `ScriptRequest`
 
     def job(self, script: UserScript, machine: Machine) -> ScriptJob:
         variables = dict(os.environ if self.environment is None else self.environment)
         return ScriptJob(
-            script, machine, self.gpus, self.nodes, environment=variables, ram_is_given=self.ram_is_given
+            script, machine, self.gpus, self.nodes, environment=variables, ram_is_given=self.ram_is_given,
+            began=self.began,
         )  # fmt: skip
 
     @property
@@ -147,8 +153,8 @@ def plan_gpus(script: UserScript, machines: Sequence[Machine], request: PlanRequ
     with judging_pool() as pool:
         for _, indices in sorted(by_kernels.items()):
             largest = max((machines[index] for index in indices), key=_capacity)
-            with ScriptTraces(request.job(script, largest), keeps=request.keeps) as traces:
-                traces.start()
+            with WaitingScript(request.job(script, largest), request.on_restart) as waiting:
+                traces = ScriptTraces(waiting, keeps=request.keeps)
                 for index in indices:
                     speeds = Speeds.of(machines[index], request.host)
                     job = request.job(script, _with_free_disk(machines[index], speeds.given))
@@ -179,20 +185,23 @@ def _capacity(machine: Machine) -> int:
     return machine.gpu.capacity_bytes if machine.gpu is not None else 0
 
 
-def nearest_setup(script: UserScript, machine: Machine, request: PlanRequest) -> Judgement | None:
-    """The setup with the same batch that fits with the fewest changes; None if none fits. Raises as `plan_gpus`."""
-    request = replace(request, limit_s=LIMIT_S)
-    job = request.job(script, machine)
-    with judging_pool() as pool, ScriptTraces(job) as traces:
-        traces.start()
-        judge = CandidateJudge.of(TraceJudge(traces, pool, job, Speeds.of(machine)))
+def nearest_setup(waiting: WaitingScript) -> Judgement | None:
+    """The setup of a waiting script with the same batch that fits with the fewest changes; None if none fits. Raises
+    as `plan_gpus`."""
+    job = waiting.job
+    request = PlanRequest(gpus=job.gpus, nodes=job.nodes, ram_is_given=job.ram_is_given, limit_s=LIMIT_S)
+    with judging_pool() as pool:
+        judge = CandidateJudge.of(TraceJudge(ScriptTraces(waiting), pool, job, Speeds.of(job.machine)))
         return _new_search(judge, request, {}).nearest()
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judgement | None:
     """`nearest_setup` of a setup without a script."""
-    with _as_script(setup, _DEFAULTS, trust_remote_code=trust_remote_code) as (script, request):
-        return nearest_setup(script, setup.sized_job.machine, request)
+    with (
+        _as_script(setup, _DEFAULTS, trust_remote_code=trust_remote_code) as (script, request),
+        WaitingScript(request.job(script, setup.sized_job.machine)) as waiting,
+    ):
+        return nearest_setup(waiting)
 
 
 def _new_search(judge: CandidateJudge, request: PlanRequest, left_out: LeftOut) -> Search:
@@ -265,7 +274,8 @@ def _make_plan(tracer: TraceJudge, request: PlanRequest) -> Plan:
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
         notes=(
-            *tracer.traces.notes,
+            *tracer.traces.script.notes,
+            *(judge.unchanged.training.notices if judge.unchanged.training is not None else ()),
             *tracer.speeds.warnings,
             *_gpu_variant_notes(tracer.job.machine),
             *_own_batch_notes(judge.unchanged),

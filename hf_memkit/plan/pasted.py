@@ -16,6 +16,7 @@ import yaml
 from packaging.version import Version
 
 from hf_memkit.catalog import library_versions
+from hf_memkit.common.commands import command
 from hf_memkit.deepspeed import presets
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Candidate
@@ -106,7 +107,7 @@ def _copy_preset(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
     """Commands that copy a DeepSpeed preset and set the swap folder and the buffer size of `config` in it."""
     weights = config["zero_optimization"].get("offload_param", {})
     folder = weights.get("nvme_path")
-    yield f"memkit ds copy {engine}" + (f" --nvme-path {shlex.quote(folder)}" if folder else "")
+    yield command("memkit", "ds", "copy", engine, *(("--nvme-path", folder) if folder else ()))
     size = weights.get("buffer_size")
     if size != presets.load(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size"):
         yield f"""sed -i 's/"buffer_size": [0-9]*/"buffer_size": {size}/' {engine}.json"""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Final, Literal
 
 from hf_memkit.catalog.hardware import Gpu, Machine
+from hf_memkit.common.commands import command
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.judgement import Judgement
@@ -98,7 +98,7 @@ class Plan:
         """The command that starts the script, without its arguments: `"torchrun --nproc_per_node 2 train.py"`, or the
         user's own launcher command, whose options contain more than the number of GPUs."""
         if self.launched is not None:
-            return self._threads + shlex.join(self.launched.with_script(replace(self.launched.script, arguments=())))
+            return self._threads + command(*self.launched.with_script(replace(self.launched.script, arguments=())))
         alone = "torchrun --nproc_per_node 1" if self.needs_launcher else "python"
         return f"{self._launcher or alone} {self._quoted_script}"
 
@@ -112,12 +112,12 @@ class Plan:
         """The command that starts the script with the settings of a plan file: `"memkit run train.py --plan plan.yaml
         -- ARGUMENTS"`. memkit itself starts a launcher or front end, whose environment may have no memkit."""
         if self.typed:
-            return f"memkit run --plan {shlex.quote(path)} -- {shlex.join(self.typed)}"
+            return command("memkit", "run", "--plan", path, "--", *self.typed)
         if self.launched is not None:
             words = self.launched.with_script(replace(self.launched.script, arguments=()))
-            return f"{self._threads}memkit run --plan {shlex.quote(path)} -- {shlex.join(words)} ARGUMENTS"
+            return self._threads + command("memkit", "run", "--plan", path, "--", *words, "ARGUMENTS")
         memkit = f"{self._launcher} -m hf_memkit" if self._launcher else "memkit"
-        return f"{memkit} run {self._quoted_script} --plan {shlex.quote(path)} -- ARGUMENTS"
+        return f"{memkit} run {self._quoted_script} {command('--plan', path, '--', 'ARGUMENTS')}"
 
     @property
     def _launcher(self) -> str:
@@ -139,7 +139,7 @@ class Plan:
         """The script, quoted for a shell; `SCRIPT` if the user has yet to bring one."""
         if self.script is None:
             return "SCRIPT"
-        return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
+        return f"{'-m ' * self.script.is_module}{command(self.script.target)}"
 
     @property
     def own_sequences(self) -> int:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 import yaml
 
 from hf_memkit._version import __version__
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_files import user_path, write_text
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.wording import batch_note, headline
-
-_HEAD: Final = "# A plan by memkit"
+from hf_memkit.setup.script_overrides import PLAN_END, PLAN_HEAD
 
 
 def plan_text(plan: Plan, path: str) -> str:
@@ -31,7 +30,7 @@ def plan_text(plan: Plan, path: str) -> str:
             "# Your script sets all else: the model, the length of rows.",
         ]
     head = [
-        f"{_HEAD} {__version__} for {plan.name}.",
+        f"{PLAN_HEAD} {__version__} for {plan.name}.",
         f"# {verdict}: {details}.",
         *([f"# {note}"] if (note := batch_note(plan)) else []),
         *([f"# What it does to the result: {result}."] if result else []),
@@ -39,7 +38,8 @@ def plan_text(plan: Plan, path: str) -> str:
         *uses,
         "# These settings override the script's. `about` describes the setup and sets nothing.",
     ]
-    return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
+    settings = yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
+    return "\n".join(head) + f"\n{settings}{PLAN_END}\n"
 
 
 def check_plan_file(path: str) -> None:
@@ -52,7 +52,8 @@ def check_plan_file(path: str) -> None:
     if target.exists() and not _is_plan(target):
         raise InputError(f"--write {path}: exists and is not a memkit plan; give another file")
     if not target.exists() and not target.absolute().parent.is_dir():
-        raise InputError(f"--write {path}: no folder {target.absolute().parent}; create it first")
+        folder = target.absolute().parent
+        raise InputError(f"--write {path}: no folder {folder}. Type: {command('mkdir', '-p', folder)}")
     if not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
         raise InputError(f"--write {path}: not writable; give another file")
 
@@ -68,6 +69,6 @@ def write_plan(plan: Plan, path: str) -> Path:
 def _is_plan(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            return file.read(len(_HEAD)) == _HEAD.encode()
+            return file.read(len(PLAN_HEAD)) == PLAN_HEAD.encode()
     except OSError:
         return False

@@ -14,6 +14,7 @@ from hf_memkit.catalog.models import (
     describe,
     gated_message,
     hub_reachable,
+    own_code_message,
     quiet_transformers,
     refuse_absent,
 )
@@ -72,10 +73,7 @@ def describe_model(
             )
     except Exception as error:  # config classes raise any error for a wrong value
         if "trust_remote_code" in str(error):
-            raise InputError(
-                f"model {name!r} comes with its own code, which memkit does not run; read it, then allow it with "
-                f"--trust-remote-code"
-            ) from None
+            raise InputError(own_code_message(name)) from None
         if "gated repo" in str(error).lower():
             raise InputError(gated_message(name)) from None
         known = built_in(name) if origin == "hub" else None

@@ -5,9 +5,8 @@ The script runs on this machine up to `Trainer.train()`, of which two steps are 
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,6 @@ from hf_memkit.common.errors import InputError, ScriptFailed
 from hf_memkit.common.units import format_gib, format_size
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
-from hf_memkit.prediction.allocator.settings import parse_settings
 from hf_memkit.prediction.auto_batch_size import first_that_fits
 from hf_memkit.prediction.from_setup import from_trace
 from hf_memkit.prediction.prediction import Prediction
@@ -27,20 +25,18 @@ from hf_memkit.prediction.running_scripts import (
     ScriptJob,
     is_live,
     name_of,
-    refuse_engine,
-    refuse_unreadable,
+    refuse_unpredictable,
     run_and_trace,
-    script_worker,
 )
 from hf_memkit.prediction.script_prediction import BatchNeeds, ScriptPrediction
 from hf_memkit.prediction.trace.trace import Trace
 from hf_memkit.prediction.traced_training import FSDP_COMPARED, Engine, HostMemory, TracedTraining
 from hf_memkit.prediction.vllm_share import with_vllm
+from hf_memkit.prediction.waiting_script import WaitingScript
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.bf16_on_gpus import emulated_bf16
 from hf_memkit.setup.job import Job, process_row
 from hf_memkit.setup.ledger import Ledger
-from hf_memkit.setup.request import refuse_below_one
 from hf_memkit.setup.setup import Setup
 from hf_memkit.setup.techniques.allocator import VARIABLE, user_settings
 
@@ -95,20 +91,34 @@ def predict_script(
         raise
 
 
-def predict_job(job: ScriptJob, worker: Worker | None = None) -> ScriptPrediction:
-    """The prediction of a script; raises the errors of `predict_script`. `worker` runs the script, without standard
-    input; default: a separate process."""
-    refuse_below_one(gpus=job.gpus, nodes=job.nodes)
-    refuse_unreadable(job.script, here=job.other is None)
-    refuse_engine(job.script, job.environment)
-    _allocator(job.environment)  # refuses settings that torch would refuse before anything runs
-    with script_worker(job.other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+def predict_job(job: ScriptJob) -> ScriptPrediction:
+    """The prediction of a script; raises the errors of `predict_script`."""
+    with WaitingScript(job) as waiting:
+        return predict_waiting(waiting)
 
-        def predict_with(batch_size: int) -> ScriptPrediction:
-            return predict_traced(run_and_trace(job, where, stdin, micro_batch_size=batch_size), job)
 
-        traced = run_and_trace(job, where, stdin)
-        return first_that_fits(predict_traced(traced, job), traced.batches_tried, predict_with)
+def predict_waiting(waiting: WaitingScript) -> ScriptPrediction:
+    """The prediction of a script that waits at its Trainer. Raises the errors of `predict_script`."""
+    return _predicted(waiting.job, waiting.unchanged)
+
+
+def predict_in(worker: Worker, job: ScriptJob) -> ScriptPrediction:
+    """The prediction of a script, such as memkit's own, in a process that runs already. The script has no standard
+    input, and does not wait."""
+    refuse_unpredictable(job)
+    return _predicted(job, lambda rows: run_and_trace(job, worker, micro_batch_size=rows))
+
+
+def _predicted(job: ScriptJob, traced_with: Callable[[int | None], TracedTraining]) -> ScriptPrediction:
+    """The prediction of a training.
+
+    Args:
+        traced_with: traces it with so many rows per GPU; None: with the script's own number.
+    """
+    own = traced_with(None)
+    return first_that_fits(
+        predict_traced(own, job), own.batches_tried, lambda rows: predict_traced(traced_with(rows), job)
+    )
 
 
 def predict_traced(traced: TracedTraining, job: ScriptJob, *, enough_bytes: int | None = None) -> ScriptPrediction:
@@ -258,9 +268,6 @@ def facts_from_sizes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
 
 
 def _allocator(environment: Mapping[str, str]) -> str | None:
-    """The allocator's settings in the environment; InputError if torch would refuse them or they are not modelled."""
+    """The allocator's settings in the environment."""
     settings = user_settings(environment)
-    if settings is None:
-        return None
-    parse_settings(settings[1])
-    return settings[1]
+    return settings[1] if settings is not None else None

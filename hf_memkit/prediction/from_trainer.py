@@ -27,7 +27,7 @@ from hf_memkit.prediction.defaults import (
     describe_model,
     setup_of_arguments,
 )
-from hf_memkit.prediction.from_script import predict_job
+from hf_memkit.prediction.from_script import predict_in
 from hf_memkit.prediction.from_setup import predict
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.trace.request import LIVE
@@ -155,7 +155,7 @@ def _predict_objects(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) ->
         write_objects(objects, path)
         script = dataclasses.replace(job.script, arguments=(str(path),))
         job = dataclasses.replace(job, script=script, environment=environment)
-        return predict_job(job, shared_worker()).prediction.with_notes(*notes)
+        return predict_in(shared_worker(), job).prediction.with_notes(*notes)
 
 
 def _describe(model: Any, trust_remote_code: bool) -> ModelDescription | None:

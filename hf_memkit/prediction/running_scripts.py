@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.machinery
 import os
-import shlex
 import sys
 import termios
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +17,16 @@ from typing import Final
 from hf_memkit.catalog.environments import Environment
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.catalog.library_versions import is_on
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.prediction.allocator.settings import parse_settings
 from hf_memkit.prediction.launch_command import DEEPSPEED, PARALLELISM, launchers_engine
 from hf_memkit.prediction.trace.request import LIVE, SETUP, Device, ScriptRequest
 from hf_memkit.prediction.traced_training import ULYSSES, BatchLengths, Outcome, TracedTraining
 from hf_memkit.prediction.worker import Worker, lent_worker, shared_worker
+from hf_memkit.setup.request import refuse_below_one
+from hf_memkit.setup.techniques.allocator import user_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class ScriptJob:
     nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # that the script gets
     ram_is_given: bool = False  # the machine's RAM is the one in question; else it is if the GPU is this machine's
+    began: float = field(default_factory=time.time)  # as in `ScriptRequest`
     other: Environment | None = None  # whose libraries it runs with; None: this process's
 
 
@@ -48,6 +53,15 @@ def name_of(script: UserScript) -> str:
     if is_live(script):
         return "this Trainer" if script.target == LIVE else "this setup"
     return script.name
+
+
+def refuse_unpredictable(job: ScriptJob) -> None:
+    """Raises the errors of `predict_script` that are known before anything runs."""
+    refuse_below_one(gpus=job.gpus, nodes=job.nodes)
+    refuse_unreadable(job.script, here=job.other is None)
+    refuse_engine(job.script, job.environment)
+    if (settings := user_settings(job.environment)) is not None:
+        parse_settings(settings[1])  # refuses what torch would refuse, and what is not modelled
 
 
 def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
@@ -65,8 +79,8 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     path = Path(script.target)
     if path.suffix in (".json", ".yaml", ".yml"):
         raise InputError(
-            f"{path}: not a Python script. For an argument file write --model NAME --args {path}; for a recipe "
-            f"--recipe {path}; for a DeepSpeed JSON memkit check {path}"
+            f"{path}: not a Python script. For an argument file write --model NAME {command('--args', path)}; for a "
+            f"recipe {command('--recipe', path)}; for a DeepSpeed JSON {command('memkit', 'check', path)}"
         )
     if path.is_dir():
         path /= "__main__.py"
@@ -139,20 +153,19 @@ def script_request(job: ScriptJob) -> ScriptRequest:
         capability=(int(capability), round(capability * 10) % 10),
         processes=job.gpus * job.nodes,
         per_node=job.gpus,
+        began=job.began,
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
     return request
 
 
-def run_and_trace(
-    job: ScriptJob, worker: Worker, stdin: int | None, *, micro_batch_size: int | None = None
-) -> TracedTraining:
+def run_and_trace(job: ScriptJob, worker: Worker, *, micro_batch_size: int | None = None) -> TracedTraining:
     """Traces a script's training; raises the errors of `predict_script`. `micro_batch_size`: as in `ScriptRequest`."""
     device, notes = trace_device(worker, job.script)
-    request = replace(script_request(job), device=device, stdin=stdin, micro_batch_size=micro_batch_size)
+    request = replace(script_request(job), device=device, micro_batch_size=micro_batch_size)
     traced = training_of(job.script, run_in_worker(worker, request))
-    return replace(traced, notes=(*notes, *traced.notes))
+    return replace(traced, notes=(*notes, *traced.notes, *traced.notices))
 
 
 def lengths_of(script: UserScript, machine: Machine, columns: Sequence[str]) -> BatchLengths:
@@ -250,6 +263,6 @@ def _error_without_training(script: UserScript, outcome: Outcome) -> InputError:
     fix = "Call train() without memkit; report this if that works"
     if not is_live(script):
         target = ("-m", script.target) if script.is_module else (script.target,)
-        command = shlex.join(("python", *target, *script.arguments))
-        fix = f"Run it without memkit: {command}; if that trains, measure it with memkit run"
+        alone = command("python", *target, *script.arguments)
+        fix = f"Run it without memkit: {alone}; if that trains, measure it with memkit run"
     return InputError(f"{name_of(script)}{what} {early}. {fix}")

@@ -314,6 +314,7 @@ class TracedTraining:
     given: GivenSettings | None = None  # None: unknown
     fp16_overflow: str = ""  # what overflows in this training if it computes in fp16; empty: nothing is known
     notes: tuple[str, ...] = ()  # assumptions and omissions
+    notices: tuple[str, ...] = ()  # what memkit did instead of the script, and to which of the user's files
     plan: PlanFacts | None = None  # None: not requested
 
     @property

@@ -84,6 +84,7 @@ class Worker:
 
     def run(self, request: ScriptRequest) -> Outcome:
         """Runs a script and returns its outcome."""
+        self.wait()  # from then on the child removes the folder if this process is killed
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             died = self.run_to_file(request, result)
@@ -99,6 +100,7 @@ class Worker:
 
     def read(self, words: Sequence[str], environment: Mapping[str, str]) -> ReadCommand:
         """Parses a launcher's command."""
+        self.wait()
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             case = Case(str(result), command=tuple(words), environment=environment, folder=str(Path.cwd()))
@@ -109,7 +111,7 @@ class Worker:
 
     def _run(self, case: Case, stdin: int | None) -> str | None:
         with self._lock:
-            self.wait()  # from here on the child removes the folder if this process is killed
+            self.wait()
             assert self._process is not None and self._process.stdin is not None and self._files is not None
             try:
                 if stdin is not None:

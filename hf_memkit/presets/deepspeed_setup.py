@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.catalog.models import describe, hub_reachable, refuse_absent, why_no_hub
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, MissingPackageError, SettingError
 from hf_memkit.common.user_files import user_path
 from hf_memkit.deepspeed.presets import load
@@ -77,7 +78,8 @@ def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> Aio
     from hf_memkit.deepspeed.aio import measure
 
     if not Path(path).is_dir():
-        notes.append(f"{path} does not exist, so its speed was not measured. Before you train: mkdir -p {path}")
+        make = command("mkdir", "-p", path)
+        notes.append(f"{path} does not exist, so its speed was not measured. Before you train: {make}")
         return None
     try:
         return measure(path, cpu=not torch.cuda.is_available(), start=config["aio"])

@@ -12,7 +12,7 @@ from hf_memkit.catalog.models import ModelFacts, describe
 from hf_memkit.deepspeed.engine_ledger import zero_ledger
 from hf_memkit.recipes.schema import Recipe
 from hf_memkit.recipes.schema import Rehearsal as RehearsalSpec
-from hf_memkit.recipes.tasks import find_task
+from hf_memkit.recipes.tasks import find_task, task_of
 from hf_memkit.run.folder import RecipeRun
 from hf_memkit.setup.ledger import Ledger
 from hf_memkit.setup.on_cpu import unpin_optimizer, without_gpu
@@ -63,14 +63,17 @@ def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Recip
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))
 
 
-def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
-    """Sizes that the rehearsal `setup` reduces: (name, the target's, the rehearsal's)."""
+def made_smaller(job: RecipeRun) -> list[tuple[str, int, int]]:
+    """Sizes that the rehearsal `job` reduces: (name, the target's, the rehearsal's)."""
+    target, setup = job.target, job.setup
+    assert target is not None
     large, small = (architecture.get("model.architecture") or {} for architecture in (target, setup))
     sizes = [(name, large[name], small.get(name)) for name in large]
     for key in ("data.sequence_length", "arguments.max_steps"):
         sizes.append((key.partition(".")[2], target.get(key), setup.get(key)))
-    batch, small_batch = (each.micro_batch_size * each.accumulation for each in (target, setup))
-    sizes.append(("sequences a step", batch, small_batch))
+    batch = target.micro_batch_size * target.accumulation * job.target_processes
+    small_batch = setup.micro_batch_size * setup.accumulation * job.processes
+    sizes.append((f"{task_of(target).examples_are} a step", batch, small_batch))
     return [(name, a, b) for name, a, b in sizes if type(a) is int and type(b) is int and b < a]
 
 

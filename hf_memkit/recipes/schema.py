@@ -82,7 +82,7 @@ class Data(_Strict):
 
     Attributes:
         held_out: share of the examples (blocks of text) kept for evaluation, above 0 and below 0.5.
-        evaluated_blocks: number of held-out examples that are used, from the first.
+        evaluated_blocks: maximum number of held-out examples.
         columns: names of columns of the default data set that differ from the task's.
         prefix: instruction before each source text, for models with several tasks.
         target_length: maximum tokens of a target text, if not that of a source.

@@ -71,8 +71,8 @@ def model_and_data(
         "hub_config": (data.hub_config, "the recipe's default data set"),
         "text_column": (data.text_column, "the column that holds the text"),
         "sequence_length": (sequence_length, why),
-        "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
-        "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+        "held_out": (data.held_out, "share of the examples that is kept for evaluation"),
+        "evaluated_blocks": (data.evaluated_blocks, "at most so many are held out: an evaluation stays short"),
         "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
         "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
     }
@@ -99,6 +99,7 @@ ELSEWHERE: Final = {
     "deepspeed": "the variant sets it; choose another with --variant",
     "resume_from_checkpoint": "use --resume",
     "use_cpu": "memkit uses the GPU where there is one, and rehearses where there is none",
+    "hub_token": "memkit writes settings to files; set the variable HF_TOKEN instead, which the script reads",
     "do_train": "a recipe always trains",
     "do_eval": "a recipe evaluates at its end; to evaluate during training: --set eval_steps=N",
 }

@@ -20,7 +20,10 @@ import yaml
 
 from hf_memkit._version import __version__
 from hf_memkit.catalog import library_versions
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.common.user_files import replace_text
+from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
 from hf_memkit.setup.setup import Setting, Setup
 
@@ -28,6 +31,7 @@ RUN_FILE: Final = "memkit-run.json"
 ARGUMENTS_FILE: Final = "args.yaml"
 WRITTEN: Final = "written"
 """Status of a folder that nothing has run in."""
+_STATUSES: Final = (WRITTEN, "running", "interrupted", "finished")
 
 _HOME: Final = Path("memkit-runs")
 
@@ -63,6 +67,12 @@ class RecipeRun:
     @property
     def processes(self) -> int:
         return self.gpus * self.nodes
+
+    @property
+    def target_processes(self) -> int:
+        """Processes of `target`; a rehearsal may have fewer."""
+        of_target = (int(each.value) for each in self.not_rehearsed if each.key == "environment.WORLD_SIZE")
+        return next(of_target, self.processes)
 
     @property
     def output(self) -> str:
@@ -105,7 +115,7 @@ class RecipeRun:
     def new_file(self, names: list[str]) -> dict[str, Any]:
         """Content of the run file for files of these names, the script first."""
         written = {"schema": 1, "memkit": __version__, "status": WRITTEN}
-        return {**written, **self.to_json(), "blocks_sha256": None, "files": names, "result": None}
+        return {**written, **self.to_json(), "blocks_sha256": None, "files": names, "result": None, "stopped_by": None}
 
 
 def default_output(recipe: str, variant: str) -> str:
@@ -125,9 +135,27 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}. Choose another folder: --output FOLDER") from None
     except (ValueError, RecursionError):
-        again = start_again(folder)
-        raise RunError(f"{path} is damaged. Choose another folder: --output FOLDER, or {again}") from None
+        raise _damaged(folder) from None
+    if not isinstance(content, dict) or not all(_is_valid(content, name) for name in _FIELDS):
+        raise _damaged(folder)
     return content
+
+
+_FIELDS: Final[Mapping[str, type]] = {"recipe": str, "variant": str, "status": str, "setup": dict, "files": list}
+"""Fields of every run file."""
+
+
+def _is_valid(content: Mapping[str, Any], name: str) -> bool:
+    value = content.get(name)
+    if name == "files":
+        return isinstance(value, list) and bool(value) and all(isinstance(each, str) and each for each in value)
+    return isinstance(value, _FIELDS[name]) and (name != "status" or value in _STATUSES)
+
+
+def _damaged(folder: str | Path) -> RunError:
+    again = command("memkit", "recipe", "NAME", "--output", folder, "--overwrite")
+    fix = f"Start again: {again} (this deletes its checkpoints), or choose another folder"
+    return RunError(f"{Path(folder) / RUN_FILE} is damaged. {fix}")
 
 
 def folder_of(path: str | Path) -> Path | None:
@@ -148,11 +176,13 @@ def written_run(folder: Path) -> tuple[RecipeRun, dict[str, Any]]:
     there is no run, or a file is missing or cannot be read."""
     content = read_run(folder)
     if content is None:
-        raise InputError(f"{folder}: no {RUN_FILE} in it. Write a run: memkit recipe NAME --export {folder}")
+        raise InputError(
+            f"{folder}: no {RUN_FILE} in it. Write a run: {command('memkit', 'recipe', 'NAME', '--export', folder)}"
+        )
     try:
         job = RecipeRun.from_json(content)
-    except (KeyError, TypeError, ValueError):
-        raise RunError(f"{folder / RUN_FILE} is damaged. Choose another folder") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _damaged(folder) from None
     try:
         setup = _with_changes(job.setup, folder)
     except OSError as error:
@@ -194,19 +224,20 @@ _CHANGED: Final = "changed in the folder"
 
 def start_again(folder: str | Path) -> str:
     """End of an error message of a run that cannot continue."""
-    return f"start again: memkit run {folder} --overwrite (this deletes its checkpoints)"
+    return f"start again: {command('memkit', 'run', folder, '--overwrite')} (this deletes its checkpoints)"
 
 
 def write_run(folder: str | Path, content: dict[str, Any]) -> None:
-    """Write the run file atomically: a kill leaves the old or the new one."""
+    """Write the run file. Raises RunError if that fails; then the earlier one is unchanged."""
     path = Path(folder) / RUN_FILE
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        replace_text(path, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}). Make room, or choose another folder") from None
 
 
 def refuse_used(folder: str) -> None:
-    """Refuse a folder that has a run, is a file, or cannot be written to; creates nothing."""
+    """Refuse a folder that has a run or another training, is a file, or cannot be written to; creates nothing."""
     path = Path(folder)
     if path.exists() and not path.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
@@ -215,12 +246,22 @@ def refuse_used(folder: str) -> None:
         raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
     if (run := read_run(folder)) is not None:
         raise _used_folder_error(folder, run["status"], f"--output {folder}", ", or choose another folder")
+    if trained := _trained_files(path):
+        raise InputError(f"--output {folder}: has {trained}, which memkit did not write. Choose another folder")
 
 
 def _used_folder_error(folder: str | Path, status: str, place: str, otherwise: str = "") -> InputError:
     replace_it = f"--overwrite to replace it{otherwise}"
-    if status == WRITTEN:
-        fix = f"has a run that has not started. To start it, type: memkit run {folder}. Or add {replace_it}"
+    trained = _trained_files(folder) if status == WRITTEN else ""
+    if trained:  # `python train_….py` trained here
+        fix = f"has {trained}, and no memkit run has trained there. "
+        if (newest := last_checkpoint(folder)) is not None:
+            resume = command("memkit", "run", folder, "--resume")
+            fix += f"To continue from {Path(newest).name}, type: {resume}. "
+        fix += f"To replace them, add --overwrite{otherwise}"
+    elif status == WRITTEN:
+        start = command("memkit", "run", folder)
+        fix = f"has a run that has not started. To start it, type: {start}. Or add {replace_it}"
     elif status == "finished":
         fix = f"has a finished run. Add {replace_it}"
     else:
@@ -228,13 +269,26 @@ def _used_folder_error(folder: str | Path, status: str, place: str, otherwise: s
     return InputError(f"{place}: {fix}")
 
 
+def _trained_files(folder: str | Path) -> str:
+    """Names of the checkpoints and of the model in the folder, for a message; empty: none."""
+    names = [path.name for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdigit()]
+    names.sort(key=lambda name: int(name.partition("-")[2]))
+    if any(Path(folder, "model").glob("*")):
+        names.append("model")
+    return ", ".join(names)
+
+
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
-    """Refuse to start the run in `folder`, or to continue it with `resume`, if its status forbids that."""
-    if not resume and status != WRITTEN and not overwrite:
+    """Refuse to start the run in `folder`, or to continue it with `resume`, if its status or its files forbid that:
+    the exported script may have trained there without `memkit run`."""
+    if not resume and not overwrite and (status != WRITTEN or _trained_files(folder)):
         raise _used_folder_error(folder, status, str(folder))
     if resume and status == "finished":
         raise InputError(f"--resume: the run in {folder} is finished. To train anew, {start_again(folder)}")
-    if resume and status == WRITTEN:
+    if resume and status == WRITTEN and last_checkpoint(folder) is None:
+        if trained := _trained_files(folder):
+            why = f"{folder} has {trained}, but no complete checkpoint. Move them away, or {start_again(folder)}"
+            raise InputError(f"--resume: {why}")
         raise InputError(f"--resume: nothing has run in {folder} yet. Omit --resume to start it")
 
 
@@ -264,7 +318,9 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
             raise InputError(f"--resume: {folder} has no run. Omit --resume to start one")
         if run["recipe"] != recipe:
             other = f"the run in {folder} is of recipe {run['recipe']!r}, not {recipe!r}"
-            raise InputError(f"--resume: {other}. To continue it, type: memkit run {folder} --resume")
+            raise InputError(
+                f"--resume: {other}. To continue it, type: {command('memkit', 'run', folder, '--resume')}"
+            )
         return Path(folder)
     pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
     files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
@@ -275,17 +331,3 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> Path:
         if variant in ("auto", run["variant"]):
             return file.parent
     raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/. Give its folder: --output FOLDER")
-
-
-def last_checkpoint(folder: str) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
-    checkpoints = []
-    for path in Path(folder).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if step.isdigit():
-            checkpoints.append((int(step), str(path)))
-    return max(checkpoints)[1] if checkpoints else None

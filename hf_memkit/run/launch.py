@@ -23,7 +23,7 @@ import psutil
 
 from hf_memkit.common import boot, errors
 from hf_memkit.common.errors import InputError, MemkitError, RunError
-from hf_memkit.run.ranks import FOLDER_VARIABLE, LAUNCHER_VARIABLE, LaunchLayout, exit_code_of
+from hf_memkit.run.ranks import FOLDER_VARIABLE, INTACT, LAUNCHER_VARIABLE, LaunchLayout, exit_code_of
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -70,7 +70,7 @@ def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
             with _quiet_torchrun():
                 torchrun.run(torchrun.parse_args(options))
         except ChildFailedError as error:
-            code = exit_code_of(Path(folder))
+            code = _code_of_ranks(Path(folder), stopping)
             if code is None and stopping and all_stopped(error.failures):
                 raise KeyboardInterrupt from None
             failed = cause_of_failure(error.failures, Path(folder))
@@ -84,7 +84,13 @@ def launch(arguments: Sequence[str], layout: LaunchLayout) -> int:
             raise KeyboardInterrupt from None
         finally:
             del os.environ[FOLDER_VARIABLE], os.environ[LAUNCHER_VARIABLE]
-        return exit_code_of(Path(folder)) or 0
+        return _code_of_ranks(Path(folder), stopping) or 0
+
+
+def _code_of_ranks(folder: Path, stopping: Sequence[int]) -> int | None:
+    """The exit code that the ranks left. They received each signal as SIGINT: the code is that of the first one."""
+    code = exit_code_of(folder)
+    return 128 + stopping[0] if stopping and code == 128 + signal.SIGINT else code
 
 
 @contextlib.contextmanager
@@ -95,7 +101,7 @@ def _signals_to_ranks() -> Iterator[list[int]]:
     def forward(number: int, frame: FrameType | None) -> None:
         ranks = psutil.Process().children()
         if received or not ranks:
-            raise KeyboardInterrupt  # torchrun then ends the ranks at once
+            raise KeyboardInterrupt(*[INTACT] * bool(received))  # torchrun then ends the ranks at once
         received.append(number)
         for rank in ranks:
             with contextlib.suppress(psutil.Error):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.setup.live_arguments import CreationRecord, on_creation
 from hf_memkit.setup.script_overrides import OverrideReport, Overrides, install, read_plan
@@ -51,7 +52,8 @@ class PlannedRun:
             say(f"warning: {self.name}: {line}")
 
         if self._script and self._script != script:
-            warn(f"made for {self._script}, but this run is of {script}. Make a plan for it: memkit plan {script}")
+            plan = command("memkit", "plan", script)
+            warn(f"made for {self._script}, but this run is of {script}. Make a plan for it: {plan}")
         self._report = install(
             self._overrides, on_overridden=lambda line: say(f"{self.name}: {line}"), on_difference=warn
         )

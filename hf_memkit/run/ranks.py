@@ -28,6 +28,9 @@ FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
 LAUNCHER_VARIABLE: Final = "MEMKIT_LAUNCHER"
 """Variable with the ID of the process that started this rank. Set like `FOLDER_VARIABLE`."""
 
+INTACT: Final = "records and the last checkpoint are intact: continue with --resume"
+"""Text of a KeyboardInterrupt that stops a training at once."""
+
 _PATIENCE: Final = timedelta(days=1)
 """Maximum time that ranks wait for one. Preparing data may take hours; if one dies, the launcher ends all sooner."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.measuring.memory.records import read_records
+from hf_memkit.measuring.record_types import EndRecord
+from hf_memkit.measuring.report.rank_reader import RankReader
 from hf_memkit.run.folder import RecipeRun
 
 if TYPE_CHECKING:
@@ -19,28 +21,36 @@ _PACKED: Final = "language-modeling"
 
 _ROWS: Final = 1000
 
+_NO_METRICS: Final = (
+    "loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time",
+    "num_tokens",  # TRL's: tokens trained on
+)  # fmt: skip
+"""What an evaluation's log has beside its metrics."""
+
 
 def result_of(job: RecipeRun, trainer: Trainer) -> dict[str, Any]:
-    """The result of a run; losses in nats a token, or an example with one label. Values not measured are None."""
+    """The result of a run; losses in nats a token, or an example with one label. Values not measured are None.
+    `steps` have run in total, `steps_run` since the last start."""
     evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     before = next((each["eval_loss"] for each in evaluations if each["step"] == 0), None)
     last: dict[str, Any] = evaluations[-1] if evaluations else {}
     after = last["eval_loss"] if last.get("step") else None
-    others = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
-    metrics = [key for key in last if key.startswith("eval_") and key not in others]
+    metrics = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
 
-    path = Path(job.output) / "memory-rank0.jsonl"
-    records = read_records(path) if path.exists() else []
-    end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
+    records = RankReader(Path(job.output) / "memory-rank0.jsonl")
+    with suppress(OSError):
+        records.read()
+    end: EndRecord = (records.attempts[-1].end if records.attempts else None) or {}
     is_packed = job.setup.get("data.task", _PACKED) == _PACKED
     return {
         "steps": trainer.state.global_step,
+        "steps_run": end.get("steps"),
         "held_out_loss_before": before,
         "held_out_loss": after,
         "label_frequency_loss": label_frequency_loss(trainer) if job.is_rehearsal and not is_packed else None,
         "unigram_loss": unigram_loss(trainer) if is_packed else None,
         **_of_classes(trainer),
-        "metrics": {key.removeprefix("eval_"): float(last[key]) for key in metrics},
+        "metrics": {name: value for name, value in metrics.items() if name not in _NO_METRICS},
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),

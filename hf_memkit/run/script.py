@@ -3,7 +3,8 @@
 memkit imports neither torch nor transformers before the script does, so that the script can still set environment
 variables such as HF_HOME and CUDA_VISIBLE_DEVICES. When the script imports transformers, memkit changes it:
 
-- `Trainer.__init__` attaches a MemoryReportCallback at its end.
+- `Trainer.__init__` attaches a MemoryReportCallback at its end, and lets this Trainer's `train` refuse a checkpoint of
+  which Trainer would lose weights.
 - With a plan, arguments and models get the plan's settings (`planned.py`).
 - `TrainingArguments.__post_init__` with DeepSpeed reports stale build locks. Without a launcher, it sets a launcher's
   variables for one process.
@@ -18,7 +19,6 @@ import functools
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import sys
 import types
@@ -29,7 +29,9 @@ from typing import Any, Final
 
 from hf_memkit.catalog.library_versions import is_on
 from hf_memkit.common import boot, user_script
+from hf_memkit.common.commands import command
 from hf_memkit.common.ended_with_parent import ends_with_this
+from hf_memkit.common.secrets import masked
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.run.planned import PlannedRun
@@ -93,8 +95,8 @@ class ScriptRun:
 
     def _say_where_records_are(self) -> None:
         if self._folder is not None and any(self._folder.glob("memory-rank*.jsonl")):
-            folder = shlex.quote(str(self._folder))
-            _say(f"interrupted. To see the memory until then, type: memkit report {folder} --html FILE")
+            report = command("memkit", "report", self._folder, "--html", "FILE")
+            _say(f"interrupted. To see the memory until then, type: {report}")
 
     def _end(self, process: int) -> None:
         """Last messages of the script's process; `process` is its ID."""
@@ -128,6 +130,7 @@ class ScriptRun:
         if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
             attach(trainer, **self._options)
         self._folder = Path(self._options.get("output_dir") or trainer.args.output_dir)
+        _refuse_lost_weights(trainer)
 
     def _prepare_for_deepspeed(self, training_args: types.ModuleType) -> None:
         plain = training_args.TrainingArguments.__post_init__
@@ -144,14 +147,36 @@ class ScriptRun:
         training_args.TrainingArguments.__post_init__ = with_environment
 
 
+def _refuse_lost_weights(trainer: Any) -> None:
+    """Make this Trainer's `train` end the script where Trainer would lose weights of a checkpoint."""
+    from hf_memkit.measuring.callback.lost_weights import asked_checkpoint, why_not_resumed, why_not_the_best
+
+    plain = trainer.train
+
+    @functools.wraps(plain)
+    def train(*args: Any, **kwargs: Any) -> Any:
+        why = ""
+        with contextlib.suppress(Exception):  # of a damaged checkpoint, which Trainer refuses
+            asked = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+            checkpoint = asked_checkpoint(trainer.args, asked)
+            why = why_not_resumed(trainer.model, checkpoint) if checkpoint is not None else ""
+            why = why or why_not_the_best(trainer.model, trainer.args)
+        if why:
+            _say(f"error: {why}")
+            raise SystemExit(1)
+        return plain(*args, **kwargs)
+
+    trainer.train = train
+
+
 def predict_script(script: UserScript) -> dict[str, Any] | None:
     """The script's prediction as JSON, from `memkit predict` in a separate process. None if the script cannot be
     predicted, and on ranks other than the first."""
     if os.environ.get("RANK", "0") != "0":
         return None
-    command = boot.command(*_predict_arguments(script, "--json", "--no-search"))
+    words = boot.command(*_predict_arguments(script, "--json", "--no-search"))
     output = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, preexec_fn=ends_with_this()
     ).stdout
     if not output.startswith("{"):
         _say("no prediction, because of the error above. The script runs now")
@@ -160,12 +185,12 @@ def predict_script(script: UserScript) -> dict[str, Any] | None:
     prediction: dict[str, Any] = json.loads(output)
     verdict = prediction["verdict"]
     if verdict is None:
-        with_gpu = shlex.join(["memkit", *_predict_arguments(script, "--gpu", "NAME")])
+        with_gpu = command("memkit", *_predict_arguments(script, "--gpu", "NAME"))
         _say(f"predicted, but without a GPU to compare with. To see whether it fits, type: {with_gpu}")
     else:
         _say(f"predicted: {verdict}: {prediction['why']}")
     if verdict == "does not fit":
-        search = shlex.join(["memkit", *_predict_arguments(script)])
+        search = command("memkit", *_predict_arguments(script))
         _say(f"to find a setup with the same batch that fits, type: {search}")
     return prediction
 
@@ -183,7 +208,7 @@ def _predict_arguments(script: UserScript, *options: str) -> list[str]:
 
 def _say(text: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        for line in text.splitlines():
+        for line in masked(text).splitlines():
             print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
@@ -209,7 +234,8 @@ def _report_stale_locks() -> None:
 
     for lock in ops.stale_locks(ops.extension_roots()):
         cause = f"{lock}: a stale lock: a build of DeepSpeed's operators was killed"
-        print(f"memkit: warning: {cause}. If this run hangs, stop it and type: rm {lock}", file=sys.stderr, flush=True)
+        fix = f"If this run hangs, stop it and type: {command('rm', lock)}"
+        print(f"memkit: warning: {cause}. {fix}", file=sys.stderr, flush=True)
 
 
 def _hide_memkit() -> None:

@@ -4,7 +4,9 @@ memory report, stopping on Ctrl-C, and resuming."""
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -16,13 +18,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from hf_memkit.checks import Problem, Subject, check
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.components.resuming import last_checkpoint, restore_all_weights
 from hf_memkit.deepspeed import ops
-from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, last_checkpoint, read_run, start_again, write_run
+from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, read_run, start_again, write_run
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
-from hf_memkit.run.ranks import FOLDER_VARIABLE, Ranks
+from hf_memkit.run.ranks import FOLDER_VARIABLE, INTACT, Ranks
 from hf_memkit.run.result import result_of
 from hf_memkit.setup import build
 from hf_memkit.setup.process_group import leave_process_group
@@ -61,7 +65,7 @@ def run(
     """Train, evaluate and save; returns the content of the run file, `status` being `finished` or `interrupted`.
 
     Called by every rank with the same job. Rank 0 writes the run file, which the others do not see: in their results
-    only `status` is right.
+    only `status` and `stopped_by` are right.
 
     Args:
         job: the run; its folder is `job.output`.
@@ -99,14 +103,15 @@ def run(
     previous = read_run(folder)
     if previous is None or not (script := folder / previous["files"][0]).exists():
         raise RunError(f"{folder}: the script is missing. Restore it, or {start_again(folder)}")
-    content = {**previous, **job.to_json(), "status": "running"}
+    content = {**previous, **job.to_json(), "status": "running", "stopped_by": None}
     if not resume:
         content |= {"blocks_sha256": None, "result": None}
     if ranks.is_first:
         write_run(folder, content)
     if setup["model.origin"] == "architecture":
         if setup.get("arguments.use_cpu"):
-            say("The small model starts from random weights.")
+            if not resume:
+                say("The small model starts from random weights.")
         else:
             say(f"WARNING: RANDOM weights instead of those of {setup['model.name']}: this is not fine-tuning.")
 
@@ -130,7 +135,8 @@ def run(
             }
         leave_process_group()
 
-    content["status"] = "interrupted" if training.is_stopped else "finished"
+    content["status"] = "interrupted" if training.stopped_by else "finished"
+    content["stopped_by"] = training.stopped_by and training.stopped_by.name
     if ranks.is_first:
         write_run(folder, content)
     ranks.leave_together()
@@ -157,13 +163,13 @@ class _Training:
 
     Attributes:
         has_begun: whether data and model were accepted, and the first step began.
-        is_stopped: whether a signal ended the training.
+        stopped_by: the signal that ended the training, if one did.
         result: losses and metrics for the run file; on rank 0 only.
     """
 
     def __init__(self, job: RecipeRun, say: Say, ranks: Ranks, content: dict[str, Any], *, resuming: bool) -> None:
         self.has_begun = False
-        self.is_stopped = False
+        self.stopped_by: signal.Signals | None = None
         self.result: dict[str, Any] = {}
         self._job = job
         self._say = say
@@ -199,10 +205,10 @@ class _Training:
 
     def _train(self, trainer: Any, plain: Callable[..., Any]) -> Any:
         """Replaces `Trainer.train`; `plain` is the original."""
+        from hf_memkit.components.stopping import StopOnSignal
         from hf_memkit.measuring.callback.callback import attach
         from hf_memkit.measuring.callback.oom_note import advice_from_text
         from hf_memkit.measuring.callback.oom_watch import oom_advice
-        from hf_memkit.run.stopping import StopOnSignal
 
         job, ranks = self._job, self._ranks
         self._compare_data(trainer)
@@ -215,6 +221,7 @@ class _Training:
         stop = StopOnSignal(self._say, report.mark_interrupted, ranks=ranks.world_size, by_memkit=by_memkit)
         trainer.add_callback(stop)
         checkpoint = self._checkpoint(trainer)
+        restore_all_weights(trainer)
         if ranks.is_first:
             write_run(job.output, self._content)
         ranks.wait_for_all("run file")
@@ -223,6 +230,8 @@ class _Training:
         try:
             with stop, oom_advice():
                 output = plain(trainer, resume_from_checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(INTACT) from None
         except Exception as error:
             advice = report.advice or advice_from_text(error)  # the latter before the first step
             if advice is None:
@@ -235,8 +244,8 @@ class _Training:
 
         if ranks.is_first:
             self.result = result_of(job, trainer)
-        if stop.requested:
-            self.is_stopped = True
+        if stop.requested is not None:
+            self.stopped_by = stop.requested
             raise _Stopped
         return output
 
@@ -255,10 +264,10 @@ class _Training:
 
         batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
         batch_size *= self._ranks.world_size
-        steps = arguments.max_steps
+        times = epochs_of(arguments, len(rows), self._ranks.world_size)
         self._say(
             f"Data: {_source(self._job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; "
-            f"{steps} steps of {batch_size} read them {steps * batch_size / len(rows):.1f} times"
+            f"{arguments.max_steps} steps of {batch_size} read them {times:.1f} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
@@ -279,6 +288,16 @@ class _Training:
         return checkpoint
 
 
+def epochs_of(arguments: Any, rows: int, processes: int) -> float:
+    """How often `max_steps` steps read the rows. Each epoch ends with smaller batches or a smaller step, if they do
+    not divide the rows (transformers 5.23.0: trainer.py 1497-1509; accelerate 1.15.0: data_loader.py 123-147)."""
+    batches = rows / (arguments.per_device_train_batch_size * processes)
+    batches = max(1, math.floor(batches) if arguments.dataloader_drop_last else math.ceil(batches))
+    accumulated = arguments.gradient_accumulation_steps
+    epochs, steps = divmod(arguments.max_steps, math.ceil(batches / accumulated))
+    return float(epochs + steps * accumulated / batches)
+
+
 def _out_of_memory_error(job: RecipeRun, advice: OomNote) -> RunError:
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -286,7 +305,7 @@ def _out_of_memory_error(job: RecipeRun, advice: OomNote) -> RunError:
         bar.close()
     fix = "Use a GPU with more memory, or a smaller --model"
     if job.needs_less:
-        fix = f"Start again: memkit recipe {job.asked} with {' or '.join(job.needs_less)}"
+        fix = f"Start again: {command('memkit', 'recipe', job.asked)} with {' or '.join(job.needs_less)}"
     error = RunError(f"{advice.happened} {fix}")
     error.add_note(advice.details())
     return error

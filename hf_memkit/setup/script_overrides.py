@@ -28,6 +28,10 @@ from hf_memkit.setup.live_arguments import CreationRecord, creation_record, on_c
 
 _SECTIONS: Final = ("arguments", "model", "environment")
 """Sections of a plan file."""
+PLAN_HEAD: Final = "# A plan by memkit"
+"""Begins the first line of a plan that memkit wrote."""
+PLAN_END: Final = "# End of the plan"
+"""Its last line, without which the file was cut."""
 _WITH_CODE: Final = ("adapter", "loss")
 """Settings that need other code in the script."""
 _FOR_CONFIGS: Final = ("attn_implementation", "dtype", "experts_implementation")
@@ -110,7 +114,11 @@ def _read_content(path: str | Path) -> dict[str, Any]:
     import yaml  # the environment of a script that is only traced may lack it
 
     try:
-        content = parsed(str(path), yaml.safe_load, user_path(path).read_text(encoding="utf-8"))
+        text = user_path(path).read_text(encoding="utf-8")
+        if text.startswith(PLAN_HEAD) and PLAN_END not in text:
+            again = "Write it again: memkit plan … --write"
+            raise InputError(f"{path}: incomplete: the last line, {PLAN_END!r}, is missing. {again} {path}")
+        content = parsed(str(path), yaml.safe_load, text)
     except (OSError, UnicodeDecodeError) as error:
         why = str(getattr(error, "strerror", None) or "not UTF-8 text")
         raise InputError(f"{path}: cannot be read ({why}). Write the path of a plan file") from None

@@ -17,6 +17,8 @@ def job(settings: dict[str, Any] | None = None, /, **arguments: Any) -> Subject:
     return Subject(arguments=arguments, settings=settings or {})
 
 
+VIT, LLAMA = {"model_type": "vit"}, {"model_type": "llama"}
+RESUMED, BEST = {"resume_from_checkpoint": "out/checkpoint-6"}, {"load_best_model_at_end": True}
 OPT = replace(SMALL, config={"model_type": "opt"})
 GENERATING = {"predict_with_generate": True, "generation_max_length": 4096, "per_device_eval_batch_size": 8}
 
@@ -78,6 +80,18 @@ CASES: Cases = {
              job(fp16_full_eval=True, do_train=True, do_eval=True, eval_strategy="no")),
         Case("bf16_full_eval", job({"model.dtype": "float32"}, bf16_full_eval=True, eval_strategy="steps"),
              job({"model.dtype": "float32"}, bf16_full_eval=True, max_steps=10)),
+    ],
+    "weights-not-restored": [
+        Case("resume_from_checkpoint", Subject(arguments=RESUMED, model_config=VIT),
+             Subject(arguments=RESUMED, model_config=LLAMA)),
+        Case("load_best_model_at_end", Subject(arguments=BEST, model_config={"vision_config": VIT, **LLAMA}),
+             Subject(arguments=BEST, model_config=VIT, settings={"adapter.r": 8})),
+        Case("resume_from_checkpoint", Subject(arguments=RESUMED, model_config=VIT),
+             Subject(arguments={**RESUMED, "model_name_or_path": "out/checkpoint-6"}, model_config=VIT)),
+        Case("load_best_model_at_end", Subject(arguments=BEST, model_config=VIT),
+             Subject(arguments=BEST, model_config=VIT, settings={"data.task": "image-classification"})),
+        Case("resume_from_checkpoint", Subject(arguments=RESUMED, model_config=VIT),
+             of(2, arguments=RESUMED, model_config=VIT)),
     ],
     "generation-skipped": Case("predict_with_generate", job(predict_with_generate=True, prediction_loss_only=True),
                                job(predict_with_generate=True)),

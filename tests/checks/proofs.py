@@ -15,7 +15,6 @@ import inspect
 import json
 import os
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def main(wanted: list[str]) -> None:
     _skip_waiting()
     results = {}
     for rule in [rule for rule in PROOFS if not wanted or rule in wanted]:
-        started, wrong = time.monotonic(), ""
+        wrong = ""
         REFUSALS.clear()
         PARAMETERS_MADE[0] = 0
         try:
@@ -56,7 +55,7 @@ def main(wanted: list[str]) -> None:
             "refusals": [*REFUSALS],
             "asserts": inspect.getsource(inspect.unwrap(PROOFS[rule].run)).count("assert "),
         }
-        print(f"{rule}: {time.monotonic() - started:.1f} s {wrong[:300]}", file=sys.stderr)
+        print(f"{rule}: {wrong[:300]}", file=sys.stderr)
     print("PROOFS " + json.dumps(results), flush=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from transformers import (
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     Trainer,
+    ViTConfig,
+    ViTForImageClassification,
     set_seed,
 )
 from transformers.trainer_pt_utils import EvalLoopContainer
@@ -103,6 +106,31 @@ def metric_input_unknown() -> None:
     assert given == {"inputs": False}
     evaluator(metric, include_for_metrics=["inputs"]).evaluate()
     assert given == {"inputs": True}
+
+
+@plain_proof("weights-not-restored", fails="silent")
+def weights_not_restored() -> None:
+    config = ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+                       image_size=8, patch_size=4)  # fmt: skip
+    folder = tempfile.mkdtemp()
+    images = [{"pixel_values": torch.ones(3, 8, 8), "labels": number % 2} for number in range(8)]
+    options = {"output_dir": folder, "max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+
+    def of_images(model: Any) -> Trainer:
+        return Trainer(model, arguments(None, **options), train_dataset=images)
+
+    of_images(ViTForImageClassification(config)).train()
+    checkpoint = f"{folder}/checkpoint-1"
+    saved = ViTForImageClassification.from_pretrained(checkpoint).state_dict()
+    for read in ("_load_from_checkpoint", "_load_best_model"):
+        trainer = of_images(ViTForImageClassification(config))
+        trainer.state.best_model_checkpoint = checkpoint
+        before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        getattr(trainer, read)(*([checkpoint] if read == "_load_from_checkpoint" else []))
+        now = trainer.model.state_dict()
+        name = "vit.layers.0.attention.q_proj.weight"
+        assert torch.equal(now[name], before[name]) and not torch.equal(now[name], saved[name])
+        assert torch.equal(now["classifier.weight"], saved["classifier.weight"])
 
 
 @plain_proof("inputs-held-for-nothing", fails="silent")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import io
 import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +18,9 @@ import pytest
 
 from hf_memkit.cli import main
 from hf_memkit.cli.options import INTERRUPTED
-from hf_memkit.common.errors import InputError
+from hf_memkit.common.errors import InputError, MemkitError
 from hf_memkit.common.user_files import write_text
+from hf_memkit.run.folder import write_run
 from tests.conftest import ROOT
 
 
@@ -42,25 +45,87 @@ def test_ascii_output_has_a_character_for_each_that_it_lacks() -> None:
     assert (ran.returncode, ran.stderr) == (0, "") and "?" in ran.stdout
 
 
-class _Full(io.StringIO):
-    def write(self, text: str) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+@contextlib.contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """Files cannot grow beyond `room` bytes: the system's own error after a part was written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_new_file_on_a_full_disk_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Would notice: an empty file that blocks the next try, and an old file that is lost."""
+def _write_plan(path: Path) -> int:
+    from hf_memkit.plan.plan_file import write_plan
+    from tests.plan.made_plans import plan, setup
 
-    def full(path: Path, mode: str, **_: Any) -> io.StringIO:
-        path.touch()
-        return _Full()
+    write_plan(plan(setup(8, 1, 12, 1.0)), str(path))
+    return 0
 
-    new, old = tmp_path / "new.yaml", tmp_path / "old.yaml"
-    old.write_text("old")
-    monkeypatch.setattr(Path, "open", full)
-    for path in (new, old):
-        with pytest.raises(InputError, match="No space left"):
-            write_text(path, "text", overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.yaml"]
+
+def _write_page(path: Path) -> int:
+    from hf_memkit.common.answer.document import write_document
+
+    write_document(path, f'<meta name="generator" content="memkit 1">{"text " * 100}')
+    return 0
+
+
+def _write_run(path: Path) -> int:
+    write_run(path.parent, {"setup": ["text"] * 100})
+    return 0
+
+
+WRITERS: dict[str, tuple[Callable[[Path], int], str]] = {
+    "preset copy": (
+        lambda path: main(["preset", "copy", "lora", "--model", "gpt2", "--overwrite", str(path)]),
+        "a.yaml",
+    ),
+    "ds copy": (lambda path: main(["ds", "copy", "zero2", "--overwrite", str(path)]), "ds.json"),
+    "recipe --copy": (lambda path: main(["recipe", "gpt2-on-16gb", "--copy", str(path)]), "recipe.yaml"),
+    "plan --write": (_write_plan, "plan.yaml"),
+    "--html": (_write_page, "page.html"),
+    "run file": (_write_run, "memkit-run.json"),
+}
+"""What writes a user's file → (the call, a file's name)."""
+
+
+@pytest.mark.parametrize("room", [0, 64])
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "earlier"])
+def test_a_full_disk_changes_no_file(
+    writer: str, room: int, is_new: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: an earlier file that is cut or lost, a part of a new one, a temporary file, a traceback."""
+    write, name = WRITERS[writer]
+    path = tmp_path / name
+    if not is_new and writer == "recipe --copy":
+        return  # it never overwrites
+    if not is_new:
+        assert write(path) == 0
+        path.chmod(0o640)
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    capsys.readouterr()
+    with full_disk(room):
+        try:
+            code, line = write(path), capsys.readouterr().err.strip()
+        except MemkitError as error:
+            code, line = error.exit_code, str(error)
+    assert code and "\n" not in line and str(path) in line and "File too large" in line
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    assert write(path) == 0 and path.stat().st_mode & 0o777 == (0o644 if is_new else 0o640)
+
+
+def test_a_link_s_target_is_replaced_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new", overwrite=True)
+    assert link.is_symlink() and target.read_text() == "new"
+    read, written = os.pipe()
+    write_text(Path(f"/dev/fd/{written}"), "piped", overwrite=True)
+    assert os.read(read, 100) == b"piped"
+    os.close(read), os.close(written)
 
 
 def test_a_full_disk_leaves_no_part_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,7 @@ def test_a_dry_run_for_people_is_the_answer_and_then_the_reasons(
     assert short[0] == lines[0] and len(short) <= 24 and max(map(len, short)) <= 80
 
 
+@pytest.mark.slow
 def test_what_memory_does_not_decide_stands_above_the_verdict(
     capsys: pytest.CaptureFixture[str], empty_folder: Path
 ) -> None:

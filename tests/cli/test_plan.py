@@ -32,7 +32,7 @@ time.sleep(float(pathlib.Path("wait").read_text()) if pathlib.Path("wait").exist
 
 class Model(GPT2LMHeadModel):
     def gradient_checkpointing_enable(self, *args, **kwargs):
-        time.sleep(100 * pathlib.Path("slow").exists())
+        time.sleep(100_000 * pathlib.Path("slow").exists())
         super().gradient_checkpointing_enable(*args, **kwargs)
 
 config = GPT2Config(
@@ -193,9 +193,7 @@ def started(folder: Path, *gpu: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def interrupted(
-    process: subprocess.Popen[str], after: str, pause_s: float = 0.0, limit_s: float = 60
-) -> tuple[int, str, str]:
+def interrupted(process: subprocess.Popen[str], after: str, pause_s: float = 0.0) -> tuple[int, str, str]:
     """As Ctrl-C does it in a terminal: all processes of the group get the signal, once this line was said."""
     assert process.stderr is not None
     heard = ""
@@ -206,8 +204,8 @@ def interrupted(
     time.sleep(pause_s)
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=limit_s)
-    assert psutil.wait_procs(children, timeout=5)[1] == [], "nothing goes on"
+    out, err = process.communicate()
+    assert psutil.wait_procs(children, timeout=120)[1] == [], "nothing goes on"
     return process.returncode, out, heard + err
 
 
@@ -234,8 +232,8 @@ def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
 @pytest.mark.exhaustive
 def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
     """Would notice: 1, which would say that nothing fits; a script that goes on."""
-    (folder / "wait").write_text("60")
-    code, out, words = interrupted(started(folder), after="the script's own line", limit_s=8)
+    (folder / "wait").write_text("100000")
+    code, out, words = interrupted(started(folder), after="the script's own line")
     assert (code, out) == (130, ""), words
     assert "stopped before any setup was traced" in words and "Traceback" not in words
 

@@ -37,6 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / folder / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_drawn_and_readable_where_it_does_not_fit(
     tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -85,8 +85,7 @@ def assert_complete(records: list[dict[str, Any]], *, evaluations: int, saves: i
     assert kinds[:2] == ["run", "modules"] and kinds[-1] == "end"
     counted = {"run": 1, "modules": 1, "step": STEPS, "evaluate": evaluations, "save": saves, "end": 1}
     assert Counter(kinds) == {kind: count * trainings for kind, count in counted.items() if count}
-    times = [record["time"] for record in records]
-    assert times == sorted(times) and {record["schema"] for record in records} == {1}
+    assert {record["schema"] for record in records} == {1}
     run, modules, end = records[0], records[1], records[-1]
     assert (end["status"], end["steps"], end["step"]) == ("finished", STEPS, STEPS)
     assert end["reader_errors"] == {} and end["callback_errors"] == 0, end

@@ -78,4 +78,4 @@ def test_no_secret_stands_at_the_foot_of_a_page(monkeypatch: pytest.MonkeyPatch)
     typed = ["predict", "train.py", "--", "--hub_token", "hf_x", "--api_key=y", "--name", "z w"]
     monkeypatch.setattr("hf_memkit.cli.printing.command_line", typed)
     assert environment.command_line is not typed
-    assert typed_command() == "memkit predict train.py -- --hub_token '…' '--api_key=…' --name 'z w'"
+    assert typed_command() == 'memkit predict train.py -- --hub_token "$HF_TOKEN" --api_key="$API_KEY" --name \'z w\''

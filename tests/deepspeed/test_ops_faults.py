@@ -60,6 +60,30 @@ def test_a_compiler_that_fails_is_quoted(operators: Path, tmp_path: Path, monkey
     assert stale_locks([operators]) == [], "the next build would wait for ever"
 
 
+INTERRUPT_NINJA = """case "$*" in *-c*)
+  process=$PPID
+  while [ "$(cat /proc/$process/comm)" != ninja ]; do process=$(cut -d' ' -f4 /proc/$process/stat); done
+  kill -INT $process; sleep 60;;
+esac
+exec g++ "$@\""""
+
+
+def test_ctrl_c_in_a_build_is_no_broken_compiler(
+    operators: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where ninja alone receives it: this process may ignore it, as in the background of a shell. All builds are
+    announced before the first."""
+    from deepspeed.ops.op_builder.builder import OpBuilder
+
+    monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
+    compiler(tmp_path, monkeypatch, INTERRUPT_NINJA)
+    messages: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        ops.build(("deepspeed_shm_comm", "cpu_adam"), messages.append, cpu=True)
+    assert len(messages) == 1 and messages[0].startswith("Building DeepSpeed's deepspeed_shm_comm and cpu_adam")
+    assert stale_locks([operators]) == [], "the next build would wait for ever"
+
+
 def test_the_lock_of_a_killed_build_is_cleared_and_that_of_a_live_one_kept(operators: Path) -> None:
     for name in ("cpu_adam", "async_io"):
         (operators / name).mkdir(parents=True)

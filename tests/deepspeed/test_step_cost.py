@@ -219,7 +219,7 @@ def test_stage_3_on_several_gpus_waits_for_its_hooks() -> None:
 
 def test_a_host_is_measured_or_given() -> None:
     here = measured_host()
-    assert here.ram_gb_per_s.measured and here.ram_gb_per_s.value >= here.core_gb_per_s.value > 0.5
+    assert here.ram_gb_per_s.measured and here.ram_gb_per_s.value >= here.core_gb_per_s.value > 0
     assert not here.nvme_read_gb_per_s.measured, "nobody read the disk"
     given = GivenHost(cores=8, ram_gb_per_s=90).overridden_on(here)
     assert (given.cores, given.ram_gb_per_s.value) == (8, 90) and given.core_gb_per_s == here.core_gb_per_s

@@ -28,7 +28,6 @@ print("ran", type(trainer.model_wrapped).__name__, "at stage", trainer.model_wra
 """
 
 
-@pytest.mark.timeout(900)  # the first run builds an operator
 def test_accelerate_launch_runs_a_script_with_a_copied_preset(memkit: Memkit, tmp_path: Path) -> None:
     copied = memkit("ds", "copy", "zero2", "ds.json", "--model", "gpt2", "--accelerate")
     assert copied.returncode == 0, copied.stderr

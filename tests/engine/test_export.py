@@ -21,7 +21,7 @@ from tests.conftest import ROOT, Quick, read_json_lines
 from tests.recipes.resolving import resolve
 
 EVERY = {"train_text.py", "job.py", "rows.py", "text_rows.py", "args.yaml", "memkit-run.json"}
-EVERY |= {"verify_checkpointing.py"}
+EVERY |= {"resuming.py", "stopping.py", "verify_checkpointing.py"}
 LOSS = {"chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py"}
 ENGINE = {"ds_config.json", "process_group.py"}
 FILES = {
@@ -57,9 +57,9 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("variant", list(FILES))
-def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
+def test_scripts_for_a_gpu_are_written_anywhere(memkit_here: Quick, tmp_path: Path, variant: str) -> None:
     asked = ["recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"]
-    exported = quick_memkit(*asked)
+    exported = memkit_here(*asked)
     assert exported.returncode == 0, exported.stderr
     job = tmp_path / "job"
     assert Path(json.loads(exported.stdout)["files"][0]).name == "train_text.py"
@@ -70,7 +70,7 @@ def test_scripts_for_a_gpu_are_written_anywhere(quick_memkit: Quick, tmp_path: P
     ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "119", "--select", "B,E,F,W", "."]
     lint = subprocess.run(ruff, cwd=job, capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout
-    again = quick_memkit(*asked)
+    again = memkit_here(*asked)
     assert again.returncode == 2 and "train_text.py" in again.stderr
     text = (job / "args.yaml").read_text()
     assert all(line.startswith("#") for line in text.splitlines()[:4])

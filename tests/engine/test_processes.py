@@ -44,13 +44,9 @@ def records(folder: Path, rank: int) -> list[dict[str, Any]]:
 
 def wait_for_step(process: subprocess.Popen[str], folder: Path, step: int) -> None:
     """Until both ranks have made that step."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
+    while not all(any(made["step"] >= step for made in steps(records(folder, rank))) for rank in (0, 1)):
         assert process.poll() is None, (folder / "log.txt").read_text()[-3000:]
-        if all(any(made["step"] >= step for made in steps(records(folder, rank))) for rank in (0, 1)):
-            return
         time.sleep(0.05)
-    raise AssertionError((folder / "log.txt").read_text()[-3000:])
 
 
 def children(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
@@ -65,7 +61,6 @@ def run_file(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 @pytest.mark.operators
-@pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
 def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     tmp_path: Path, text_file: Path, memkit: Memkit
 ) -> None:
@@ -74,7 +69,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     wait_for_step(process, tmp_path, 2)
     swapped = {path.parent.name for path in (tmp_path / "run" / "nvme").rglob("*.swp")}
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 1
+    assert process.wait() == 128 + signal.SIGINT
     text = (tmp_path / "log.txt").read_text()
     assert "Stopping after this step" in text and "memkit run run --resume" in text and "Traceback" not in text
     assert swapped == {"rank0", "rank1"}
@@ -119,7 +114,7 @@ def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Pat
     ranks = children(process)
     assert sorted(ranks) == [0, 1]
     ranks[1].send_signal(signal.SIGKILL)
-    assert process.wait(timeout=60) == 1
+    assert process.wait() == 1
     text = (tmp_path / "log.txt").read_text()
     reported = [line for line in text.splitlines() if line.startswith("memkit: error: ")]
     assert len(reported) == 1 and f"rank 1 (process {ranks[1].pid}) was killed (SIGKILL" in reported[0]
@@ -138,11 +133,9 @@ def test_a_killed_rank_ends_the_run_with_one_line(tmp_path: Path, text_file: Pat
 @pytest.mark.slow
 def test_where_the_launching_process_is_killed_its_ranks_end(tmp_path: Path, text_file: Path) -> None:
     process = start(tmp_path, text_file, "lora", "--max-steps", "2000", "--set", "save_steps=5000")
-    deadline = time.monotonic() + 120
-    while len(psutil.Process(process.pid).children()) < 2 and time.monotonic() < deadline:
+    while len(ranks := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert process.poll() is None, (tmp_path / "log.txt").read_text()[-3000:]
         time.sleep(0.05)
-    ranks = psutil.Process(process.pid).children(recursive=True)
-    assert len(ranks) >= 2
     process.kill()
     process.wait()
-    assert not psutil.wait_procs(ranks, timeout=30)[1]
+    assert not psutil.wait_procs(ranks, timeout=120)[1]

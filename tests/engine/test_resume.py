@@ -34,14 +34,10 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 def wait_for(process: subprocess.Popen[str], folder: Path, checkpoint: int) -> None:
     """Until that checkpoint is there and a step or two are made after it."""
-    deadline = time.monotonic() + 300
     records = folder / "run" / "memory-rank0.jsonl"
-    while time.monotonic() < deadline:
+    while not (records.exists() and any(step["step"] > checkpoint for step in steps(read_records(records)))):
         assert process.poll() is None, (folder / "log.txt").read_text()[-3000:]
-        if records.exists() and any(step["step"] > checkpoint for step in steps(read_records(records))):
-            return
         time.sleep(0.05)
-    raise AssertionError((folder / "log.txt").read_text()[-3000:])
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -98,7 +94,7 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
     process = start(tmp_path, "run", "run")
     wait_for(process, tmp_path, checkpoint=5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 1
+    assert process.wait() == 128 + signal.SIGINT
     text = (tmp_path / "log.txt").read_text()
     assert "Stopping after this step" in text and "memkit run run --resume" in text
     records = read_records(tmp_path / "run" / "memory-rank0.jsonl")

@@ -43,7 +43,6 @@ leave_process_group()
 """
 
 
-@pytest.mark.timeout(1200)  # the first run builds operators
 def test_a_sized_preset_trains_and_swaps_what_its_ledger_says(memkit: Memkit, tmp_path: Path) -> None:
     save_initial_weights(tmp_path / "model")
     (tmp_path / "disk").mkdir()

@@ -20,7 +20,7 @@ from tests.engine.tiny_training import MODEL
 from tests.engine.traffic_driver import CASES, Case
 from tests.operators import EVERY_OPERATOR
 
-pytestmark = [pytest.mark.operators, pytest.mark.alone, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.operators, pytest.mark.alone]
 
 Counted = dict[str, dict[str, int]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,11 @@ def saved_model_loss(
         return float(model(blocks, labels=blocks).loss)
 
 
-@pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, variant: str) -> None:
-    started, steps = time.monotonic(), STEPS.get(variant, 60)
+    steps = STEPS.get(variant, 60)
     fewer = ["--max-steps", str(steps)] if variant in STEPS else []
     ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", *fewer)
-    print(f"{variant}: {time.monotonic() - started:.0f} s")
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())

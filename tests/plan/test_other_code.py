@@ -4,12 +4,10 @@ predicted, and the change is correct Python in every form of script."""
 from __future__ import annotations
 
 import ast
-import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Candidate, Choice
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
-from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.running_scripts import ScriptJob, run_in_worker, script_request
 from hf_memkit.prediction.traced_training import CallPlace, TracedArguments, TracedTraining, TrainerCall
+from hf_memkit.prediction.waiting_script import TraceFile, WaitingScript
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup.script_overrides import Overrides
 from tests.conftest import ROOT
@@ -102,8 +100,8 @@ def folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(ScriptJob(UserScript.at("train.py", arguments), MACHINE))
+def waiting(*arguments: str) -> WaitingScript:
+    return WaitingScript(ScriptJob(UserScript.at("train.py", arguments), MACHINE))
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -127,12 +125,6 @@ def patch(diff: str) -> None:
     subprocess.run(["patch", "-p0", "--silent"], input=diff, text=True, check=True)
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with contextlib.closing(Worker()) as worker:
-        yield worker
-
-
 def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
     """The figures of the current script, in a new process."""
     request = script_request(ScriptJob(UserScript.at("train.py", arguments), MACHINE))
@@ -141,20 +133,18 @@ def traced_anew(worker: Worker, *arguments: str, overrides: Overrides | None = N
     return figures(outcome.training)
 
 
-@pytest.mark.parametrize(
-    ("script", "also"), [("plain", ("qlora",)), pytest.param("subclass", ("lora",), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("script", "also"), [("plain", ("qlora",)), ("subclass", ("lora",))])
 def test_the_changed_script_has_the_same_trace(
     script: str, also: tuple[str, ...], folder: Path, worker: Worker
 ) -> None:
     """Would notice: adapters in the trace but not in the diff, or the other way round; a model that is quantised or
     prepared differently; a subclass that prepared the model without adapters; a diff that does not apply."""
     (folder / "train.py").write_text(SCRIPTS[script])
-    with traces(*OWN) as forks:
-        forks.start()
-        own = training(forks.of(Overrides()))
+    with waiting(*OWN) as forks:
+        own = training(forks.trace(Overrides()))
         candidates = [Candidate(2, 2, (each,)) for each in methods(own, *also)]
-        forked = [figures(training(forks.of(each.overrides))) for each in candidates]
+        forked = [figures(training(forks.trace(each.overrides))) for each in candidates]
     assert len(forked) == len(also)
     for candidate, traced in zip(candidates, forked, strict=True):
         (folder / "train.py").write_text(SCRIPTS[script])

@@ -34,6 +34,18 @@ def test_a_written_plan_is_read(tmp_path: Path) -> None:
     assert all(line.startswith("#") for line in head[:5]) and f"memkit run src/train.py --plan {path}" in "".join(head)
 
 
+def test_a_plan_that_was_cut_is_refused(tmp_path: Path) -> None:
+    """Would notice: a run with a part of the settings."""
+    path = write_plan(plan(setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING)), str(tmp_path / "plan.yaml"))
+    whole = path.read_text()
+    for end in range(0, len(whole) - 2, 7):
+        path.write_text(whole[:end])
+        with pytest.raises(InputError, match=str(path)):
+            read_plan(path)
+    path.write_text(whole.replace("arguments:", "arguments:  # edited") + "# a note\n")
+    assert read_plan(path)[0].arguments
+
+
 def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
     """Would notice: an overwritten file of the user; a traceback for a folder or a link."""
     made = plan(setup(8, 1, 12, 1.0))

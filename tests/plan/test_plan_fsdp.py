@@ -18,10 +18,10 @@ from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.make_plan import _refuse_sequences
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.refused_settings import refused
-from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.plan.wording import gpu_of
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Fsdp, TracedTraining
+from hf_memkit.prediction.waiting_script import WaitingScript
 from hf_memkit.setup.script_overrides import Overrides, _is_same_value, read_plan
 from tests.plan.made_plans import plan, setup
 from tests.plan.made_trainings import MADE, changed
@@ -230,6 +230,7 @@ Trainer(model, args, train_dataset=rows).train()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize("is_there", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_fork_is_traced_with_other_settings_of_fsdp2(
@@ -242,13 +243,12 @@ def test_a_fork_is_traced_with_other_settings_of_fsdp2(
     if is_there:
         flags += ["--fsdp", "full_shard", "--fsdp_config", json.dumps(WRITTEN)]
         flags += ["--accelerator_config", '{"even_batches": false}']
-    with ScriptTraces(ScriptJob(UserScript.at("train.py", flags), MACHINE, 2)) as traces:
-        traces.start()
-        own = traces.of(Overrides()).outcome().training
+    with WaitingScript(ScriptJob(UserScript.at("train.py", flags), MACHINE, 2)) as script:
+        own = script.trace(Overrides()).outcome().training
         assert own is not None and (own.fsdp is not None) == is_there
         slots = ("checkpointing", "sharding" if is_there else "engine")
         candidate = Candidate(4, 2, combine(*(choices(own, gpus=2)[0][slot][-1] for slot in slots)))
-        other = traces.of(candidate.overrides).outcome().training
+        other = script.trace(candidate.overrides).outcome().training
     assert other is not None
     assert other.fsdp == Fsdp(reshard_after_forward=True, cpu_offload=is_there, activation_checkpointing=False)
     assert other.arguments.activation_checkpointing is True

@@ -110,7 +110,8 @@ def test_with_its_speed_a_disk_has_a_time_and_the_real_folder(tmp_path: Path, mo
     """Plans a script whose states do not fit the GPU. Would notice: a given rate without effect or without a source; a
     placeholder in a command or file; free space checked in a folder that is not here."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(SCRIPT)
+    Path("train.py").write_text(f"open('log.txt', 'a').write('planned')\n{SCRIPT}")
+    Path("log.txt").write_text("earlier")
     machine, host = described_machine("T4", "1000MiB", "64GB", None), replace(ALL, nvme_path="/not here")
     (made,) = plan_gpus(UserScript.at("train.py", OWN), [machine], PlanRequest(host=host))
     disk = (each for each in made.traced if "zero3-infinity" in each.candidate.name)
@@ -118,6 +119,8 @@ def test_with_its_speed_a_disk_has_a_time_and_the_real_folder(tmp_path: Path, mo
     assert swapped.fits and swapped.swaps and swapped.is_priced and swapped.step_time is not None
     assert swapped.steps_on_cpu and not made.own.steps_on_cpu, "torchrun would give its optimizer one thread"
     assert any("no such folder here" in note for note in made.notes) and "zero3-infinity" not in made.left_out
+    assert Path("log.txt").read_text() == "earlierplanned"
+    assert sum("line 1: changes log.txt;" in note for note in made.notes) == 1
     read = 16 * 35e6 / 6e9
     assert swapped.seconds is not None and read < swapped.seconds
     basis = " ".join(swapped.step_time.rests_on)

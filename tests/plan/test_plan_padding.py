@@ -25,10 +25,10 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.pasted import pasted
-from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction.child.training.plan_facts import plan_facts, why_padding_needed
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Padding, TracedTraining
+from hf_memkit.prediction.waiting_script import WaitingScript
 from hf_memkit.setup.script_overrides import Overrides
 from tests.plan.made_trainings import changed
 
@@ -117,37 +117,35 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptTraces]:
-    """Traces of the script, in its folder."""
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WaitingScript]:
+    """The script, in its folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("sft"))
         Path("train.py").write_text(SCRIPT)
-        with ScriptTraces(ScriptJob(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4)) as made:
-            made.start()
-            yield made
+        with WaitingScript(ScriptJob(UserScript.at("train.py", (json.dumps(OWN), "{}")), L4)) as script:
+            yield script
 
 
 @pytest.fixture(scope="module")
-def own(traces: ScriptTraces) -> TracedTraining:
-    training = traces.of(Overrides()).outcome().training
+def own(script: WaitingScript) -> TracedTraining:
+    training = script.trace(Overrides()).outcome().training
     assert training is not None
     return training
 
 
 @pytest.mark.slow
-def test_the_trace_is_that_of_the_script_with_these_settings(traces: ScriptTraces, own: TracedTraining) -> None:
+def test_the_trace_is_that_of_the_script_with_these_settings(script: WaitingScript, own: TracedTraining) -> None:
     """Would notice: settings in the trace that the user's script would not have, or that cannot be pasted."""
     (choice,), _ = left_out(own)
     candidate = Candidate(8, 1, (choice,))
-    free = traces.of(candidate.overrides).outcome().training
+    free = script.trace(candidate.overrides).outcome().training
     paste = pasted(candidate)
     assert "--padding_free True" in paste.flags and paste.no_flag == ("max_length=None",)
     assert paste.before == ("pip install flash-attn  # or kernels",) and "max_length: null" in paste.yaml
     fields = json.dumps({**OWN, "padding_free": True, "max_length": None})
     options = json.dumps({"attn_implementation": "flash_attention_2"})
-    with ScriptTraces(ScriptJob(UserScript.at("train.py", (fields, options)), L4)) as traced:
-        traced.start()
-        typed = traced.of(Overrides()).outcome().training
+    with WaitingScript(ScriptJob(UserScript.at("train.py", (fields, options)), L4)) as traced:
+        typed = traced.trace(Overrides()).outcome().training
     assert free is not None and typed is not None and free.facts.padding.is_left_out
     assert free.trace.peaks_by_phase() == typed.trace.peaks_by_phase()
     activations = [each.trace.peak().categories["activations"] for each in (own, free)]

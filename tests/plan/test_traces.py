@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,11 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.judge_trace import lengths_of
 from hf_memkit.plan.make_plan import plan_gpus
-from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.plan.traces import ScriptTraces
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.traced_training import Outcome, RunLength, TracedTraining
+from hf_memkit.prediction.waiting_script import TraceFile, WaitingScript
 from hf_memkit.setup.script_overrides import Overrides
 from tests.fewer import first
 
@@ -51,8 +54,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def traces(*arguments: str) -> ScriptTraces:
-    return ScriptTraces(ScriptJob(UserScript.at("train.py", arguments), described_machine("T4", None, None, None)))
+@contextlib.contextmanager
+def traces(
+    *arguments: str,
+    keeps: bool = False,
+    on_restart: Callable[[str], None] = lambda _: None,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[ScriptTraces]:
+    machine = described_machine("T4", None, None, None)
+    environment = {**os.environ, **(variables or {})}
+    job = ScriptJob(UserScript.at("train.py", arguments), machine, environment=environment)
+    with WaitingScript(job, on_restart) as script:
+        yield ScriptTraces(script, keeps=keeps)
 
 
 def training(traced: TraceFile) -> TracedTraining:
@@ -72,7 +85,6 @@ def test_a_fork_is_the_script_with_these_flags_and_prepares_no_data(folder: Path
     """Would notice: a setting that does not reach a fork, a fork that changes the next one, data that are prepared
     again for each candidate."""
     with traces(*OWN) as traced, ThreadPoolExecutor(2) as pool:
-        traced.start()
         own, half, again = pool.map(traced.of, [Overrides(), HALF, HALF])  # two of them at once
         assert (folder / "prepared").read_text() == "x"
         forked = facts(training(own)), facts(training(half))
@@ -80,18 +92,19 @@ def test_a_fork_is_the_script_with_these_flags_and_prepares_no_data(folder: Path
     assert not (folder / "out").exists(), "no fork leaves a folder"
     flags = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--activation_checkpointing")
     with traces(*OWN, *flags) as typed:
-        typed.start()
         assert facts(training(typed.of(Overrides()))) == forked[1]
 
 
 @pytest.mark.slow
 def test_a_setting_that_the_script_has_read_is_set_from_its_first_line(folder: Path) -> None:
-    """Would notice: a fork of a script that has used another value; the script's own error reported as memkit's."""
+    """Would notice: a fork of a script that has used another value; a script that starts again without a line; the
+    script's own error reported as memkit's."""
     (folder / "looks").touch()
-    with traces(*OWN) as traced:
-        traced.start()
+    restarts: list[str] = []
+    with traces(*OWN, on_restart=restarts.append) as traced:
         half = training(traced.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
         assert half.arguments.per_device_train_batch_size == 4 and (folder / "prepared").read_text() == "xx"
+        assert len(restarts) == 1 and "per_device_train_batch_size" in restarts[0]
         failed = traced.of(Overrides({"per_device_train_batch_size": 5})).outcome().failed
         assert failed is not None and "five is not liked" in failed.text
 
@@ -102,7 +115,6 @@ def test_options_of_models_are_set_from_the_first_line(folder: Path) -> None:
     source = SCRIPT.replace("GPT2LMHeadModel(config)", "AutoModelForCausalLM.from_config(config)")
     (folder / "train.py").write_text(source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,"))
     with traces(*OWN) as traced:
-        traced.start()
         eager = training(traced.of(Overrides({}, {"attn_implementation": "eager"})))
         assert eager.facts.model.attention == "eager"
         assert training(traced.of(Overrides())).facts.model.attention == "sdpa"
@@ -122,7 +134,6 @@ def test_no_zero_3_is_proposed_for_a_model_with_a_device_map(
             source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,")
         )
         with traces(*OWN) as started:
-            started.start()
             own = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("T4", None, None, None)
@@ -228,8 +239,8 @@ def test_a_loss_that_compares_rows_keeps_its_micro_batch(folder: Path, compares:
 def test_a_failing_script_ends_the_plan_at_once(folder: Path) -> None:
     """Would notice: a plan that waits forever for a Trainer that is never made."""
     (folder / "looks").touch()
-    with pytest.raises(ScriptFailed, match="five is not"), traces("--output_dir", "out", *OWN[2:3], "5") as traced:
-        traced.start()
+    with pytest.raises(ScriptFailed, match="five is not"), traces("--output_dir", "out", *OWN[2:3], "5"):
+        pass
 
 
 @pytest.fixture(autouse=True)
@@ -243,18 +254,19 @@ def test_a_trace_is_reused_for_the_same_training_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Would notice: the trace of another training reused; a trace made again without need."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
-    cache = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
+    caches = tmp_path.parent / f"{tmp_path.name}-cache"
+    monkeypatch.setattr("hf_memkit.plan.kept_traces.cache_folder", lambda: caches / "memkit")
+    cache = caches / "memkit" / "traces"
     seen: list[tuple[str, ...]] = []
+    notices: list[str] = []
 
     def notes() -> tuple[str, ...]:
-        machine = described_machine("T4", None, None, None)
-        with ScriptTraces(ScriptJob(UserScript.at("train.py", OWN), machine), keeps=True) as traced:
-            traced.start()
-            traced.of(Overrides())
+        with traces(*OWN, keeps=True, variables={"XDG_CACHE_HOME": str(caches)}) as traced:
+            notices.extend(training(traced.of(Overrides())).notices)
             return training(traced.of(HALF)).notes
 
     seen.append(notes())
+    assert notices == []
     (file,) = cache.glob("*.json")
     marked = wire.loads(Outcome, file.read_text()).training
     assert marked is not None
@@ -267,3 +279,6 @@ def test_a_trace_is_reused_for_the_same_training_only(
     seen.append(notes())
     assert seen[1] == ("from before",) and "30 rows" in seen[0][0] and "31 rows" in seen[2][0]
     assert len(list(cache.glob("*.json"))) == 2
+    copies = sorted((cache.parent / "overwritten").rglob("prepared"))  # later plans append to it
+    assert [copy.read_text() for copy in copies] == ["x" * number for number in (1, 2, 3)]
+    assert [line.rpartition(" ")[2] for line in notices] == list(map(str, copies))

@@ -1,11 +1,11 @@
-"""One process with the libraries loaded, from which each script's process is forked."""
+"""Scripts that run up to their training, each in a fork of a process with the libraries loaded."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,6 @@ from hf_memkit.prediction.traced_training import Outcome
 from hf_memkit.prediction.worker import Worker
 
 Predict = Callable[..., Outcome]
-
-
-@pytest.fixture(scope="session")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    made.wait()
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="session")

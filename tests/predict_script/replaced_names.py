@@ -11,8 +11,9 @@ import hf_memkit
 
 _MEMKIT = str(Path(hf_memkit.__file__).parent)
 _LIBRARIES = {
-    "accelerate", "bitsandbytes", "builtins", "huggingface_hub", "io", "multiprocessing", "os", "peft", "posix",
-    "safetensors", "shutil", "subprocess", "tempfile", "threading", "torch", "transformers", "triton", "trl",
+    "accelerate", "bitsandbytes", "builtins", "datasets", "httpx", "httpx2", "huggingface_hub", "io",
+    "multiprocessing", "os", "peft", "posix", "requests", "safetensors", "shutil", "sqlite3", "subprocess", "tempfile",
+    "threading", "tokenizers", "torch", "transformers", "triton", "trl",
 }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import pty
 import signal
@@ -126,19 +125,25 @@ trainer(model, per_device_train_batch_size=64).train()
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
 
 
-def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_a_line_says_that_time_goes_by(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Would notice: a preparation that looks like a hang, and progress lines in a log file."""
     monkeypatch.setattr(predict_script_command, "_FIRST_S", 0.2)
-    stderr = run("import time; time.sleep(1.2)")[2]
-    assert "memkit: train.py runs: 0 s" not in stderr
+    progress: list[str] = []
+
+    def tell(line: str) -> None:
+        if line.startswith("train.py runs: "):
+            progress.append(line.rpartition(": ")[2])
+        if len(progress) == 4:
+            (tmp_path / "enough").touch()
+
+    monkeypatch.setattr(predict_script_command, "tell", tell)
+    run("import time; time.sleep(1)")
+    assert progress == []
     monkeypatch.setattr(predict_script_command, "is_terminal", lambda: True)
-    began = time.monotonic()
-    lines = run("import time; time.sleep(1.2)")[2].splitlines()
-    most = 1 + math.log2((time.monotonic() - began) / 0.2)
-    progress = [line.endswith(" s") for line in lines]
-    assert progress[0] is progress[-1] is False and 3 <= sum(progress) == len(progress) - 2 <= most, (
-        "after 0.2, 0.4, 0.8 s and so on"
-    )
+    run("import pathlib, time\nwhile not pathlib.Path('enough').exists(): time.sleep(0.01)")
+    assert progress[:4] == ["0 s", "0 s", "1 s", "2 s"], "after 0.2, 0.4, 0.8 and 1.6 s"
 
 
 @pytest.mark.slow
@@ -171,7 +176,7 @@ Trainer(model, arguments, train_dataset=rows, eval_dataset=rows).train()
 
 @pytest.mark.slow
 def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_path: Path) -> None:
-    """Would notice: a verdict on another batch than the training's; a run of the script for each batch."""
+    """Would notice: a verdict on another batch than the training's; a script that runs for each batch."""
     options = ("--gpu-memory", "2GB", "--json", "--no-search")
 
     def predicted(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -181,7 +186,7 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
 
     code, found = predicted("200", "finds", "0")
     batch, tried = found["request"]["micro_batch_size"], [200]
-    assert len((tmp_path / "runs").read_text().splitlines()) <= 6
+    assert (tmp_path / "runs").read_text().count("run") == 1
     while tried[-1] > 1:
         tried.append(int(tried[-1] * 0.9))  # accelerate 1.15: utils/memory.py
     assert code == 0 and batch in tried[1:], batch
@@ -190,6 +195,17 @@ def test_the_batch_that_trainer_finds_is_the_largest_that_fits(run: Run, tmp_pat
     assert predicted(str(tried[tried.index(batch) - 1]), "", "0")[0] == 1
     code, found = predicted("4", "finds", "200")  # an evaluation: Trainer tries nothing
     assert code == 1 and found["peak_phase"] == "evaluate" and found["request"]["micro_batch_size"] == 4
+
+
+def test_the_search_goes_on_where_the_script_waits(run: Run, tmp_path: Path) -> None:
+    """Would notice: first lines that run again for the search, such as minutes of tokenising."""
+    counts = '\nopen("runs", "a").write("run ")\n'
+    code, out, stderr, _ = run(
+        TINY + counts + "trainer(tiny(2048), per_device_train_batch_size=4).train()\n",
+        options=("--gpu-memory", "2100MB", "--json"),
+    )  # fmt: skip
+    assert code == 1 and (tmp_path / "runs").read_text() == "run " and "starts again" not in stderr
+    assert json.loads(out)["try_next"]["peak_gib"] > 0
 
 
 def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:
@@ -354,6 +370,7 @@ trainer(model).train()
         assert exited == 2 and f"train.py, line {place}: aten." in last(stderr), stderr
 
 
+@pytest.mark.slow
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")
@@ -592,28 +609,24 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
     terminal = termios.tcgetattr(ours)
     process = started(tmp_path, "train.py", "--gpu", "T4", "--", how, start_new_session=True, stdin=theirs_end)
     try:
-        until = time.monotonic() + 90
-        while len(list(tmp_path.glob("pid-*"))) < 4 and time.monotonic() < until:
+        while len(list(tmp_path.glob("pid-*"))) < 4:
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)
         below = psutil.Process(process.pid).children(recursive=True)
         theirs = [psutil.Process(int(path.name[4:])) for path in tmp_path.glob("pid-*")]
         assert len(theirs) == 4 and termios.tcgetattr(ours) != terminal
-        at = time.monotonic()
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does: every process of the group gets it
         else:
             process.send_signal(number)
-        out, stderr = process.communicate(timeout=30)
-        assert time.monotonic() - at < 5, "at once"
+        out, stderr = process.communicate()
         assert (process.returncode, out) == (code, ""), stderr
         lines = stderr.splitlines()
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in stderr
         assert lines[1:] == (["memkit: stopped; no process of the script is left"] if code == 130 else [])
-        until = time.monotonic() + (10 if number == signal.SIGKILL else 0)
-        while (left := [each for each in {*below, *theirs} if lives(each)]) and time.monotonic() < until:
+        while number == signal.SIGKILL and any(map(lives, {*below, *theirs})):
             time.sleep(0.05)
-        assert not left
+        assert not any(map(lives, {*below, *theirs}))
         assert termios.tcgetattr(ours) == terminal or number == signal.SIGKILL
     finally:
         process.kill()

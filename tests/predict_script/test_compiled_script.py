@@ -61,11 +61,23 @@ Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:8]).train()
     ("arguments", "capability", "reason"),
     [
         (["torch_compile_mode=reduce-overhead"], (8, 9), "torch_compile_mode=reduce-overhead: CUDA graphs"),
-        (["torch_compile_mode=reduce_overhead"], (8, 9), "unknown; did you mean 'reduce-overhead'?"),
-        (["torch_compile_backend=cudagraphs"], (8, 9), "torch_compile_backend=cudagraphs: not traced"),
+        pytest.param(
+            ["torch_compile_mode=reduce_overhead"],
+            (8, 9),
+            "unknown; did you mean 'reduce-overhead'?",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["torch_compile_backend=cudagraphs"],
+            (8, 9),
+            "torch_compile_backend=cudagraphs: not traced",
+            marks=pytest.mark.slow,
+        ),
         ([], (6, 0), "has compute capability 6.0; Triton needs 7.0 or later"),
         (["liger"], (8, 9), "torch_compile with Liger"),
-        (["eager", "forward", "liger"], (8, 9), "torch_compile with Liger"),  # Trainer applies Liger afterwards
+        pytest.param(  # Trainer applies Liger afterwards
+            ["eager", "forward", "liger"], (8, 9), "torch_compile with Liger", marks=pytest.mark.slow
+        ),
         (
             ["eager", "in-place"],
             (8, 9),

@@ -35,8 +35,6 @@ from hf_memkit.setup.job import Job
 from hf_memkit.setup.setup import Setup
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.timeout(300)
-
 MIB = 2**20
 ROWS, TOKENS, LAYERS, WIDTH = 8, 256, 2, 256
 SCRIPT = f"""
@@ -142,12 +140,13 @@ def typed(own: Path, folder: Path, *words: str, **variables: str) -> subprocess.
     """`memkit WORDS`, from a shell in which these variables are set, and no environment is active otherwise."""
     inherited = {name: value for name, value in os.environ.items() if name not in (*_SHELL, "PYTHONPATH")}
     environment = {**inherited, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **variables}
-    return subprocess.run([own, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run([own, *words], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 _SHELL = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
+@pytest.mark.slow
 def test_memkit_in_its_own_environment_goes_by_the_active_one(own: Path, other: Path, tmp_path: Path) -> None:
     """Would notice: libraries of memkit's environment in the trace, a package that the other must have for memkit, an
     answer that does not say whose libraries it is of."""

@@ -15,8 +15,6 @@ from hf_memkit.prediction.traced_training import Outcome
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
 
-pytestmark = pytest.mark.timeout(180)
-
 JOB: Final = """
 import sys
 import torch

@@ -11,7 +11,7 @@ import pytest
 from hf_memkit.prediction.traced_training import Outcome, Untrained
 from tests.predict_script.conftest import Predict
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tracing
 
 MODEL: Final = """
 import torch
@@ -200,6 +200,7 @@ def test_what_is_loaded_to_the_gpu_is_there(run: Predict) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_the_script_compiles_is_traced(run: Predict) -> None:
     """Would notice: what it keeps when it runs eager, reported as the memory of the compiled code."""
     compiled = run("train(torch.compile(model(layers=1), backend='aot_eager'))").training

@@ -73,6 +73,7 @@ def bytes_alive(trace: Trace, category: Category) -> int:
     return trace.at(end - 1).categories[category]
 
 
+@pytest.mark.slow
 def test_the_launchers_precision_counts_as_the_arguments(predict: Predict) -> None:
     """Defect: a script whose precision only accelerate's YAML names is refused, or predicted in fp32."""
     launched = {"ACCELERATE_MIXED_PRECISION": "bf16"}
@@ -185,7 +186,7 @@ def test_the_version_in_effect_decides(predict: Predict) -> None:
         ({"cp_size": 2, "dp_shard_size": 2}, 4, 64),
     ],
 )
-@pytest.mark.parametrize("by_launcher", [False, True])
+@pytest.mark.parametrize("by_launcher", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ranks_share_weights_and_sequences(
     predict: Predict, sizes: dict[str, int], sharing: int, longest: int, by_launcher: bool
 ) -> None:
@@ -235,7 +236,9 @@ def test_context_parallelism_is_timed_and_counted(predict: Predict) -> None:
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize("sizes", [{"tp_size": 2, "fsdp_size": 2}, {"fsdp_size": 4}])
+@pytest.mark.parametrize(
+    "sizes", [{"tp_size": 2, "fsdp_size": 2}, pytest.param({"fsdp_size": 4}, marks=pytest.mark.slow)]
+)
 def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int]) -> None:
     """Defect: whole weights are loaded, or the buckets of DistributedDataParallel are added."""
     outcome = predict(_LOADED, json.dumps(sizes), processes=4, per_node=4)
@@ -249,7 +252,7 @@ def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int])
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize("by_first_rank", [True, False])
+@pytest.mark.parametrize("by_first_rank", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_one_rank_loads_for_all_only_with_the_launchers_variable(predict: Predict, by_first_rank: bool) -> None:
     """Defect: `cpu_ram_efficient_loading` counts the model once where each process loads it."""
     script = _SCRIPT.replace("options = json", 'model.save_pretrained("saved")\noptions = json')
@@ -287,7 +290,7 @@ def test_what_is_not_loaded_in_shares_is_refused(
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", "SHARDED_STATE_DICT"])
+@pytest.mark.parametrize("kind", ["FULL_STATE_DICT", pytest.param("SHARDED_STATE_DICT", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:
     """Defect: the first rank reads the whole model and its states, or RAM is counted for every rank."""
     options = {"resume_from_checkpoint": "out/checkpoint-1", "fsdp_config": {"state_dict_type": kind}}
@@ -322,9 +325,10 @@ def test_offloaded_shards_are_rounded_to_powers_of_two(predict: Predict) -> None
     ("config", "savings"),
     [
         ({}, ["activation_checkpointing", "per_device_train_batch_size", "cpu_offload"]),
-        (
+        pytest.param(
             {"activation_checkpointing": True, "cpu_offload": True, "reshard_after_forward": False},
             ["reshard_after_forward", "per_device_train_batch_size"],
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from tests.predict_script.conftest import Predict
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys, json

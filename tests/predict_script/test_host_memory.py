@@ -18,8 +18,6 @@ from hf_memkit.common.units import GIB, MIB
 from hf_memkit.prediction.child.tracer.host_memory import HostWatch
 from tests.predict_script.conftest import Predict
 
-pytestmark = pytest.mark.timeout(300)
-
 LOAD: Final = """
 import gc, sys, threading, time
 import torch

@@ -29,7 +29,7 @@ from tests.predict_script.job_list import read_job, typed_jobs
 from tests.prediction.fake_and_real import _changes, peaks
 from tests.prediction.test_child_libraries import alive
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 ALL: Final = typed_jobs()
 ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]

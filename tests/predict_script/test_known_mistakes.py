@@ -52,7 +52,7 @@ def rules(sentences: tuple[str, ...]) -> list[str]:
     [
         ('{"lora": true, "fsdp": "full_shard", "fsdp_config": "fsdp.json"}',
          ["fsdp-key-unread", "fsdp-saves-empty-adapter"]),
-        ('{"lora": true, "fsdp": true, "activation_checkpointing": true}', []),
+        pytest.param('{"lora": true, "fsdp": true, "activation_checkpointing": true}', [], marks=pytest.mark.slow),
         ('{"lora": true}', ["adapter-searches-graph"]),
     ],
 )  # fmt: skip
@@ -68,7 +68,35 @@ def test_a_traced_training_has_the_mistakes_of_its_script(
     assert all(mistake.startswith("fsdp.json: ") for mistake in mistakes if "fsdp-" in mistake)
 
 
-@pytest.mark.parametrize("by_file", [True, False])
+@pytest.mark.parametrize(
+    ("trainer", "expected"),
+    [
+        ("trainer.args.load_best_model_at_end = True", ["weights-not-restored"]),
+        ("trainer.args.load_best_model_at_end = True; restore_all_weights(trainer)", []),
+        ("resume = 'out/checkpoint-6'", ["weights-not-restored"]),
+        ("resume = 'out/checkpoint-6'; model.name_or_path = resume", []),
+    ],
+)
+def test_weights_that_a_resume_loses_are_a_warning(predict: Predict, trainer: str, expected: list[str]) -> None:
+    script = f"""
+import torch
+from hf_memkit.components.resuming import restore_all_weights
+from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+arguments = TrainingArguments("out", max_steps=3, report_to=[], eval_strategy="steps")
+model = ViTForImageClassification(ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8,
+                                            intermediate_size=32, patch_size=4))
+rows = [{{"pixel_values": torch.zeros(3, 8, 8), "labels": 1}}] * 32
+trainer, resume = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows), None
+{trainer}
+trainer.train(resume_from_checkpoint=resume)
+"""
+    outcome = predict(script)
+    assert outcome.training is not None, outcome.failed
+    assert rules(known_mistakes(outcome.training, 1, 1)) == expected
+
+
+@pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_launchers_settings_count(predict: Predict, tmp_path: Path, by_file: bool) -> None:
     """Defect: FSDP of accelerate's YAML, or of its options, counts as DistributedDataParallel."""
     (tmp_path / "acc.yaml").write_text(_YAML)

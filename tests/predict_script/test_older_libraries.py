@@ -22,8 +22,9 @@ from hf_memkit.prediction.worker import Worker
 from tests.conftest import ROOT
 from tests.predict_script.conftest import prepared
 from tests.predict_script.test_jobs import EXACT, by_phase, check_job, started
+from tests.predict_script.test_network import WRITES, check_writes, online_request, serving
 
-pytestmark = [pytest.mark.older, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.older
 
 JOBS: Final = {
     "oldest": ("causal_lm_from_scratch", "sentiment", "summarization", "trl_sft_lora", "trl_dpo_lora", "qlora"),
@@ -63,7 +64,7 @@ def memkit(python: str, folder: Path, *words: str) -> subprocess.CompletedProces
         boot.PLACE: boot.place_of(typer.__file__), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     command = boot.command(*words, python=python)
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
 
 
 def recorded(folder: Path) -> list[int]:
@@ -77,6 +78,14 @@ def test_each_phase_of_a_job_allocates_what_is_predicted(
     for name in JOBS[environment]:
         (tmp_path / name).mkdir()
         check_job(older_worker, older_folder, tmp_path / name, name)
+
+
+@pytest.mark.parametrize("environment", ["oldest"], scope="module")
+def test_nothing_is_sent_with_the_hub_client_of_requests(
+    environment: str, older_worker: Worker, tmp_path: Path
+) -> None:
+    with serving() as server:
+        check_writes(older_worker.run(online_request(server, tmp_path, WRITES)), server)
 
 
 def test_a_run_has_its_report(environment: str, older_folder: Path, tmp_path: Path) -> None:

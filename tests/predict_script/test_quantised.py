@@ -22,7 +22,7 @@ from hf_memkit.prediction.traced_training import Outcome, Untrained
 from tests.predict_script.conftest import Predict
 from tests.prediction.test_child_libraries import alive, most
 
-pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.tracing
 
 CONFIG: Final[dict[str, Any]] = {
     "model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,

@@ -14,6 +14,7 @@ import torch
 from hf_memkit.prediction.allocator.replay import replay
 from hf_memkit.prediction.child.libraries import checkpoints
 from hf_memkit.prediction.traced_training import Outcome, Untrained
+from tests.fewer import some
 from tests.predict_script.conftest import Predict
 
 
@@ -21,8 +22,6 @@ from tests.predict_script.conftest import Predict
 def starts(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(STARTS)
 
-
-pytestmark = pytest.mark.timeout(300)
 
 DATA = """
 import json, sys
@@ -57,6 +56,7 @@ print("after train()")
 """
 
 
+@pytest.mark.slow
 def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Predict, tmp_path: Path) -> None:
     """Nothing made up reaches a cache: a real run that reads the same cache sees the same rows, splits and numbers."""
     cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
@@ -189,7 +189,9 @@ assert (out / "one" / "two.txt").read_text() == "2" and torch.load(out / "rows.p
 """
 
 
-@pytest.mark.parametrize(("argument", "was_there"), [("ends", False), ("trains", False), ("trains", True)])
+@pytest.mark.parametrize(
+    ("argument", "was_there"), some([("ends", False), ("trains", False), ("trains", True)], ("trains", True))
+)
 def test_a_script_writes_into_the_folder_that_trainer_makes(
     predict: Predict, tmp_path: Path, argument: str, was_there: bool
 ) -> None:

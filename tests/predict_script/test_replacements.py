@@ -35,7 +35,7 @@ Trainer(model, TrainingArguments("out", report_to=[], max_steps=2), train_datase
 """
 
 
-_UNSEEN = ("at::", "torch._dynamo.", "trl.", "unsloth_zoo.", "*evaluat*")
+_UNSEEN = ("at::", "torch._dynamo.", "trl.", "unsloth_zoo.", "wandb.", "*evaluat*")
 """Rows that begin so: C++, a function without code of memkit's, and libraries that the script does not import."""
 
 

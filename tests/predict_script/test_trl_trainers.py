@@ -14,7 +14,7 @@ from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.confidence import Confidence
-from hf_memkit.prediction.from_script import predict_job
+from hf_memkit.prediction.from_script import predict_in
 from hf_memkit.prediction.running_scripts import ScriptJob
 from hf_memkit.prediction.trace.request import ScriptRequest
 from hf_memkit.prediction.traced_training import Outcome, Vllm
@@ -24,7 +24,7 @@ from tests.fewer import some
 from tests.predict_script.job_list import read_job
 from tests.predict_script.test_jobs import ALL, EXACT, by_phase
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 MACHINE = described_machine("RTX 4090", None, None, None)
 SHARE = Vllm("colocate", share=0.5, sleeps=False, weights_bytes=2**30)
@@ -85,7 +85,7 @@ def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
     assert MACHINE.gpu is not None
 
     def found(*more: str) -> Prediction:
-        return predict_job(ScriptJob(job(folder, tmp_path, "trl_grpo", *more), MACHINE), worker).prediction
+        return predict_in(worker, ScriptJob(job(folder, tmp_path, "trl_grpo", *more), MACHINE)).prediction
 
     long = ("--beta", "0", "--max_completion_length", "400")  # more numbers than are followed
     alone, beside = found(*long), found(*long, "--use_vllm")

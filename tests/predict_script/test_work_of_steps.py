@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from hf_memkit.catalog.gpu_rates import RATES
 from hf_memkit.prediction.time.step_time import step_time
 from hf_memkit.prediction.trace.work import Work
 from tests.predict_script.conftest import Predict
-
-pytestmark = pytest.mark.timeout(300)
 
 TRAIN = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

@@ -177,7 +177,7 @@ def test_adapters_and_frozen_weights(worker: Worker, models: dict[str, Path]) ->
     assert sum(alive(trace, "weights")) == 2 * facts.parameters + 4 * adapters + rotary
 
 
-@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("model", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_quantised_weights(worker: Worker, models: dict[str, Path], model: str) -> None:
     setup = setup_of(models[model], "half-weights-frozen+qlora")
     trace = traced(worker, setup)

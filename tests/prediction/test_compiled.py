@@ -27,7 +27,7 @@ from tests.prediction.fake_and_real_child import Child
 
 QUICK: Final = (
     pytest.param("llama", "compiled, aot_eager", marks=pytest.mark.tracing),
-    ("vit", "compiled, aot_eager"),
+    pytest.param("vit", "compiled, aot_eager", marks=pytest.mark.slow),
 )
 """One layer, without inductor, whose C++ takes a compiler half a minute."""
 

@@ -50,7 +50,7 @@ CASES: Final[Mapping[str, SetupJob]] = {
 }
 
 
-FEW: Final = ("decoder, recomputed, 8-bit AdamW", "decoder of many layers, foreach")
+FEW: Final = ("decoder, recomputed, 8-bit AdamW",)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -26,7 +25,6 @@ from hf_memkit.common.errors import InputError, NoKernel, SettingError, Unmodell
 from hf_memkit.prediction import Prediction, predict_script, predict_trainer
 from hf_memkit.prediction.live_objects import read_objects, write_objects
 from hf_memkit.prediction.traced_training import COMPILED
-from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.own_arguments import read_trainer
 from tests.fewer import first
 from tests.prediction.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent
@@ -35,12 +33,6 @@ EXAMPLE: dict[str, Any] = {"x": ((3, 16, 16), "float32"), "labels": 0}
 SGD = {"optim": "sgd", "per_device_train_batch_size": 16}
 TRAINED = 8 * 256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH * CLASSES + CLASSES + 2 * 8
 FROZEN = 8 * 3 * 9 + 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _worker() -> Iterator[None]:
-    yield
-    shared_worker().close()
 
 
 def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -14,19 +13,12 @@ from hf_memkit.common.errors import InputError, NoKernel, TraceFailed
 from hf_memkit.common.units import GIB
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.from_setup import MEASURED_ON
-from hf_memkit.prediction.worker import Worker, shared_worker
 from hf_memkit.setup.bf16_on_gpus import unscaled_by_setup
 from hf_memkit.setup.job import Job
 from hf_memkit.setup.setup import Setup
 from tests.prediction.cases import GPT2, LENGTH, facts, small_setup
 
 MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _worker() -> Iterator[Worker]:
-    yield shared_worker()
-    shared_worker().close()
 
 
 def predicted(setup: Setup | None = None, **options: Any) -> Prediction:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from hf_memkit.deepspeed.sizing import size_preset
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.split_states import one_rank, split_notes
 from hf_memkit.prediction.trace.trace import Trace
-from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup.job import Job
 from hf_memkit.setup.ledger import Ledger, Row
 from hf_memkit.setup.setup import Setup
@@ -36,12 +34,6 @@ SMALL: dict[str, Any] = {
 MACHINE = Machine(gpu_of_size("80GB"), ram_bytes=2048 * GIB, disk_free_bytes=9999 * GIB, disk_path="/d", cpu_count=8)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _worker() -> Iterator[None]:
-    yield
-    shared_worker().close()
-
-
 def setup_of(preset: str, config: dict[str, Any], model: ModelFacts, gpus: int, nodes: int) -> Setup:
     sized = size_preset(preset, model, MACHINE, nvme_path="/d", gpus=gpus, nodes=nodes, accumulation=False)
     setup = Setup(preset).put("model.name", "m", "a test's").put("model.origin", "architecture", "a test's")
@@ -53,7 +45,7 @@ def predicted(setup: Setup, model: ModelFacts, gpus: int, nodes: int) -> Predict
     return predict(replace(setup, job=Job(model, MACHINE, 1, 64, gpus=gpus, nodes=nodes)))
 
 
-TRACED = {"zero1": [], "zero2-offload": [], "zero3-infinity": [], "zero3": [pytest.mark.slow]}
+TRACED = {"zero1": [], "zero2-offload": [pytest.mark.slow], "zero3-infinity": [], "zero3": [pytest.mark.slow]}
 """One of each stage and of each place that states go to; the others are set otherwise, and split as these are."""
 
 

@@ -76,7 +76,6 @@ def _most(ranks: list[Live]) -> Live:
     return {"peak_bytes": max(rank["peak_bytes"] for rank in ranks), "phases": phases}
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-{count}" for count, name in CASES])
 def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: int, name: str) -> None:
     setup = ONE[name]

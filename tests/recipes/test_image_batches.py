@@ -44,10 +44,24 @@ class TestBatches:
         import torch
 
         image = {"path": str(picture(tmp_path / "a.png", side=100)), "bytes": None}
+        other = {"path": None, "bytes": picture(tmp_path / "b.png", side=100).read_bytes()}
         torch.manual_seed(0)
         batches = ImageBatches(processor, dtype=torch.bfloat16)
-        first, second = batches([{"image": image, "label": 0, "augment": True}] * 2)["pixel_values"]
+        row, of_bytes = ({"image": each, "label": 0, "augment": True} for each in (image, other))
+        first, second = batches([row] * 2)["pixel_values"]
         assert first.shape == (3, 32, 48) and first.dtype == torch.bfloat16 and not torch.equal(first, second)
+        assert not torch.equal(batches([row, of_bytes])["pixel_values"][0], first), "in another batch"
+        assert not torch.equal(*(batches([row])["pixel_values"] for _ in range(2))), "alone"
+
+    def test_a_batch_is_the_same_whatever_was_made_before(self, processor: Any, tmp_path: Path) -> None:
+        """Of a worker that resumes, which did not make the batches that it skips."""
+        import torch
+
+        image = {"path": str(picture(tmp_path / "a.png", side=100)), "bytes": None}
+        rows = [{"image": image, "label": 0, "augment": True}] * 2
+        first = ImageBatches(processor)(rows)["pixel_values"]
+        torch.manual_seed(7)
+        assert torch.equal(ImageBatches(processor)(rows)["pixel_values"], first)
 
     @pytest.mark.parametrize("size", [(1, 300), (300, 1), (2, 2)])
     def test_strange_shapes_have_a_part_too(self, processor: Any, tmp_path: Path, size: tuple[int, int]) -> None:

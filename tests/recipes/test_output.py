@@ -9,12 +9,22 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.run import folder as run_folder
+
+RUN = {"recipe": "r", "variant": "lora", "setup": {}, "files": ["train_text.py"]}
 
 
 def write(folder: Path, status: str, **more: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    run_folder.write_run(folder, {"recipe": "r", "variant": "lora", "status": status, **more})
+    run_folder.write_run(folder, {**RUN, "status": status, **more})
+
+
+def write_trained(folder: Path, names: str) -> None:
+    """Files of these names, and folders whose names end in a slash."""
+    for name in names.split():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("{}")
 
 
 def test_default_folders_are_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +51,12 @@ def test_a_used_folder_is_refused_with_the_way_on(tmp_path: Path) -> None:
     write(tmp_path / "c", run_folder.WRITTEN)
     with pytest.raises(InputError, match=f"type: memkit run {tmp_path}/c"):
         run_folder.refuse_used(str(tmp_path / "c"))
+    write_trained(tmp_path / "c", "model/a")
+    with pytest.raises(InputError, match=r"has model, and no memkit run has trained there"):
+        run_folder.refuse_used(str(tmp_path / "c"))
+    write_trained(tmp_path / "other", "checkpoint-500/trainer_state.json")  # of a training without memkit
+    with pytest.raises(InputError, match=r"other: has checkpoint-500, which memkit did not write"):
+        run_folder.refuse_used(str(tmp_path / "other"))
 
 
 def test_clearing_leaves_what_a_run_did_not_write(tmp_path: Path) -> None:
@@ -73,34 +89,46 @@ def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("status", "resume", "overwrite", "refused"),
+    ("status", "trained", "options", "refused"),
     [
-        (run_folder.WRITTEN, False, False, ""),
-        (run_folder.WRITTEN, True, False, "nothing has run in run yet"),
-        ("running", False, False, "run: has an unfinished run. Add --resume"),
-        ("interrupted", True, False, ""),
-        ("finished", False, False, "run: has a finished run. Add --overwrite"),
-        ("finished", False, True, ""),
-        ("finished", True, False, "is finished"),
+        (run_folder.WRITTEN, "", "", ""),
+        (run_folder.WRITTEN, "model/", "", ""),  # empty
+        (run_folder.WRITTEN, "", "resume", "nothing has run in run yet"),
+        ("running", "", "", "run: has an unfinished run. Add --resume"),
+        ("interrupted", "", "resume", ""),
+        ("finished", "", "", "run: has a finished run. Add --overwrite"),
+        ("finished", "", "overwrite", ""),
+        ("finished", "", "resume", "is finished"),
+        # `python run/train_text.py` has trained.
+        (run_folder.WRITTEN, "checkpoint-8/trainer_state.json checkpoint-10/trainer_state.json model/a", "",
+         r"run: has checkpoint-8, checkpoint-10, model, .* from checkpoint-10, type: memkit run run --resume"),
+        (run_folder.WRITTEN, "checkpoint-8/a", "", r"run: has checkpoint-8, and .* To replace them, add --overwrite"),
+        (run_folder.WRITTEN, "checkpoint-8/trainer_state.json model/a", "resume", ""),
+        (run_folder.WRITTEN, "checkpoint-8/trainer_state.json model/a", "overwrite", ""),
+        (run_folder.WRITTEN, "checkpoint-8/a model/a", "resume", "has checkpoint-8, model, but no complete"),
     ],
-)
-def test_runs_that_may_begin_or_continue(status: str, resume: bool, overwrite: bool, refused: str) -> None:
+)  # fmt: skip
+def test_runs_that_may_begin_or_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, trained: str, options: str, refused: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trained(tmp_path / "run", trained)
     with pytest.raises(InputError, match=refused) if refused else contextlib.nullcontext():
-        run_folder.refuse_state("run", status, resume=resume, overwrite=overwrite)
+        run_folder.refuse_state("run", status, resume=options == "resume", overwrite=options == "overwrite")
 
 
 def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
-    assert run_folder.last_checkpoint(str(tmp_path)) is None
+    assert last_checkpoint(str(tmp_path)) is None
     for number, state in ((5, "{}"), (10, "{}"), (15, '{"global'), (20, None)):
         folder = tmp_path / f"checkpoint-{number}"
         folder.mkdir()
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
-    assert run_folder.last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+    assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
 
 
 def test_the_run_file_is_written_whole(tmp_path: Path) -> None:
     write(tmp_path, "running", note="x")
-    assert run_folder.read_run(tmp_path) == {"recipe": "r", "variant": "lora", "status": "running", "note": "x"}
+    assert run_folder.read_run(tmp_path) == {**RUN, "status": "running", "note": "x"}
     assert [path.name for path in tmp_path.iterdir()] == [run_folder.RUN_FILE]
     assert json.loads((tmp_path / run_folder.RUN_FILE).read_text())["note"] == "x"

@@ -59,8 +59,8 @@ def test_a_rehearsal_is_of_all_the_gpus(asked: int | None, processes: int) -> No
 
 
 @without_a_gpu
-def test_dry_run_is_for_all_the_gpus(quick_memkit: Quick) -> None:
-    ran = quick_memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--json")
+def test_dry_run_is_for_all_the_gpus(memkit_here: Quick) -> None:
+    ran = memkit_here("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--json")
     assert ran.returncode == 0, ran.stderr
     content = json.loads(ran.stdout)
     assert content["gpus"] == 8 and not content["setup"]["problems"]

@@ -102,7 +102,13 @@ PLAIN: dict[str, tuple[str, str, bytes, str]] = {
     "no JSON": (PAIRS, "a.jsonl", lines(pair()) + b"{'source': 'one'}\n", "a.jsonl:2: not JSON ("),
     "no JSON in an array": (PAIRS, "a.json", b'[{"source": "one"},\n{"source": }]', "a.json:2: not JSON ("),
     "nested": (PAIRS, "a.jsonl", b'{"source": ' + b"[" * 200_000, "a.jsonl:1: not JSON (nested too deeply)"),
-    "a comma": (PAIRS, "a.csv", b"source,target\none,eins\none, two,eins\n", "a.csv: cannot be read as csv: "),
+    "a comma": (PAIRS, "a.csv", b"source,target\none,eins\n \none, two,eins\n", "a.csv: row 2 has 3 fields, the hea"),
+    "a comma in each row": (PAIRS, "a.csv", b"source,target\n" + b"Hello, world,Hallo\n" * 40, "a.csv: row 1 has 3 "),
+    "a comma in the first": (PAIRS, "a.csv", b"source,target\none, two,eins\none,\n", "a.csv: row 1 has 3 fields"),
+    "a tab": (PAIRS, "a.tsv", b"source\ttarget\n\none\ttwo\teins\none\teins\n", "a.tsv: row 1 has 3 fields, the he"),
+    "a comma far down": (
+        PAIRS, "a.csv", b"source,target\n" + b"one,eins\n" * 10_000 + b"a, b,c\n", "a.csv: row 10001 has 3 fields"
+    ),
     "a quote": (PAIRS, "a.csv", b'source,target\n"one,eins\ntwo,zwei\n', "a.csv: cannot be read as csv: "),
     "another encoding": (PAIRS, "a.csv", b"source,target\nsmall,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the"),
     "no row": (PAIRS, "a.jsonl", b"\n", "a.jsonl: it has no rows; expected " + pair_rows.EXAMPLE),

@@ -10,7 +10,6 @@ import pytest
 from hf_memkit.catalog.hardware import Machine
 from hf_memkit.common.units import GIB
 from hf_memkit.recipes.export import export_script, start_command
-from hf_memkit.recipes.export.scripts.job import TrainingJob
 from hf_memkit.recipes.rehearse import rehearse
 from hf_memkit.recipes.schema import Recipe
 from hf_memkit.run.folder import RecipeRun
@@ -91,7 +90,7 @@ def test_the_rehearsal_accumulates_as_the_target_does_with_any_number_of_process
 
 @pytest.mark.parametrize("variant", ["infinity", "lora"])
 def test_an_exported_script_says_how_to_launch_it(
-    recipe: Recipe, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+    recipe: Recipe, machine: Machine, tmp_path: Path, variant: str
 ) -> None:
     resolved = make(recipe, machine, variant, gpus=2)
     job = RecipeRun(recipe.name, variant, resolved, gpus=2)
@@ -100,10 +99,6 @@ def test_an_exported_script_says_how_to_launch_it(
     assert "\n# Run:    torchrun --standalone --nproc-per-node 2 train_text.py\n" in args
     assert "CUDA_VISIBLE_DEVICES" not in args and "MASTER_ADDR" not in args
     assert (tmp_path / "job" / "process_group.py").exists()
-    script, batch = TrainingJob(tmp_path / "job"), resolved["arguments.per_device_eval_batch_size"]
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert script.evaluated(4 * batch + 1) == 4 * batch and script.evaluated(2 * batch - 1) == 2 * batch - 1
-
     several = start_command(replace(job, nodes=2), "train_text.py")
     assert several.startswith("torchrun --nnodes 2 --node-rank 0 --master-addr ADDRESS_OF_MACHINE_0 --nproc-per-node")
 

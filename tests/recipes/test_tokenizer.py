@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -75,8 +75,8 @@ def test_only_so_much_text_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["acgt" * 250_000, "a" + " " * 1_000_000 + "b"])
-def test_a_very_long_word_does_not_take_minutes(tmp_path: Path, text: str) -> None:
-    start = time.monotonic()
+def test_a_very_long_word_is_cut_before_training(tmp_path: Path, text: str) -> None:
+    """Training time is quadratic in the longest word."""
+    assert max(len(part) for part in re.findall(r"\s+|\S+", "".join(tokenizer_texts([text])))) <= 257
     tokenizer = trained(tmp_path, [text], size=1000)
-    assert time.monotonic() - start < 20
     assert tokenizer.decode(tokenizer(text, verbose=False)["input_ids"]) == text

@@ -41,7 +41,7 @@ class Started:
         )
 
     def ended(self) -> Ended:
-        out, err = self._process.communicate(timeout=240)
+        out, err = self._process.communicate()
         return Ended(self._process.returncode, out, err)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +15,15 @@ import yaml
 
 from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
-from tests.conftest import Quick
+from tests.conftest import ROOT, Memkit, Quick
 
+RUN = {"recipe": "r", "variant": "lora", "status": "written", "setup": {}, "files": ["train_text.py"]}
 SHORT = ("recipe", "gpt2-on-16gb", "--variant", "lora", "--max-steps", "2")
 
 
 @pytest.fixture
-def job(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> Path:
-    exported = quick_memkit(*SHORT, "--data", str(text_file), "--export", "job")
+def job(memkit_here: Quick, tmp_path: Path, text_file: Path) -> Path:
+    exported = memkit_here(*SHORT, "--data", str(text_file), "--export", "job")
     assert exported.returncode == 0, exported.stderr
     return tmp_path / "job"
 
@@ -58,7 +62,28 @@ def test_it_trains_as_the_recipe_does(quick_memkit: Quick, tmp_path: Path, text_
     assert not (job / "checkpoint-2").exists(), "of the run before"
 
 
-def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(quick_memkit: Quick, job: Path) -> None:
+@pytest.mark.slow
+def test_what_the_script_has_trained_alone_is_not_lost(quick_memkit: Quick, job: Path) -> None:
+    change_arguments(job, "arguments", save_steps=1)
+    script = [sys.executable, "train_text.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(script, cwd=job, env=environment, check=True, capture_output=True, timeout=600)
+    before = {path: path.read_bytes() for path in job.rglob("*.safetensors")}
+    assert {path.parent.name for path in before} == {"model", "checkpoint-1", "checkpoint-2"}
+    refused = quick_memkit("run", "job")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+    assert "job: has checkpoint-1, checkpoint-2, model" in refused.stderr
+    assert "memkit run job --resume" in refused.stderr and "--overwrite" in refused.stderr
+    assert {path: path.read_bytes() for path in job.rglob("*.safetensors")} == before
+
+    change_arguments(job, "arguments", max_steps=3, eval_steps=3)
+    resumed = quick_memkit("run", "job", "--resume")
+    assert resumed.returncode == 0 and "Continuing from job/checkpoint-2" in resumed.stdout, resumed.stderr[-2000:]
+    assert "Done: 1 more steps, 3 in total" in resumed.stdout and "starts from random weights" not in resumed.stdout
+    assert json.loads((job / "memkit-run.json").read_text())["result"]["steps_run"] == 1
+
+
+def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(memkit_here: Quick, job: Path) -> None:
     before = {path.name: path.read_bytes() for path in job.iterdir()}
     for words, expected in (
         (["job", "--resume"], "nothing has run in job yet"),
@@ -67,35 +92,35 @@ def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(quick_memkit
         (["job", "--", "--learning_rate", "1"], "arguments: only for a script"),
         (["--resume", "job/job.py"], "--resume: only for a folder that memkit recipe wrote"),
     ):
-        ran = quick_memkit("run", *words)
+        ran = memkit_here("run", *words)
         assert ran.returncode == 2 and ran.stderr.startswith("memkit: error: ") and expected in ran.stderr, ran.stderr
     assert {path.name: path.read_bytes() for path in job.iterdir()} == before
     (job / "args.yaml").write_text("[")
-    assert "args.yaml: cannot be read" in quick_memkit("run", "job").stderr
+    assert "args.yaml: cannot be read" in memkit_here("run", "job").stderr
     (job / "memkit-run.json").write_text("{")
-    assert "memkit-run.json is damaged" in quick_memkit("run", "job").stderr
+    assert "memkit-run.json is damaged" in memkit_here("run", "job").stderr
 
 
-def test_a_folder_for_a_gpu_is_refused_where_it_does_not_fit(quick_memkit: Quick, tmp_path: Path) -> None:
+def test_a_folder_for_a_gpu_is_refused_where_it_does_not_fit(memkit_here: Quick, tmp_path: Path) -> None:
     asked = ("recipe", "gpt2-on-16gb", "--variant", "resident", "--gpu", "RTX 4090", "--export", "job")
-    assert quick_memkit(*asked).returncode == 0
-    assert quick_memkit(*asked[:-1], "random", "--random-weights").returncode == 0
+    assert memkit_here(*asked).returncode == 0
+    assert memkit_here(*asked[:-1], "random", "--random-weights").returncode == 0
     made = [yaml.safe_load((tmp_path / name / "args.yaml").read_text())["model"] for name in ("job", "random")]
     assert ["architecture" in model for model in made] == [False, True]
-    ran, path = quick_memkit("run", "job"), tmp_path / "job" / "memkit-run.json"
+    ran, path = memkit_here("run", "job"), tmp_path / "job" / "memkit-run.json"
     assert ran.returncode == 1 and "this setup needs a GPU" in ran.stderr
     content = json.loads(path.read_text())
     assert content["status"] == "written" and content["prediction"]["verdict"] == "fits"
     too_much = {"category": "optimizer", "term": "swapped", "gib": 1e6, "phase": None, "source": "made up"}
     change(path, setup={**content["setup"], "ledger": {"disk": [too_much]}})
-    ran = quick_memkit("run", "job")
+    ran = memkit_here("run", "job")
     assert ran.returncode == 1 and "job: needs 1000000" in ran.stderr and "GiB of disk; " in ran.stderr
 
 
-def test_files_in_the_folder_count(quick_memkit: Quick, tmp_path: Path) -> None:
+def test_files_in_the_folder_count(memkit_here: Quick, tmp_path: Path) -> None:
     """Would notice: a run that goes by the settings of the export, or takes what stands there for a script alone."""
     asked = ("recipe", "gpt2-on-16gb", "--variant", "infinity", "--gpu", "RTX 4090", "--export", "job")
-    assert quick_memkit(*asked).returncode == 0
+    assert memkit_here(*asked).returncode == 0
     job = tmp_path / "job"
     unchanged, content = written_run(job)
     exported = RecipeRun.from_json(content)
@@ -117,21 +142,21 @@ def test_files_in_the_folder_count(quick_memkit: Quick, tmp_path: Path) -> None:
 
 
 def test_which_paths_are_a_recipe_s_folder(tmp_path: Path) -> None:
-    (tmp_path / "memkit-run.json").write_text(json.dumps({"files": ["train_text.py", "job.py"]}))
+    (tmp_path / "memkit-run.json").write_text(json.dumps({**RUN, "files": ["train_text.py", "job.py"]}))
     assert folder_of(tmp_path) is None, "no args.yaml"
     (tmp_path / "args.yaml").write_text("")
     assert folder_of(tmp_path) == folder_of(tmp_path / "train_text.py") == tmp_path
     assert folder_of(tmp_path / "own.py") is None and folder_of(tmp_path / "none") is None
 
 
-def test_a_user_s_script_keeps_its_words(quick_memkit: Quick, tmp_path: Path) -> None:
+def test_a_user_s_script_keeps_its_words(memkit: Memkit, tmp_path: Path) -> None:
     """Finds: an option of folders that is taken from a script, or refused there; a folder among its arguments."""
     (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "memkit-run.json").write_text(json.dumps({"files": ["train_text.py"]}))
+    (tmp_path / "job" / "memkit-run.json").write_text(json.dumps(RUN))
     (tmp_path / "job" / "args.yaml").write_text("")
     (tmp_path / "own.py").write_text("import sys; print(*sys.argv[1:])")
     words = ["--resume", "--gpus", "4", "--model", "job"]
-    assert quick_memkit("run", "own.py", *words).stdout.split() == words
+    assert memkit("run", "own.py", *words).stdout.split() == words
 
 
 def test_a_script_alone_refuses_a_resume_from_nvme() -> None:

@@ -137,11 +137,10 @@ def test_ctrl_c_says_how_to_see_the_records(tmp_path: Path) -> None:
     command = [sys.executable, *MEMKIT, "trains.py", "long", "out"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
     while "step" not in (recorded(tmp_path / "out") if (tmp_path / "out" / "memory-rank0.jsonl").exists() else []):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=60)
+    _, message = process.communicate()
     assert process.returncode == -signal.SIGINT
     assert [line for line in message.splitlines() if line.startswith("memkit: ") and "memkit report out" in line]

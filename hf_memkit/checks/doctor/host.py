@@ -14,6 +14,7 @@ from hf_memkit.catalog.hardware import SLOW_BF16, bf16_slowdown, this_machine
 from hf_memkit.catalog.memlock import can_lock
 from hf_memkit.catalog.models import hub_reachable, hub_switched_off
 from hf_memkit.checks.doctor.check import Check
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import MemkitError
 from hf_memkit.common.units import MIB, format_gib
 from hf_memkit.common.user_files import user_path
@@ -79,7 +80,7 @@ def _shared() -> Check:
 def _disk(nvme_path: str | None) -> list[Check]:
     folder = user_path(nvme_path or ".").absolute()
     if not folder.exists():
-        return [Check(_DISK, "folder", "missing", f"{nvme_path} does not exist", f"mkdir -p {nvme_path}")]
+        return [Check(_DISK, "folder", "missing", f"{nvme_path} does not exist", command("mkdir", "-p", folder))]
     result = preflight(nvme_path or folder, needed_bytes=0)
     results = []
     for problem in (*result.unusable, *result.shortages, *result.missing):

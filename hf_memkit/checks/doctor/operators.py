@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.checks.doctor.check import Check
+from hf_memkit.common.commands import command
 from hf_memkit.deepspeed import ops
 
 _GROUP: Final = "DeepSpeed operators"
@@ -48,7 +49,7 @@ def checks() -> list[Check]:
             results.append(Check(_GROUP, name, "ok", finding))
     for lock in ops.stale_locks(ops.extension_roots()):
         finding = f"{lock}: left by a killed build; no process holds it, and the next build waits forever"
-        results.append(Check(_GROUP, "stale build lock", "warning", finding, f"rm {lock}"))
+        results.append(Check(_GROUP, "stale build lock", "warning", finding, command("rm", lock)))
     return results
 
 

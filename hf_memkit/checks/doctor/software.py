@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from hf_memkit.catalog.library_versions import OLDEST
 from hf_memkit.checks.doctor.check import Check
 from hf_memkit.common import boot
+from hf_memkit.common.commands import command
 
 _GROUP: Final = "Software"
 _FURTHER: Final = {"deepspeed": "presets with ZeRO", "peft": "adapters", "datasets": "recipes"}
@@ -115,5 +116,5 @@ def _launchers() -> list[Check]:
         return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
     installed = all((scripts_folder / name).exists() for name in absent)
     packages = ["torch" if name == "torchrun" else name for name in absent]
-    fix = f"export PATH={scripts_folder}:$PATH" if installed else f"pip install {' '.join(packages)}"
+    fix = f"export PATH={command(scripts_folder)}:$PATH" if installed else f"pip install {' '.join(packages)}"
     return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

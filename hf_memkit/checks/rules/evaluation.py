@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.catalog import fit
+from hf_memkit.catalog.checkpoint_names import saved_under_other_names
 from hf_memkit.checks.fsdp_settings import fsdp_of
 from hf_memkit.checks.rule import Match, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
@@ -234,3 +235,27 @@ def resume_from_nvme(subject: Subject) -> Iterator[Match]:
     asked = subject.argument("resume_from_checkpoint")
     if asked and subject.zero.swaps_optimizer:
         yield Match("resume_from_checkpoint", asked, argument=True)
+
+
+@any_job.error(
+    why="transformers saves weights of this architecture under other names than Trainer reads: it silently goes on "
+    "with the values that these weights had before (transformers issue 43701)",
+    fix="load the model with from_pretrained from the checkpoint",
+    source="transformers 5.23.0: trainer.py 3695, 3824: load_state_dict(state_dict, False); modeling_utils.py 3532",
+)
+def weights_not_restored(subject: Subject) -> Iterator[Match]:
+    resumes, best = subject.argument("resume_from_checkpoint"), subject.on("load_best_model_at_end")
+    if not (resumes or best) or subject.config is not None or fsdp_of(subject) is not None or subject.adapter:
+        return
+    by_memkit = subject.has_setting("data.task") or subject.setting("trainer.restores_all_weights")
+    if by_memkit or not saved_under_other_names(subject.config_of_model):
+        return
+    if resumes and resumes not in (subject.argument("model_name_or_path"), subject.setting("model.name")):
+        fix = "set model_name_or_path to the checkpoint too, or load the model from it before you make the Trainer"
+        yield Match("resume_from_checkpoint", resumes, fix=fix, argument=True)
+    if best:
+        fix = (
+            "set it to false and metric_for_best_model: loss, and after train() load the model with from_pretrained("
+            "trainer.state.best_model_checkpoint)"
+        )
+        yield Match("load_best_model_at_end", True, fix=fix, argument=True)

@@ -23,8 +23,10 @@ from hf_memkit._version import __version__
 from hf_memkit.common.answer.html import Html, el, join
 from hf_memkit.common.answer.palette import COLOURS
 from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import documentation
+from hf_memkit.common.user_files import replace_text
 
 _ASSETS: Final = Path(__file__).parent / "assets"
 _PLOTLY: Final = _ASSETS / "plotly-basic-4.1.1.min.js.gz"
@@ -79,8 +81,9 @@ def check_file(path: str | Path) -> None:
                 why = "not a page written by memkit, so it is not replaced"
                 raise InputError(f"{name}: {why}. Give another file: --html FILE")
         if not path.absolute().parent.is_dir():
-            folder = printable(path.absolute().parent)
-            raise InputError(f"{name}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
+            folder = path.absolute().parent
+            make = command("mkdir", "-p", folder)
+            raise InputError(f"{name}: cannot be written: no folder {printable(folder)}. Type: {make}")
         tempfile.TemporaryFile(dir=path.absolute().parent).close()
 
 
@@ -88,20 +91,8 @@ def write_document(path: str | Path, content: str) -> Path:
     """Writes a page, replacing an earlier one, and returns its path. Raises InputError if that is refused or fails."""
     path = Path(path)
     check_file(path)
-    # Another file is renamed, so that a reader never sees half a page.
-    with (
-        _write_errors(path),
-        tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file,
-    ):
-        made = Path(file.name)
-        try:
-            file.write(content)
-            file.flush()
-            made.chmod(0o644)  # only its owner can read a temporary file
-            made.replace(path)
-        except BaseException:
-            made.unlink()
-            raise
+    with _write_errors(path):
+        replace_text(path, content)  # a reader never sees half a page
     return path
 
 

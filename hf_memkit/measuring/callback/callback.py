@@ -18,7 +18,9 @@ from transformers import TrainerCallback
 
 from hf_memkit.common.errors import SettingError, did_you_mean
 from hf_memkit.common.terms import Phase
+from hf_memkit.components.resuming import restores_all_weights
 from hf_memkit.measuring.callback.dashboard import LOG, Log
+from hf_memkit.measuring.callback.lost_weights import resumed_checkpoint, why_not_resumed, why_not_the_best
 from hf_memkit.measuring.callback.one_training import CallbackOptions, Training
 from hf_memkit.measuring.callback.oom_note import OomNote
 from hf_memkit.measuring.memory.error_barrier import ErrorBarrier
@@ -170,8 +172,18 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._training = Training(self._options, self._barrier, args, state)
         self._barrier.call("dashboards", self._warn_about_dashboards, args, state)
         trainer = self._trainer() if self._trainer is not None else None
+        if state.is_world_process_zero and not restores_all_weights(trainer):
+            self._barrier.call("lost weights", self._warn_about_lost_weights, args, state, kwargs["model"])
         engine = trainer.model_wrapped if trainer is not None else None
         self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, previous=previous)
+
+    def _warn_about_lost_weights(self, args: Any, state: Any, model: Any) -> None:
+        """Warn if Trainer has resumed, or will load its best model, without all weights."""
+        checkpoint = resumed_checkpoint(args, state)
+        sentences = [why_not_resumed(model, checkpoint)] if checkpoint is not None else []
+        for sentence in (*sentences, why_not_the_best(model, args)):
+            if sentence:
+                _logger.warning("memkit: %s", sentence)
 
     def _warn_about_dashboards(self, args: Any, state: Any) -> None:
         """Warn once that a callback passed to a Trainer runs after its integrations."""
@@ -192,8 +204,12 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     ) -> None:
         """Call the recorder, unless the training has ended or another callback records it."""
         training = self._training
-        if training is not None and not training.silent:
-            self._barrier.call(event, method, training.recorder, *args, **kwargs)
+
+        def record() -> None:
+            if training is not None and not training.silent:
+                method(training.recorder, *args, **kwargs)
+
+        self._barrier.call(event, record)
 
 
 def attach(

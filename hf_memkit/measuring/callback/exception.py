@@ -97,7 +97,9 @@ def _snapshot(records: Path) -> dict[str, str]:
 def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
     """The advice; adds `cause` and `changes` to `record`."""
     path = recorder.writer.path
-    kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
+    records = read_records(path) if path.exists() else []
+    of_run = [known for known in records if known.get("run_id") == recorder.writer.run_id]
+    kinds = {known["kind"]: known for known in of_run if "kind" in known}
     run = cast(RunRecord, kinds.get("run", {}))
     modules = cast(ModulesRecord | None, kinds.get("modules"))
     explanation = explain_records(run, cast(OomRecord, record), modules=modules)

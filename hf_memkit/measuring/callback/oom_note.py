@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from hf_memkit.common.commands import command
 from hf_memkit.common.terms import CATEGORIES, at
 from hf_memkit.common.units import GIB, format_size
 
@@ -133,7 +134,7 @@ def note_from_record(
         happened=" ".join(part for part in (_moment(record, run), _sizes(figures), largest) if part),
         why=_cause(verdict) if verdict is not None else "",
         helps=tuple(map(str, explanation.changes)) or (_settings(verdict) if verdict is not None else ()),
-        more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
+        more=f"Recorded in {path}. For details, type: {command('memkit', 'explain', path.parent)}",
     )
 
 

@@ -20,6 +20,14 @@ def boot_id() -> str | None:
         return None
 
 
+def process_start_ticks(pid: int) -> int | None:
+    """Start of a process in clock ticks since the boot (proc(5): field 22 of `stat`); None except on Linux."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def limit_bytes(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> int | None:
     """The lowest limit of this process's groups; None without a limit."""
     return min((limit for _, limit in _limits(root, membership)), default=None)

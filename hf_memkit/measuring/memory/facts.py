@@ -17,7 +17,7 @@ from torch import nn
 
 from hf_memkit._version import __version__
 from hf_memkit.common.units import GIB
-from hf_memkit.measuring.memory.cgroup import boot_id, limit_bytes, oom_kills
+from hf_memkit.measuring.memory.cgroup import boot_id, limit_bytes, oom_kills, process_start_ticks
 from hf_memkit.measuring.memory.optimizer_state import optimizer_chain
 from hf_memkit.measuring.record_types import HardwareFacts, HostFacts, RunRecord
 
@@ -53,6 +53,8 @@ def process_facts(args: Any) -> RunRecord:
     """`rank`, `world_size` and `host`, with which a report checks whether the process is alive."""
     process = psutil.Process()
     host: HostFacts = {"hostname": socket.gethostname(), "pid": os.getpid(), "process_started": process.create_time()}
+    if (ticks := process_start_ticks(os.getpid())) is not None:
+        host["process_start_ticks"] = ticks
     if (boot := boot_id()) is not None:
         host["boot_id"] = boot
     if (kills := oom_kills()) is not None:

@@ -3,6 +3,7 @@ library only: a report reads records where torch is not installed."""
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -12,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+from hf_memkit.common.secrets import masked_json
 from hf_memkit.measuring.record_types import MEAN_OF_STEPS, StepRecord
 
 SCHEMA: Final = 1
 
 Step = TypeVar("Step")
 
-_SPARE: Final = 2048
+SPARE: Final = 2048
 """Bytes of blanks, which JSON allows, at the end of a `run` record's line. Overwriting them needs no disk space."""
 _KEPT: Final = ("status", "step", "steps", "error_type", "error", "lost_records", "write_error")
 """Fields kept of a record that does not fit there."""
@@ -35,6 +37,9 @@ class RecordWriter:
 
     On a full disk the blanks of the `run` record become a `lost` record, and at last the `end`. Other records are
     lost.
+
+    Each `run` record starts a new `run_id`, which all records until the next have: two processes may write into one
+    file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,6 +48,8 @@ class RecordWriter:
         self.last_error: str | None = None
         self.owed: Mapping[str, Any] | None = None
         """The `end` record, if it could not be written."""
+        self.run_id: str | None = None
+        """Of the last `run` record."""
         self._descriptor: int | None = None
         self._torn = False
         self._failing = False
@@ -50,11 +57,13 @@ class RecordWriter:
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> bool:
         """Write one record; returns whether it reached the file."""
+        if kind == "run":
+            self.run_id = os.urandom(4).hex()
         if kind == "end" and self.lost:
             fields = {**fields, "lost_records": self.lost, "write_error": self.last_error}
         try:
-            line = _line(_record(kind, fields))
-            self._append(line[:-1] + b" " * _SPARE + b"\n" if kind == "run" else line)
+            line = _line(self._record(kind, fields))
+            self._append(line[:-1] + b" " * SPARE + b"\n" if kind == "run" else line)
         except Exception as error:  # disk, permissions, a value with a broken __str__: no error may stop a training
             self.lost += 1
             strerror = error.strerror if isinstance(error, OSError) else None
@@ -71,7 +80,7 @@ class RecordWriter:
             return False
         self._failing = False
         if kind == "run" and self._descriptor is not None:
-            self._spare = os.fstat(self._descriptor).st_ino, os.lseek(self._descriptor, 0, os.SEEK_CUR) - 1 - _SPARE
+            self._spare = os.fstat(self._descriptor).st_ino, os.lseek(self._descriptor, 0, os.SEEK_CUR) - 1 - SPARE
         return True
 
     def close(self) -> None:
@@ -103,13 +112,13 @@ class RecordWriter:
         inode, at = self._spare
         few = {name: text[:200] if isinstance(text := fields[name], str) else text for name in _KEPT if name in fields}
         try:
-            lines = (b"\n" + _line(_record(kind, values))[:-1] for values in (fields, few))
-            line = next(line for line in lines if len(line) <= _SPARE)
+            lines = (b"\n" + _line(self._record(kind, values))[:-1] for values in (fields, few))
+            line = next(line for line in lines if len(line) <= SPARE)
             with self.path.open("r+b", buffering=0) as file:  # O_APPEND would write at the end
                 if os.fstat(file.fileno()).st_ino != inode:
                     return False
                 file.seek(at)
-                return file.write(line.ljust(_SPARE)) == _SPARE
+                return file.write(line.ljust(SPARE)) == SPARE
         except Exception:  # also StopIteration: an error in another alphabet takes six bytes a letter
             return False
 
@@ -121,13 +130,24 @@ class RecordWriter:
             self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # Windows has O_BINARY and needs it. Python's descriptors are not inherited by other programs (PEP 446).
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        descriptor = self._descriptor = os.open(self.path, flags, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            descriptor = self._descriptor = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # another file would get the records
+                raise OSError(error.errno, "it is a symbolic link: remove it") from None
+            raise
         size = os.lseek(descriptor, 0, os.SEEK_END)
         if size:  # was a process killed in the middle of its last line?
             os.lseek(descriptor, size - 1, os.SEEK_SET)
         self._torn = size > 0 and os.read(descriptor, 1) != b"\n"
         return descriptor
+
+    def _record(self, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if kind != "step":  # numbers only
+            fields = masked_json(fields)
+        of_run = {} if self.run_id is None else {"run_id": self.run_id}
+        return {"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **of_run, **fields}
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -146,10 +166,11 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 def steps(records: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
     """The last record of each step of the training as it was resumed, in order of steps."""
     last: dict[int, StepRecord] = {}
+    run_id = None
     for record in records:
         if record.get("kind") == "run" and isinstance(record.get("start_step"), int):
-            last = kept_steps(last, record["start_step"])
-        elif record.get("kind") == "step" and isinstance(record.get("step"), int):
+            last, run_id = kept_steps(last, record["start_step"]), record.get("run_id")
+        elif record.get("kind") == "step" and isinstance(record.get("step"), int) and record.get("run_id") == run_id:
             last[record["step"]] = cast(StepRecord, dict(record))
     return [last[step] for step in sorted(last)]
 
@@ -184,10 +205,6 @@ def merge_steps(
 
 def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
     return {name: max(first.get(name, value), second.get(name, value)) for name, value in {**first, **second}.items()}
-
-
-def _record(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **fields}
 
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

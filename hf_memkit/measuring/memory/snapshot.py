@@ -37,6 +37,7 @@ def write_snapshot(path: str | Path) -> int:
             frames = [f"{f['filename']}:{f['line']} {f['name']}" for f in block.get("frames", ())[:_MOST_FRAMES]]
             blocks.append({**fields, "frames": frames} if frames else fields)
         segments.append({**{name: segment[name] for name in _SEGMENT if name in segment}, "blocks": blocks})
-    with Path(path).open("w", encoding="utf-8") as file:
+    Path(path).unlink(missing_ok=True)  # a symbolic link too: "w" would write into the file that it names
+    with Path(path).open("x", encoding="utf-8") as file:
         json.dump({"segments": segments}, file, separators=(",", ":"))
     return len(segments)

@@ -11,6 +11,7 @@ from hf_memkit.catalog.gpu_sizes import KNOWN_GPUS
 from hf_memkit.common.answer.answer import Answer, AnswerBlock, Changes, Code, Facts, Item, Lines
 from hf_memkit.common.answer.safe_text import printable, sentence
 from hf_memkit.common.answer.terminal import plain
+from hf_memkit.common.commands import command
 from hf_memkit.common.units import GIB
 from hf_memkit.measuring.out_of_memory.advice import changes_for, changes_for_run, grows_with_the_batch
 from hf_memkit.measuring.out_of_memory.cause import Verdict, for_job, judge
@@ -276,12 +277,13 @@ def _of_engines(errors: list[LoggedError], seen: Surroundings) -> Iterator[Logge
         yield error
 
 
-def _checks(command: Command | None, failure: Failure) -> tuple[str, ...]:
+def _checks(ran: Command | None, failure: Failure) -> tuple[str, ...]:
     """The command that finds the mistake in the job's files."""
     if not failure.rule:
         return ()
-    file = command.option("config_file") if command is not None else ""
-    return (f"memkit check {file} --args ARGUMENTS.yaml" if file else "memkit check ARGUMENTS.yaml",)
+    file = ran.option("config_file") if ran is not None else ""
+    files = (file, "--args") if file else ()
+    return (command("memkit", "check", *files, "ARGUMENTS.yaml"),)
 
 
 def _add_compiling(verdict: Verdict, failed: FailedJob) -> Verdict:

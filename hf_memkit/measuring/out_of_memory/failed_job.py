@@ -124,7 +124,7 @@ class FailedJob:
             ("SDPA", job.argument("attn_implementation") == "sdpa"),
             ("flash attention", "flash" in str(job.argument("attn_implementation"))),
             ("ZeRO-3", 3 in (zero.get("stage"), job.stage) or _ZERO_3.search(file)),
-            ("offload", "offload" in file or bool({"cpu", "nvme"} & {*offloads}) or job.states_in_ram),
+            ("offload", "offload" in file or "cpu" in offloads or "nvme" in offloads or job.states_in_ram),
             ("adapters", job.trains_adapters or any(map(job.argument, adapters))),
             ("torch.compile", job.moment.get("compilation") or any(map(job.argument, _COMPILING))),
             ("vLLM", job.argument("use_vllm") and job.argument("vllm_mode") != "server"),

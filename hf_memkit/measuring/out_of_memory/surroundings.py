@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Literal
 
+from hf_memkit.common.commands import command
+
 Platform = Literal["macOS", "WSL2", "Windows"]
 
 _PLATFORMS: Final[tuple[tuple[Platform, re.Pattern[str]], ...]] = (
@@ -140,15 +142,16 @@ class Command:
     def memkit_command(self, verb: str, gpu: str = "", processes: int = 1) -> str:
         """The memkit command for it: `memkit plan train.py --gpu 24GB --gpus 2 -- --bf16`. Of `accelerate launch`, the
         whole command, which has the engine. `processes`: those of the job, by the log."""
-        arguments = shlex.join(self.arguments) if self.arguments else "ARGUMENTS"
+        target = self.target.split(maxsplit=1) if self.target.startswith("-m ") else [self.target] * bool(self.target)
+        arguments = self.arguments or ("ARGUMENTS",)
         nodes = self.nodes
         gpus = self.gpus or -(-processes // nodes)
         own = self.by_accelerate and (self.gpus is not None or bool(self.option("config_file")))
         options = f"{f' --gpu {gpu}' if gpu else ''}{f' --gpus {gpus}' if gpus > 1 and not own else ''}"
         if self.by_accelerate:
-            return f"memkit {verb}{options} -- {shlex.join(self.launcher)} {self.target} {arguments}"
+            return f"memkit {verb}{options} -- {command(*self.launcher, *target, *arguments)}"
         options += f" --nodes {nodes}" if nodes > 1 else ""
-        return f"memkit {verb} {self.target}{options} -- {arguments}"
+        return f"memkit {verb} {command(*target)}{options} -- {command(*arguments)}"
 
     def values(self) -> Mapping[str, Any]:
         """The arguments as HfArgumentParser reads them: `--name value`, `--name=value`, and `--name` alone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from hf_memkit.common.answer.answer import (
 )
 from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.answer.terminal import plain
+from hf_memkit.common.commands import command
 from hf_memkit.common.units import GIB, format_size
 from hf_memkit.measuring.out_of_memory.change import item_of_change
 from hf_memkit.measuring.report import wording
@@ -140,8 +140,8 @@ def _blocks(run: Run, summary: Summary, *, modules: bool) -> Iterator[AnswerBloc
     yield from _host(summary, drawn)
 
     page = run.folder / PAGE
-    folder = shlex.quote(printable(run.folder))
-    where = f"Page: {printable(page)}" if page.is_file() else f"As a page: memkit report {folder} --html {folder}"
+    make = command("memkit", "report", run.folder, "--html", run.folder)
+    where = f"Page: {printable(page)}" if page.is_file() else f"As a page: {make}"
     yield Lines([where], "command", views=View.TERMINAL)
     yield _modules(run, views=View.FULL if modules else View.PAGE)
     yield from _facts(run, summary)

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.terms import at
-from hf_memkit.measuring.memory.cgroup import boot_id, oom_kills
+from hf_memkit.measuring.memory.cgroup import boot_id, oom_kills, process_start_ticks
 from hf_memkit.measuring.record_types import HostFacts, RunRecord
 from hf_memkit.measuring.report.rank_reader import Attempt
 
@@ -24,7 +24,7 @@ EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "runn
 _NEARLY_GONE: Final = 0.03
 """Share of RAM that is free on a full host: the kernel frees caches before it kills."""
 _SAME_START_S: Final = 2.0
-"""Seconds by which two readings of a process's start may differ: the kernel counts clock ticks."""
+"""Seconds by which two readings of a process's start may differ, where no ticks are known."""
 _SILENT_S: Final = 600.0
 _SILENT_STEPS: Final = 20
 """A process without a record for both ten minutes and the time of twenty steps may hang, or be an idle notebook."""
@@ -49,15 +49,22 @@ class Ending:
         return asdict(self)
 
 
-def _process_start(pid: int) -> float | None:
-    """Start of the process (seconds since the epoch); None if it has ended, also as a zombie."""
+def _is_alive(pid: int, host: HostFacts) -> bool:
+    """Whether the process of the records runs: it has not ended, also not as a zombie, and it is the one that started
+    when the records say. Ticks since the boot show that also after the clock was set."""
     import psutil
 
     try:
         process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        recorded, ticks = host.get("process_start_ticks"), process_start_ticks(pid)
+        if recorded is not None and ticks is not None:
+            return recorded == ticks
+        started = host.get("process_started")
+        return started is None or abs(float(process.create_time()) - started) <= _SAME_START_S
     except (psutil.Error, ValueError, OverflowError):
-        return None
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,6 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
         return _judge_recorded(attempt, attempt.end, step)
     host = attempt.run.get("host", {})
     pid = host.get("pid")
-    started = host.get("process_started")
     if not host.get("hostname") or pid is None:
         return _judge_unknown(attempt, "the records do not name its machine and process")
     if host["hostname"] != here.hostname:
@@ -85,21 +91,24 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
         return _judge_unknown(attempt, f"{where}: run memkit report there to see whether it is still running")
     if host.get("boot_id") != here.boot_id:
         return _judge_killed(attempt, host, None, f"{printable(here.hostname, 60)} has rebooted since the last record")
-    alive = _process_start(pid)
-    if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
+    if _is_alive(pid, host):
         return _judge_running(attempt, pid, here.now_s)
     return _judge_killed(attempt, host, here, f"its process {pid} is gone")
 
 
-def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
-    """How a start ended that was followed by another one. An error that `auto_find_batch_size` caught is recorded only
-    in the next start's `run` record (`after_oom`)."""
+def judge_replaced(attempt: Attempt, following: RunRecord, here: Here) -> Ending:
+    """How a start ended that was followed by another one; it may still run in another process. An error that
+    `auto_find_batch_size` caught is recorded only in the next start's `run` record (`after_oom`)."""
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
         return _judge_recorded(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
         return _out_of_memory(attempt)
+    if attempt.run.get("host", {}).get("pid") != following.get("host", {}).get("pid"):
+        now = judge_ending(attempt, here)
+        if now.kind == "running":
+            return now
     return Ending("killed", f"ended without recording an exit, {_after(attempt)}", step=attempt.last_step)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.resources import REPOSITORY
 from hf_memkit.measuring.memory.records import SCHEMA
@@ -134,7 +134,7 @@ def load_run(run_dir: str | Path) -> Run:
     run = reader.run()
     if run is not None:
         return run
-    follow = f"memkit report {shlex.quote(printable(folder))} --follow"
+    follow = command("memkit", "report", folder, "--follow")
     if reader.readers:
         raise InputError(f"{printable(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {follow}")
     raise InputError(f"{printable(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder, follow)}")
@@ -145,13 +145,13 @@ def _what_to_do(folder: Path, follow: str) -> str:
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
-        return f"a folder below has records: memkit report {printable(inside[0])}{more}"
+        return f"a folder below has records: {command('memkit', 'report', inside[0])}{more}"
     status = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = json.loads((folder / "memkit-run.json").read_bytes())
         status = printable(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
     if status is not None:
-        start = f"memkit run {shlex.quote(printable(folder))}"
+        start = command("memkit", "run", folder)
         again = f"if not, start it: {start}, or its recipe with --resume or --overwrite"
         return f"this recipe run has status {status!r}, and recorded no step. If its process runs: {follow}; {again}"
     return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
@@ -172,7 +172,7 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
         end=last.end,
         ending=judge_ending(last, here),
         last=last.last,
-        earlier=tuple((one, judge_replaced(one, after)) for one, after in zip(earlier, next_runs, strict=True)),
+        earlier=tuple((one, judge_replaced(one, after, here)) for one, after in zip(earlier, next_runs, strict=True)),
     )
 
 
@@ -213,6 +213,11 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: int, newest_s
         batch = first.run.get("after_oom", {}).get("train_batch_size", arguments.get("per_device_train_batch_size"))
         of = f" (batch size {printable(batch, 20)})" if batch is not None else ""
         notes.append(f"earlier starts in this folder: {len(first.earlier)}; the last{of} {ending.why}")
+    if any(attempt.overlaps or ending.kind == "running" for rank in ranks for attempt, ending in rank.earlier):
+        notes.append(
+            "several trainings wrote into this folder at the same time: the figures are of the one that started last. "
+            "Give each a separate output_dir, or they overwrite each other's checkpoints"
+        )
 
     ends = [rank.end for rank in ranks if rank.end is not None]
     if lost := sum(end.get("lost_records", 0) for end in ends):

@@ -1,17 +1,19 @@
 """Reads one records file as it grows: the last training in it, and the starts before.
 
 A file may have any size and contain anything: it is read in blocks, lines that do not parse are counted, and
-neighbouring step records are merged if there are more than any chart shows."""
+neighbouring step records are merged if there are more than any chart shows. Several processes may write into it at the
+same time: each training's records have its `run_id`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.measuring.memory.records import SCHEMA, kept_steps, merge_steps
+from hf_memkit.measuring.memory.records import SCHEMA, SPARE, kept_steps, merge_steps
 from hf_memkit.measuring.record_types import (
     EndRecord,
     EvaluateRecord,
@@ -34,9 +36,12 @@ _MOST: Final = 20_000
 
 @dataclass(slots=True)
 class Attempt:
-    """One start of the training: its records up to the next `run` record.
+    """One start of the training: a `run` record, and the records with its `run_id`; without one, those up to the next
+    `run` record.
 
     Attributes:
+        blanks: where the blanks of its `run` record begin in the file, which another record may replace.
+        overlaps: whether it has records after the next start: two processes trained at the same time.
         lost: says that records could not be written.
         last: the last record of any other kind.
         last_step: the last step that this start finished and recorded.
@@ -48,6 +53,8 @@ class Attempt:
     lost: LostRecord | None = None
     last: Mapping[str, Any] = field(default_factory=dict)
     last_step: int | None = None
+    blanks: int | None = None
+    overlaps: bool = False
 
 
 class RankReader:
@@ -66,56 +73,65 @@ class RankReader:
         self.unreadable = 0
         self.newest_schema = 0
         self._offset = 0
-        self._seen = (0, 0)
+        self._seen = (0, 0, 0)
 
     def read(self) -> bool:
         """Whether there are new records. Raises OSError if the file cannot be read.
 
-        A shorter file is another one. A changed file without a new last line may have a line instead of blanks, as
-        after a full disk. Both are read from the start."""
+        Only what is new is read: the lines after the last one, and the blanks of `run` records, which another record
+        replaces on a full disk. A shorter file, or one with another inode, is another file: it is read from the start.
+        """
         status = self.path.stat()
-        if status.st_size < self._offset:
+        if status.st_size < self._offset or status.st_ino != self._seen[0]:
             self._reset()
-        if (seen := (status.st_size, status.st_mtime_ns)) == self._seen:
+        if (seen := (status.st_ino, status.st_size, status.st_mtime_ns)) == self._seen:
             return False
+        self._seen = seen
         before = self._offset
-        known = self.attempts
-        self._seen = seen
-        self._read_lines()
-        if self._offset > before:
-            self._seen = (0, 0)  # there may also be a line instead of blanks: the next call reads from the start
-            return True
-        self._reset()
-        self._read_lines()
-        self._seen = seen
-        return self.attempts != known
+        with self.path.open("rb", buffering=0) as file:
+            for start, line in self._lines(file):
+                self._add(line, start)
+            may_write = [each for each in self.attempts if each is self.attempts[-1] or each.overlaps]
+            replaced = [self._read_blanks(file, each) for each in may_write if each.end is None]
+        return self._offset > before or any(replaced)
 
-    def _read_lines(self) -> None:
-        for line in self._lines():
-            self._add(line)
+    def _read_blanks(self, file: RawIOBase, attempt: Attempt) -> bool:
+        """Read the record that has replaced the attempt's blanks; returns whether it is new."""
+        if attempt.blanks is None:
+            return False
+        file.seek(attempt.blanks)
+        line = file.read(SPARE) or b""
+        record = _parse(line) if line.startswith(b"\n{") else None
+        kind = record.get("kind") if record is not None else None
+        if record is None or kind not in ("lost", "end") or record == attempt.lost:
+            return False
+        attempt.lost, attempt.end = (record, None) if kind == "lost" else (None, record)
+        return True
 
-    def _lines(self) -> Iterator[bytes]:
-        """Complete lines after the last one. A last line without a newline may be incomplete, so it must parse."""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            rest, too_long = b"", False
-            while block := file.read(_BLOCK):
-                *lines, rest = (rest + block).split(b"\n")
-                for line in lines:
-                    self._offset += len(line) + 1
-                    if too_long:
-                        too_long = False
-                        self.unreadable += 1
-                    else:
-                        yield line
-                if len(rest) > _LONGEST_LINE:
-                    self._offset += len(rest)
-                    rest, too_long = b"", True
-            if not too_long and rest.endswith(b"}") and _parse(rest) is not None:
+    def _lines(self, file: RawIOBase) -> Iterator[tuple[int, bytes]]:
+        """(place in the file, line): complete lines after the last one. A last line without a newline may be
+        incomplete, so it must parse."""
+        file.seek(self._offset)
+        rest, too_long = b"", False
+        while block := file.read(_BLOCK):
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                start = self._offset
+                self._offset += len(line) + 1
+                if too_long:
+                    too_long = False
+                    self.unreadable += 1
+                else:
+                    yield start, line
+            if len(rest) > _LONGEST_LINE:
                 self._offset += len(rest)
-                yield rest
+                rest, too_long = b"", True
+        if not too_long and rest.endswith(b"}") and _parse(rest) is not None:
+            self._offset += len(rest)
+            yield self._offset - len(rest), rest
 
-    def _add(self, line: bytes) -> None:
+    def _add(self, line: bytes, start: int) -> None:
+        """Add the record in the line at the place `start`."""
         if not line.strip():
             return
         record = _parse(line)
@@ -127,16 +143,25 @@ class RankReader:
         kind = record["kind"]
         if kind == "run" or not self.attempts:
             self.attempts.append(Attempt())
-        attempt = self.attempts[-1]
+        attempt = self._attempt_of(record)
         if kind == "lost":  # it precedes records that were written earlier
             attempt.lost = record
             return
         attempt.last = record
         if kind == "run":
             attempt.run = record
+            attempt.blanks = start + len(line.rstrip(b" "))
             self._drop_after(record.get("start_step"))
+        elif kind == "oom":
+            attempt.ooms.append(record)
+        elif kind == "end":
+            attempt.end = record
         elif kind == "step" and "step" in record:
             attempt.last_step = record["step"]
+        if attempt is not self.attempts[-1]:
+            attempt.overlaps = True
+            return
+        if kind == "step" and "step" in record:
             self.steps[record["step"]] = record
             if len(self.steps) > _MOST:
                 self.steps = {r["step"]: r for r in halve_steps([self.steps[s] for s in sorted(self.steps)])}
@@ -146,10 +171,13 @@ class RankReader:
             self.saves.append(record)
         elif kind == "modules":
             self.modules = record.get("rows", [])
-        elif kind == "oom":
-            attempt.ooms.append(record)
-        elif kind == "end":
-            attempt.end = record
+
+    def _attempt_of(self, record: Mapping[str, Any]) -> Attempt:
+        """The attempt with the record's `run_id`; else the last one."""
+        run_id, last = record.get("run_id"), self.attempts[-1]
+        if record["kind"] == "run" or run_id in (None, last.run.get("run_id")):
+            return last
+        return next((each for each in self.attempts if each.run.get("run_id") == run_id), last)
 
     def _drop_after(self, start_step: int | None) -> None:
         """Drops records after the step from which a start continues: that training was abandoned."""

@@ -4,12 +4,12 @@ form of `memkit predict --json`. Facts may contain anything, so every value is c
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.commands import command
 from hf_memkit.common.terms import CATEGORIES, PHASES
 from hf_memkit.measuring.out_of_memory.run_view import mapping
 from hf_memkit.measuring.report.load import Run
@@ -127,10 +127,10 @@ def figures_and_basis(target: Target) -> str:
 def next_command(run: Run, target: Target) -> str:
     """What to do after a rehearsal, with the command."""
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
-    recipe, variant = (shlex.quote(printable(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
+    recipe, variant = (printable(facts.get(name) or "NAME", 60) for name in ("recipe", "variant"))
     if target.gpu_verdict == "does not fit":
-        return f"Choose another GPU or variant: memkit recipe {recipe} --dry-run --gpu NAME"
-    return f"Run it on that GPU: memkit recipe {recipe} --variant {variant}"
+        return f"Choose another GPU or variant: {command('memkit', 'recipe', recipe, '--dry-run', '--gpu', 'NAME')}"
+    return f"Run it on that GPU: {command('memkit', 'recipe', recipe, '--variant', variant)}"
 
 
 def _verdict(value: Any) -> str | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from hf_memkit.common.answer.safe_text import printable
+from hf_memkit.common.commands import command
 from hf_memkit.common.terms import at
 from hf_memkit.measuring.report.diagnosis import MIN_STEPS
 from hf_memkit.measuring.report.load import Run
@@ -186,7 +186,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     """What to do if there are no findings and no changes."""
     kind = run.ending.kind
     if kind == "out of memory":
-        return f"For fixes: memkit explain {shlex.quote(printable(run.folder))}"
+        return f"For fixes: {command('memkit', 'explain', run.folder)}"
     target = target_of(run)
     if kind == "finished" and target is not None:
         return next_command(run, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -35,6 +36,8 @@ class ScriptRequest:
             `auto_find_batch_size` would find.
         forks: folder of sockets: the script waits there when it creates its Trainer, and continues in a fork for each
             set of arguments (`child/script/forks.py`).
+        began: when the prediction began; it protects files that existed then. Further runs of the script, for the
+            same prediction, have the same.
         lengths_of: columns whose lengths in the worst and a typical batch are returned instead of a trace.
     """
 
@@ -54,6 +57,7 @@ class ScriptRequest:
     forks: str | None = None
     for_plan: bool = False  # also record operations (`Trace.work`) and the facts for plans (`PlanFacts`)
     lengths_of: tuple[str, ...] = ()
+    began: float = field(default_factory=time.time)
 
     @property
     def is_rank(self) -> bool:
@@ -64,10 +68,17 @@ class ScriptRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """Settings with which a waiting script continues, without options of models; `result`: file for its result."""
+    """Settings with which a waiting script continues, without options of models.
+
+    Attributes:
+        result: file for its result.
+        for_plan, micro_batch_size: as in `ScriptRequest`.
+    """
 
     result: str
     overrides: Overrides
+    for_plan: bool = True
+    micro_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

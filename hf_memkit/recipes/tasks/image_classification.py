@@ -29,6 +29,7 @@ class _ImageClassification(Task):
     rows: ClassVar[str] = "image_rows"
     script_needs: ClassVar[tuple[str, ...]] = ("pillow",)
     script_reads: ClassVar[tuple[str, ...]] = ("smallest_crop",)
+    examples_are: ClassVar[str] = "images"
     takes_length: ClassVar[bool] = False
     made_up_by: ClassVar[str] = "made_up_images"
 

@@ -54,6 +54,7 @@ class Task:
         script, rows: modules of `hf_memkit/recipes/export/scripts` that train, and that read the data.
         script_needs: further packages of the script, by pip's names.
         script_reads: further keys of the setup's section `data` that the script reads.
+        examples_are: what one example is, in the plural.
         takes_length: whether `--sequence-length` is allowed; otherwise the model decides it.
         made_up_by: module in this folder that makes up images or sound, if the hub is unreachable.
     """
@@ -70,6 +71,7 @@ class Task:
     rows: ClassVar[str]
     script_needs: ClassVar[tuple[str, ...]] = ()
     script_reads: ClassVar[tuple[str, ...]] = ("sequence_length",)
+    examples_are: ClassVar[str] = "sequences"
     takes_length: ClassVar[bool] = True
     made_up_by: ClassVar[str] = ""
 

@@ -58,6 +58,16 @@ def test_an_error_in_any_part(
     assert called and callback.callback_errors >= 1
 
 
+def test_an_error_before_the_recorder_is_asked() -> None:
+    class Training:
+        silent = property(raises)
+
+    callback: Any = MemoryReportCallback()
+    callback._training = Training()
+    callback.on_step_begin(None, None, None)
+    assert callback.callback_errors == 1
+
+
 def test_an_error_in_every_method_of_a_reader(make_trainer: Any, bare: Trainer, allocator: Any) -> None:
     methods = ("capacity", "peak", "read", "reset_peak")
     for method in methods:

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import json
 import logging
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,7 +154,7 @@ def test_a_rank_that_fell_silent_is_left_out(
 ) -> None:
     """It is heard of until the logging step after its last numbers; and the exchange ends with the training."""
     closed: list[bool] = []
-    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, time.monotonic() - 60)}
+    last = {1: RankSample(1, {"peak_allocated_gib": 9.0}, -60.0)}
     others = SimpleNamespace(publish=lambda *given: None, latest=lambda: last, close=lambda: closed.append(True))
     monkeypatch.setattr("hf_memkit.measuring.callback.one_training.join_ranks", lambda: others)
     trainer = make_trainer()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -35,6 +38,7 @@ class Ranks(NamedTuple):
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(numbers_of_ranks, "_INTERVAL_S", 0.02)
+    monkeypatch.setattr(numbers_of_ranks, "_TIMEOUT", timedelta(hours=1))  # who waits for a store that hangs, hangs
     # Not a fork: the store's threads would start among locks that threads of other tests' libraries may hold.
     with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
@@ -47,9 +51,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "did not happen"
         time.sleep(0.01)
 
 
@@ -77,17 +79,22 @@ def test_a_store_that_hangs_or_is_gone(ranks: Ranks, sent: signal.Signals) -> No
     ranks.second.publish(1, {"peak_allocated_gib": 2.0})
     until(lambda: 1 in ranks.first.latest())
     ranks.host.send_signal(sent)
-    began = time.monotonic()
     for step in range(2, 12):
         ranks.second.publish(step, {})
         time.sleep(0.03)
         assert list(ranks.second.latest()) == [1] and ranks.second.latest()[1].step == step
-    assert time.monotonic() - began < 3
     if sent == signal.SIGKILL:
         until(lambda: ranks.second._shared.failure is not None)
-    began = time.monotonic()
     ranks.first.close()  # whose thread waits for an answer
-    assert time.monotonic() - began < 2
+
+
+def test_a_blocked_thread_is_abandoned() -> None:
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait)
+    thread.start()
+    numbers_of_ranks._leave(numbers_of_ranks._Shared(), thread)
+    assert thread.is_alive()
+    ends.set()
 
 
 def test_one_process_has_nobody_to_tell() -> None:
@@ -95,10 +102,11 @@ def test_one_process_has_nobody_to_tell() -> None:
 
 
 def known(step: int, age_s: float = 60.0, **numbers: float) -> RankSample:
-    return RankSample(step, numbers, time.monotonic() - age_s)
+    return RankSample(step, numbers, -age_s)
 
 
-def test_numbers_over_ranks() -> None:
+def test_numbers_over_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers_of_ranks, "time", SimpleNamespace(monotonic=lambda: 0.0))
     latest = {
         0: known(30, peak_allocated_gib=3.0, peak_reserved_gib=4.0, fragmentation_gib=1.0),
         1: known(29, peak_allocated_gib=5.0, peak_reserved_gib=6.0, fragmentation_gib=1.0),

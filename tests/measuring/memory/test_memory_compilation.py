@@ -87,7 +87,7 @@ def test_a_compiled_training_records_what_was_compiled_and_when(train: Train, tm
     assert compiled(records["evaluate"]) == {}
     first = steps[1]["compilation"]
     assert (first["graphs"], first["graph_breaks"], first["recompilations"]) == (2, 1, 0)
-    assert 0 < first["compile_time_ms"] < steps[1]["step_time_ms"] and "recompile_reasons" not in first
+    assert first["compile_time_ms"] > 0 and "recompile_reasons" not in first
 
     (end,) = records["end"]
     last = end["compilation"]

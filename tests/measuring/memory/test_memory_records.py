@@ -4,6 +4,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from hf_memkit.measuring.memory.records import RecordWriter, read_records
 
 
@@ -48,3 +50,19 @@ def test_a_write_that_fails_is_counted_not_raised(tmp_path: Path) -> None:
 
     assert not writer.write("step", {"x": Unprintable()})
     assert writer.write("step", {"x": 1}) and writer.lost == 2
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_symbolic_link_is_not_followed(tmp_path: Path, exists: bool) -> None:
+    """Others may write into a folder on a shared machine."""
+    (tmp_path / "out").mkdir()
+    target, path = tmp_path / "notes.txt", tmp_path / "out" / "memory-rank0.jsonl"
+    if exists:
+        target.write_text("mine\n")
+    path.symlink_to(target)
+    writer = RecordWriter(path)
+    assert not writer.write("run", {"start_step": 0}) and not writer.write("end", {"status": "finished"})
+    assert writer.lost == 2 and "symbolic link" in str(writer.last_error)
+    assert (target.read_text() == "mine\n") if exists else not target.exists()
+    path.unlink()
+    assert writer.write("step", {"step": 1}) and path.exists()

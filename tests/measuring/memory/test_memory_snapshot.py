@@ -33,7 +33,9 @@ SNAPSHOT: dict[str, Any] = {
 def test_a_snapshot_is_plain_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: SNAPSHOT)
     path = tmp_path / "snapshot.json"
-    assert write_snapshot(path) == 1
+    (tmp_path / "notes.txt").write_text("mine")
+    path.symlink_to(tmp_path / "notes.txt")
+    assert write_snapshot(path) == 1 and (tmp_path / "notes.txt").read_text() == "mine"
     (segment,) = json.loads(path.read_text())["segments"]
     used, free = segment["blocks"]
     assert used["requested_size"] == 100 and used["frames"] == ["train.py:7 forward"] * 16

@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -190,13 +189,12 @@ def test_it_starts_without_torch_and_reads_a_pipe_to_its_end(tmp_path: Path) -> 
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); sys.exit(code)"
     )
     log = "\n".join(["step 1 loss 2.0 memory/peak 3.1"] * 50_000) + f"\n{TEXT}\n"
-    started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", script], input=log, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", script], input=log, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "line 50001" in done.stdout and time.monotonic() - started < 60
+    assert "line 50001" in done.stdout
 
 
 @pytest.mark.parametrize("before", [[], [RUN, OOM]], ids=["alone", "after one that ran out"])

@@ -68,7 +68,7 @@ def test_in_a_pipe_from_before_the_job_begins_to_its_end(tmp_path: Path, start: 
     look = start("-m", "hf_memkit", "report", str(folder), "--follow", "--html", str(tmp_path / "page.html"))
     assert line_that_has(look, "Waiting for records in").endswith("Ctrl-C stops.\n")
     job(start, folder, 4, 0.6)
-    output, _ = look.communicate(timeout=60)
+    output, _ = look.communicate()
     steps = [int(n) for n in re.findall(r"^step (\d+): peak [\d.]+ GiB, reserved [\d.]+ GiB", output, re.M)]
     assert steps and steps == sorted(set(steps)) and steps[-1] <= 4
     assert "Finished after step 4." in output and "\x1b" not in output and look.returncode == 0
@@ -76,17 +76,17 @@ def test_in_a_pipe_from_before_the_job_begins_to_its_end(tmp_path: Path, start: 
 
 
 def test_a_job_that_is_killed_ends_it(tmp_path: Path, start: Start) -> None:
-    running = job(start, tmp_path, 1000, 0.1)
+    running = job(start, tmp_path, 100_000, 0.1)
     look = start("-m", "hf_memkit", "report", str(tmp_path), "--follow")
     line_that_has(look, "step ")
     running.kill()
     running.wait()
-    output, _ = look.communicate(timeout=60)
+    output, _ = look.communicate()
     assert "Ended without" in output and look.returncode == 0
 
 
 def test_on_a_terminal_it_is_drawn_anew_and_ctrl_c_ends_only_the_looking(tmp_path: Path, start: Start) -> None:
-    running = job(start, tmp_path, 1000, 0.2)
+    running = job(start, tmp_path, 100_000, 0.2)
     while not (tmp_path / "memory-rank0.jsonl").exists():
         time.sleep(0.05)
     parent, child = pty.openpty()
@@ -95,9 +95,8 @@ def test_on_a_terminal_it_is_drawn_anew_and_ctrl_c_ends_only_the_looking(tmp_pat
     look = start("-m", "hf_memkit", "report", str(tmp_path), "--follow", **terminal)
     os.close(child)
     shown = b""
-    deadline = time.monotonic() + 60
     interrupted = False
-    while time.monotonic() < deadline:
+    while True:
         if select.select([parent], [], [], 0.5)[0]:
             try:
                 shown += os.read(parent, 65536)
@@ -107,7 +106,7 @@ def test_on_a_terminal_it_is_drawn_anew_and_ctrl_c_ends_only_the_looking(tmp_pat
             interrupted = True
             look.send_signal(signal.SIGINT)
     os.close(parent)
-    assert look.wait(10) == 0
+    assert look.wait() == 0
     assert interrupted, "it was not drawn anew"
     text = shown.decode()
     assert "\x1b[38;" in text and "█" in text, "colours, and bars"
@@ -118,4 +117,4 @@ def test_ctrl_c_while_waiting_is_no_failure(tmp_path: Path, start: Start) -> Non
     look = start("-m", "hf_memkit", "report", str(tmp_path), "--follow")
     line_that_has(look, "Waiting for records")
     look.send_signal(signal.SIGINT)
-    assert look.wait(10) == 0
+    assert look.wait() == 0

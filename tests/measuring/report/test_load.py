@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 from hf_memkit.common.answer.page import page
 from hf_memkit.common.errors import InputError
+from hf_memkit.measuring.memory.records import RecordWriter, read_records, steps
+from hf_memkit.measuring.report import rank_reader
 from hf_memkit.measuring.report.answer import report_answer, report_json, text_report
 from hf_memkit.measuring.report.load import RunReader, load_run
 from hf_memkit.measuring.report.rank_reader import RankReader
@@ -203,6 +206,73 @@ def test_a_growing_file_is_read_on_and_a_new_one_from_its_start(tmp_path: Path) 
     made.write(folder, records[:3])
     assert reader.read() and (run := reader.run()) is not None
     assert [step["step"] for step in run.first.steps] == [1]
+
+
+def test_following_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job runs on this machine: a poll that reads 5,000 steps again takes its CPU."""
+    writer = RecordWriter(tmp_path / "memory-rank0.jsonl")
+    writer.write("run", {"start_step": 0})
+    for step in range(1, 301):
+        writer.write("step", {"step": step})
+    reader, parsed = RankReader(writer.path), []
+    plain = rank_reader._parse
+    monkeypatch.setattr(rank_reader, "_parse", lambda line: parsed.append(line) or plain(line))
+    assert reader.read() and len(parsed) == 301
+    for step in range(301, 304):
+        parsed.clear()
+        assert not reader.read() and parsed == []
+        writer.write("step", {"step": step})
+        assert reader.read() and len(parsed) == 1 and len(reader.steps) == step
+
+
+def test_a_growing_file_gives_what_a_whole_one_does(tmp_path: Path) -> None:
+    """Also where a record replaces blanks in a line that was read before, as on a full disk."""
+    writer = RecordWriter(tmp_path / "memory-rank0.jsonl")
+    reader = RankReader(writer.path)
+    events = [
+        lambda: writer.write("run", {"start_step": 0}),
+        lambda: writer.write("step", {"step": 1}),
+        lambda: writer._write_over_blanks("lost", {"step": 2, "write_error": "full"}),
+        lambda: writer.write("step", {"step": 3}),
+        lambda: writer.write("run", {"start_step": 3}),
+        lambda: writer.write("step", {"step": 4}) and writer._write_over_blanks("lost", {"write_error": "full"}),
+        lambda: writer._write_over_blanks("end", {"status": "failed", "step": 6}),
+    ]
+    for event in events:
+        assert event()
+        assert reader.read(), "there is something new"
+        whole = RankReader(writer.path)
+        whole.read()
+        for name in ("run", "lost", "end", "last_step", "blanks"):
+            assert [getattr(one, name) for one in reader.attempts] == [getattr(one, name) for one in whole.attempts]
+        assert reader.steps == whole.steps and reader.unreadable == whole.unreadable == 0
+        assert not reader.read()
+    assert [one.end is not None for one in reader.attempts] == [False, True]
+
+
+def test_two_runs_that_write_into_one_folder(tmp_path: Path) -> None:
+    """Finds: the end of the first closes the second, or its steps count as the second's."""
+    first, second = (RecordWriter(tmp_path / "memory-rank0.jsonl") for _ in range(2))
+    here = made.hosted_here(pid=os.getpid())
+    first.write("run", {"start_step": 0, "host": {**here, "pid": os.getppid()}})
+    first.write("step", {"step": 1, "peak_allocated_gib": 9.0})
+    second.write("run", {"start_step": 0, "host": here})
+    second.write("step", {"step": 1, "peak_allocated_gib": 1.0})
+    assert load_run(tmp_path).first.earlier[0][1].kind == "running"
+    first.write("step", {"step": 2, "peak_allocated_gib": 9.0})
+    first.write("evaluate", {"step": 2, "metrics": {"eval_loss": 9.0}})
+    first.write("end", {"status": "finished", "step": 2})
+    run = load_run(tmp_path)
+    assert run.ending.kind == "running" and run.ending.step == 1 and run.first.end is None
+    assert [step["peak_allocated_gib"] for step in run.first.steps] == [1.0] and not run.first.evaluations
+    assert steps(read_records(first.path)) == list(run.first.steps)
+    ((_, ending),) = run.first.earlier
+    assert (ending.kind, ending.step) == ("finished", 2)
+    assert any("at the same time" in note for note in run.notes)
+    second.write("end", {"status": "failed", "step": 1})
+    assert load_run(tmp_path).ending.kind == "failed"
+    ids = {record["run_id"] for record in read_records(first.path)}
+    assert len(ids) == 2 and None not in ids
 
 
 def test_memory_stays_bounded_and_no_peak_is_lost(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hf_memkit.measuring.memory.cgroup import oom_kills
+from hf_memkit.measuring.memory.cgroup import oom_kills, process_start_ticks
 from hf_memkit.measuring.report.ending import Ending, Here, judge_ending
 from hf_memkit.measuring.report.load import load_run
 from hf_memkit.measuring.report.rank_reader import Attempt
@@ -31,7 +31,8 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def of_process(pid: int, **host: Any) -> dict[str, Any]:
-    return made.hosted_here(pid=pid, process_started=psutil.Process(pid).create_time(), **host)
+    started = {"process_started": psutil.Process(pid).create_time(), "process_start_ticks": process_start_ticks(pid)}
+    return made.hosted_here(pid=pid, **started, **host)
 
 
 def ending(folder: Path, *, host: Any, records: int = -1, **last: Any) -> Ending:
@@ -46,8 +47,7 @@ def test_a_process_that_lives_and_then_does_not(tmp_path: Path, process: subproc
     alive = ending(tmp_path / "alive", host=host)
     assert alive.kind == "running" and f"process {process.pid}" in alive.why and "step 5 is done" in alive.why
     process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     assert load_run(tmp_path / "alive").ending.kind == "killed", "a zombie has ended"
     process.wait()
@@ -57,11 +57,24 @@ def test_a_process_that_lives_and_then_does_not(tmp_path: Path, process: subproc
     assert "48.0 GiB left" in killed.why, "host RAM was not short"
 
 
-def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("clock_s", "ticks", "kind"),
+    [
+        (0.0, 0, "running"),
+        (3600.0, 0, "running"),  # the clock was set since
+        (0.0, 60, "killed"),  # another process has its number now
+        (0.0, None, "running"),  # written by an earlier memkit
+        (60.0, None, "killed"),
+    ],
+)
+def test_whether_the_process_is_the_recorded_one(tmp_path: Path, clock_s: float, ticks: int | None, kind: str) -> None:
     host = of_process(os.getpid())
-    assert ending(tmp_path / "me", host=host).kind == "running"
-    host["process_started"] -= 60
-    assert ending(tmp_path / "other", host=host).kind == "killed"
+    host["process_started"] -= clock_s
+    if ticks is None:
+        del host["process_start_ticks"]
+    else:
+        host["process_start_ticks"] -= ticks
+    assert ending(tmp_path, host=host).kind == kind
 
 
 def test_a_process_that_lives_and_is_silent(tmp_path: Path) -> None:

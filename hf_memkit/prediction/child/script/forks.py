@@ -51,7 +51,7 @@ class Forks:
     """The points at which this process waits, with sockets in `folder`."""
 
     folder: Path
-    begin: Callable[[Path], None]  # starts the result of a forked process at a path
+    begin: Callable[[ForkRequest], None]  # starts the trace of a forked process
     reads: FieldReads  # fields that have been read so far
     folder_begins: Callable[[Any], None]  # called with the arguments whose `output_dir` Trainer is about to create
     _overrides: Overrides | None = field(default=None, init=False)
@@ -138,13 +138,13 @@ class Forks:
         # process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
         torch.set_num_threads(1)
         overrides = self._overrides = request.overrides
-        if overrides.arguments:  # the waiting process has printed the same before
+        if overrides.arguments or request.micro_batch_size:  # the waiting process has printed the same before
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
         if overrides.loss:
             chunk_losses()
-        self.begin(Path(request.result))
+        self.begin(request)
         if arguments is not None and overrides.arguments:
             change_fields(arguments, overrides.arguments)
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import yaml
 
+from hf_memkit.common.commands import command
 from hf_memkit.common.user_script import UserScript
 from hf_memkit.common.when_imported import when_imported
 from hf_memkit.prediction import wire
@@ -82,7 +83,9 @@ def _accelerate(words: list[str]) -> ReadCommand:
         from accelerate.commands.config.config_args import default_config_file
 
         path, why = Path(arguments.config_file or default_config_file), " ".join(str(error).split())
-        raise ValueError(f"{why}; to find the mistake: memkit check {path}" if path.is_file() else why) from error
+        raise ValueError(
+            f"{why}; to find the mistake: {command('memkit', 'check', path)}" if path.is_file() else why
+        ) from error
     if arguments.tpu or getattr(arguments, "compute_environment", "LOCAL_MACHINE") == "AMAZON_SAGEMAKER":
         raise ValueError("a TPU or SageMaker; memkit predicts GPUs: set distributed_type and compute_environment")
     nodes = int(arguments.num_machines or 1)

@@ -23,6 +23,7 @@ import accelerate.launchers
 import torch.multiprocessing
 
 from hf_memkit.prediction.child.script.descendants import Result, watch_descendants
+from hf_memkit.prediction.child.script.file_guards import notice_program
 from hf_memkit.prediction.child.script.training_commands import training_command
 from hf_memkit.prediction.child.user_code import MEMKIT, PYTHON, is_library, users_line
 from hf_memkit.prediction.traced_training import Failed, Outcome
@@ -46,6 +47,7 @@ def refuse_training_processes(refuse: Refuse, result: Result) -> None:
             if command is not None and _SERVER not in words:
                 target = command.target or "the training script that it starts"
                 refuse(_error(f"starts a real training: {command}. Give memkit what that runs: {target}"))
+            notice_program(words)
         renew_variables()
 
     sys.addaudithook(audit)

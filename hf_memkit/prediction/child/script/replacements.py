@@ -28,7 +28,8 @@ from hf_memkit.prediction.child.libraries.deepspeed_engine import disable_deepsp
 from hf_memkit.prediction.child.libraries.library_rules import is_installed, uses_flash_attention
 from hf_memkit.prediction.child.libraries.pretrained import patch_from_pretrained
 from hf_memkit.prediction.child.quick_imports import is_loaded
-from hf_memkit.prediction.child.script.file_guards import disable_push, protect_existing_files
+from hf_memkit.prediction.child.script.network import send_only_reads
+from hf_memkit.prediction.child.script.trackers import disable_trackers
 from hf_memkit.prediction.child.trainer_kinds.generation import patch_generate
 from hf_memkit.prediction.child.trainer_kinds.sft import patch_fused_head
 from hf_memkit.prediction.child.trainer_kinds.trl_base import patch_trl
@@ -301,16 +302,28 @@ ABOVE_TRAIN: Final = (
         lambda script: patch_from_pretrained(script.boundary),
     ),
     Replacement(
-        "transformers.trainer.Trainer.push_to_hub transformers.utils.hub.PushToHubMixin.push_to_hub",
-        "pushes nothing",
-        "a prediction writes to the user's account",
-        lambda script: disable_push(),
+        "huggingface_hub.hf_api.HfApi.* huggingface_hub.*.xet_connection_info_refresh_url "
+        "huggingface_hub.inference.*._inner_post *.get_session *.get_async_session requests.sessions.Session.send "
+        "httpx*Client.send transformers.*.push_to_hub datasets.*.push_to_hub",
+        "reads from the Hub; what would write returns an object of its class, or raises",
+        "a prediction creates repositories, uploads and deletes with the user's token",
+        lambda script: send_only_reads(),
     ),
     Replacement(
-        "os.remove os.unlink os.mkdir posix.remove posix.unlink posix.mkdir shutil.rmtree",
-        "files that existed before the prediction stay",
-        "a script that empties its folder removes the user's results",
-        lambda script: protect_existing_files(),
+        "wandb.* swanlab.* trackio.* mlflow.* comet_ml.* clearml.* neptune.* dvclive.* codecarbon.* dagshub.* "
+        "azureml.core.run.*",
+        "starts no run",
+        "a prediction appears in the user's dashboard, and leaves a tracker's files",
+        lambda script: disable_trackers(),
+    ),
+    Replacement(
+        "os.remove os.unlink os.rmdir os.rename os.replace os.mkdir os.open posix.remove posix.unlink posix.rmdir "
+        "posix.rename posix.replace posix.mkdir posix.open shutil.rmtree torch.save safetensors.*serialize_file "
+        "tokenizers.Tokenizer.save tokenizers.models.Model.save sqlite3.connect sqlite3.dbapi2.connect",
+        "files that existed before the prediction stay, or are copied before they change; an audit hook also sees "
+        "files that are opened",
+        "a script that begins with an empty folder destroys the user's results",
+        "file_guards.py, OlderFiles.install",
     ),
     Replacement(
         "torch.multiprocessing.start_processes torch.multiprocessing.spawn.start_processes "
@@ -323,11 +336,9 @@ ABOVE_TRAIN: Final = (
         "refuse_training_processes.py, refuse_training_processes",
     ),
     Replacement(
-        "transformers.trainer.Trainer.__init__ transformers.trainer.Trainer.init_hf_repo "
-        "torch.save safetensors.torch.save_file transformers.*.save_file peft.*.save_file "
-        "accelerate.*.save_file transformers.tokenization_utils_base.PreTrainedTokenizerBase.save_pretrained",
-        "records files in Trainer's folder, which are removed at the end; creates no repository",
-        "a prediction leaves a folder behind, and a repository in the user's account",
+        "transformers.trainer.Trainer.__init__",
+        "records files in Trainer's folder, which are removed at the end",
+        "a prediction leaves a folder behind",
         "output_folder.py, record_output_folder",
     ),
     Replacement(

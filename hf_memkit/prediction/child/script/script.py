@@ -32,10 +32,10 @@ from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
 from hf_memkit.prediction.child.output import flush_output
-from hf_memkit.prediction.child.script.file_guards import redirect_writes
+from hf_memkit.prediction.child.script.file_guards import OlderFiles, redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.notices import notices
-from hf_memkit.prediction.child.script.output_folder import RECORD, record_output_folder
+from hf_memkit.prediction.child.script.output_folder import RECORD, MadeFiles, record_output_folder
 from hf_memkit.prediction.child.script.own_loops import OwnLoop, OwnLoops
 from hf_memkit.prediction.child.script.refuse_training_processes import (
     refuse_forked_training,
@@ -56,7 +56,7 @@ from hf_memkit.prediction.child.training.evaluations import EvaluationCall, Eval
 from hf_memkit.prediction.child.training.given_settings import given_arguments
 from hf_memkit.prediction.child.training.library_evaluations import LibraryEvaluations
 from hf_memkit.prediction.child.user_code import MEMKIT, is_library, line_in_traceback, users_line
-from hf_memkit.prediction.trace.request import LIVE, SETUP, ScriptRequest
+from hf_memkit.prediction.trace.request import LIVE, SETUP, ForkRequest, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome, Untrained
 from hf_memkit.setup.live_arguments import latest_creation, on_creation, watch_reads
 from hf_memkit.setup.process_group import LAUNCHER_VARIABLES
@@ -106,7 +106,9 @@ class _ScriptRun:
             learn_use_counts(in_a_fork=self._request.forks is not None)
             install_replacements(ABOVE_TRAIN, script)
         refuse_training_processes(self.out.end, self.out.owner)
-        folder_begins = record_output_folder(self.out.path.with_name(RECORD))
+        made = MadeFiles(self.out.path.with_name(RECORD))
+        folder_begins = record_output_folder(made)
+        OlderFiles(self._request.began, self.out.end, made).install()
 
         if self._boundary is not None:
             self._loops.install()
@@ -116,7 +118,13 @@ class _ScriptRun:
         if overrides.loss:
             chunk_losses()
         if self._request.forks is not None:
-            Forks(Path(self._request.forks), self.out.begin, watch_reads(), folder_begins).install()
+            Forks(Path(self._request.forks), self._begin_in_fork, watch_reads(), folder_begins).install()
+
+    def _begin_in_fork(self, request: ForkRequest) -> None:
+        self.out.begin(Path(request.result))
+        self._request = replace(self._request, micro_batch_size=request.micro_batch_size, for_plan=request.for_plan)
+        if not request.for_plan:
+            self._tracer.stop_recording_work()
 
     def until_end(self) -> Outcome:
         """Runs the script; returns the outcome of one that does not call `train()`."""
@@ -188,8 +196,8 @@ class _ScriptRun:
         training = traced_training(
             trainer, train, self._tracer, fake, self._evaluations, worst=request.worst_batch, for_plan=request.for_plan
         )
-        notes = (*training.notes, *self._differences, *notices())
-        return Outcome(replace(training, device=request.device, notes=notes))
+        notes = (*training.notes, *self._differences)
+        return Outcome(replace(training, device=request.device, notes=notes, notices=notices()))
 
 
 class _Result:
@@ -242,7 +250,7 @@ def _set_up_process(request: ScriptRequest) -> None:
     if request.script.target not in (LIVE, SETUP):  # `deepspeed_engine.py` reads and removes it
         omitted.discard("ACCELERATE_USE_DEEPSPEED")
     os.environ.update({name: value for name, value in request.environment.items() if name not in omitted})
-    os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
+    os.environ.update({"HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
     if packages := request.environment.get("PYTHONPATH"):
         sys.path[1:1] = [path or request.folder for path in packages.split(os.pathsep)]

@@ -97,6 +97,11 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._fakes: FastFakes
         self._refused = REFUSED if device_type == "cuda" else {}
 
+    def stop_recording_work(self) -> None:
+        """From now on records storages only."""
+        self.recorder = self.trace.work = None
+        activate(None)
+
     def __enter__(self) -> Self:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         if mode is not None and self._values is None:

@@ -155,9 +155,9 @@ class WorkRecorder:
 _active: list[WorkRecorder] = []  # the recorder of this process: each case has a separate process and one tracer
 
 
-def activate(recorder: WorkRecorder) -> None:
-    """Makes `recorder` the one that `launched` uses."""
-    _active[:] = [recorder]
+def activate(recorder: WorkRecorder | None) -> None:
+    """Makes `recorder` the one that `launched` uses; None: it records nothing."""
+    _active[:] = [recorder] if recorder is not None else []
 
 
 def active_recorder() -> WorkRecorder | None:

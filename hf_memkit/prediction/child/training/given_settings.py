@@ -12,6 +12,8 @@ from typing import Any, Final
 from transformers import PretrainedConfig, TrainingArguments
 
 from hf_memkit.common.as_json import as_json
+from hf_memkit.common.secrets import masked_value
+from hf_memkit.components.resuming import restores_all_weights
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.training.plan_facts import makes_optimizer
 from hf_memkit.prediction.traced_training import GivenSettings
@@ -52,6 +54,10 @@ def given_settings(trainer: Any) -> GivenSettings | None:
     quantization = described.pop("quantization_config", None) or {}
     adapter = next(iter(getattr(model, "peft_config", {}).values()), None)
     settings: dict[str, Any] = {}
+    if restores_all_weights(trainer):
+        settings["trainer.restores_all_weights"] = True
+    if loaded_from := getattr(base_model(model), "name_or_path", None):
+        settings["model.name"] = loaded_from
     if adapter is not None:
         targets = getattr(adapter, "target_modules", None)
         settings["adapter.peft_type"] = _plain(adapter.peft_type)
@@ -66,14 +72,14 @@ def given_settings(trainer: Any) -> GivenSettings | None:
 
 def given_arguments(kind: type, value: Callable[[str], Any]) -> dict[str, Any]:
     """The fields of a class of TrainingArguments whose values differ from a default, the class's or Trainer's, and are
-    JSON. `value`: returns that of a field."""
+    JSON; without secrets, because traces are kept on disk. `value`: returns that of a field."""
     of_trainer: Mapping[str, Any] = {field.name: _default(field) for field in fields(TrainingArguments)}
     values = {}
     for field in fields(kind):
         given = _plain(value(field.name))
         if given != of_trainer.get(field.name) or given != _default(field):
             with contextlib.suppress(TypeError):
-                values[field.name] = as_json(given)
+                values[field.name] = masked_value(field.name, as_json(given))
     return values
 
 

@@ -20,11 +20,14 @@ from typing import Any, Final
 
 import torch
 import yaml
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 
+from hf_memkit.components.resuming import last_checkpoint, restore_all_weights
+from hf_memkit.components.stopping import StopOnSignal
 from hf_memkit.recipes.export.scripts.rows import Source
 
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
@@ -84,19 +87,12 @@ class TrainingJob:
         return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **options)
 
     def hold_out(self, rows: Dataset) -> tuple[Dataset, Dataset]:
-        """Split the rows: to train on, and to evaluate (the first of the held-out rows at the end)."""
+        """Split the rows: to train on, and to evaluate (the last ones, at most `evaluated_blocks`)."""
         if len(rows) < 2:
             self.source.refuse(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
-        held_out = min(max(1, round(self.data["held_out"] * len(rows))), len(rows) - 1)
-        first = len(rows) - held_out
-        return rows.select(range(first)), rows.select(range(first, first + self.evaluated(held_out)))
-
-    def evaluated(self, held_out: int) -> int:
-        """Number of held-out examples to evaluate: whole batches, because Trainer counts the loss of a smaller last
-        batch as a whole one."""
-        count = min(held_out, self.data["evaluated_blocks"])
-        batch = self.arguments["per_device_eval_batch_size"] * int(os.environ.get("WORLD_SIZE", 1))
-        return int(count // batch * batch or count)
+        share = max(1, round(self.data["held_out"] * len(rows)))
+        first = len(rows) - min(share, self.data["evaluated_blocks"], len(rows) - 1)
+        return rows.select(range(first)), rows.select(range(first, len(rows)))
 
     def training_arguments(self, kind: type) -> Any:
         """The section `arguments` as an object of class `kind`, such as TrainingArguments. Create it before the model
@@ -165,6 +161,7 @@ class TrainingJob:
 
     def prepare_trainer(self, trainer: Any) -> None:
         """Set up the Trainer just before it trains."""
+        restore_all_weights(trainer)
         if trainer.args.fp16 and (self.adapter or type(trainer).__name__ == "SFTTrainer"):
             for parameter in trainer.model.parameters():
                 # fp16's loss scaling needs fp32. A new head with adapters has the weights' dtype, and SFTTrainer makes
@@ -175,6 +172,34 @@ class TrainingJob:
             from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 
             trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with offloaded parameters
+
+    def train(self, trainer: Any) -> None:
+        """Train, from the newest complete checkpoint in the folder if there is one. Ctrl-C and SIGTERM finish the
+        step, save a checkpoint, and end the script with exit code 130 or 143."""
+        if "memkit" in type(trainer).train.__globals__["__name__"]:
+            trainer.train()  # `memkit run` stops and resumes; `memkit predict` trains nothing
+            return
+
+        def say(text: str) -> None:
+            if trainer.is_world_process_zero():
+                print(text, flush=True)
+
+        def mark_record() -> None:
+            for callback in trainer.callback_handler.callbacks:
+                if hasattr(callback, "mark_interrupted"):  # memkit's
+                    callback.mark_interrupted()
+
+        (checkpoint,) = broadcast_object_list([last_checkpoint(trainer.args.output_dir)])
+        if checkpoint is not None:
+            say(f"Continuing from {checkpoint}. To train from the first step, move the checkpoints to another folder")
+        stop = StopOnSignal(say, mark_record, ranks=trainer.args.world_size)
+        trainer.add_callback(stop)
+        with stop:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        if stop.requested is not None:
+            say(f"Stopped after step {trainer.state.global_step}. To continue, start this script again")
+            self.finish()
+            raise SystemExit(128 + stop.requested)
 
     def finish(self) -> None:
         """Last call of a script: otherwise Python can abort on exit."""

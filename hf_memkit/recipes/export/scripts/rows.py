@@ -4,8 +4,10 @@ is loaded."""
 
 from __future__ import annotations
 
+import csv
 import glob
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +70,8 @@ class Source:
                 return load_dataset(self.data["hub_id"], self.data["hub_config"], split=self.data["hub_split"])
             except Exception as error:  # network, access, a missing config: no common base class
                 self.refuse(f"cannot be loaded from the hub: {in_one_line(error)}")
+        for file in self.files if self.data["format"] == "csv" else ():
+            self._refuse_long_rows(file)
         try:
             return self._read(self.files)
         except Exception as error:  # each format's reader has its own
@@ -108,6 +112,24 @@ class Source:
         names = [glob.escape(str(file)) for file in files]  # load_dataset reads patterns
         options = self.data.get("format_options", {})
         return load_dataset(self.data["format"], data_files=names, split="train", **options)
+
+    def _refuse_long_rows(self, file: Path) -> None:
+        """End the script if a row of a table has more fields than the header. pandas then takes the first column as
+        the rows' names, and each value for that of the column before, or drops fields."""
+        separator = self.data.get("format_options", {}).get("sep", ",")
+        csv.field_size_limit(sys.maxsize)
+        try:
+            with file.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+                lines = csv.reader(text, delimiter=separator)
+                rows = (row for row in lines if len(row) > 1 or "".join(row).strip())  # as pandas: no empty lines
+                header = len(next(rows, ()))
+                number, row = next(((n, row) for n, row in enumerate(rows, 1) if len(row) > header), (0, []))
+        except OSError:
+            return  # `load` says why
+        if row:
+            name = {"\t": "tab", ",": "comma"}.get(separator, separator)
+            fix = f'put text with a {name} in it between quotes (")'
+            raise SystemExit(f"{file}: row {number} has {len(row)} fields, the header {header}: {fix}")
 
     def _mistake(self, file: Path) -> str:
         """The mistake in a file, with its line; empty if it cannot be located."""

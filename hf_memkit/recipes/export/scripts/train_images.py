@@ -4,6 +4,7 @@ separate part for that."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -24,14 +25,17 @@ from hf_memkit.recipes.export.scripts.job import TrainingJob
 
 def hold_out(job: TrainingJob, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
     """Split the rows: to train on, and to evaluate, with a column that marks images to crop at random."""
+    most = job.data["evaluated_blocks"]
     if first is None:
-        train, held_out = each_label_split(rows["label"], job.data["held_out"])
+        train, held_out = each_label_split(rows["label"], min(job.data["held_out"], most / len(rows)))
     else:  # labels mixed evenly, so that the evaluated part has all of them
         train = list(range(first))
         held_out = [first + number for half in each_label_split(rows["label"][first:], 0.5) for number in half]
+        if len(held_out) > most and int(os.environ.get("RANK", 0)) == 0:
+            print(f"{len(held_out)} images for the evaluation; {most} of them are used (args.yaml: evaluated_blocks)")
     trained = set(train)
     rows = rows.add_column("augment", [number in trained for number in range(len(rows))])
-    return rows.select(train), rows.select(held_out[: job.evaluated(len(held_out))])
+    return rows.select(train), rows.select(held_out[:most])
 
 
 def main() -> None:
@@ -62,7 +66,7 @@ def main() -> None:
     trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
     job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
-    trainer.train()
+    job.train(trainer)  # started again, it continues from the newest checkpoint; Ctrl-C saves one
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.finish()
 

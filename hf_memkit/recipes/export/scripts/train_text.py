@@ -76,7 +76,7 @@ def main() -> None:
     )
     job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
-    trainer.train()
+    job.train(trainer)  # started again, it continues from the newest checkpoint; Ctrl-C saves one
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.finish()
 

@@ -31,9 +31,9 @@ def main() -> None:
         return {**inputs, "labels": [labels.index(name) for name in rows["label"]]}
 
     rows = rows.map(encode, batched=True, remove_columns=rows.column_names)
-    held_out = last_of_each(classes, data["held_out"])
+    held_out = last_of_each(classes, data["held_out"])[: data["evaluated_blocks"]]
     train_dataset = rows.select(sorted(set(range(len(rows))) - set(held_out)))
-    eval_dataset = rows.select(held_out[: job.evaluated(len(held_out))])
+    eval_dataset = rows.select(held_out)
 
     arguments = job.training_arguments(TrainingArguments)
     label2id = {name: number for number, name in enumerate(labels)}
@@ -49,7 +49,7 @@ def main() -> None:
     trainer = Trainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
     job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
-    trainer.train()
+    job.train(trainer)  # started again, it continues from the newest checkpoint; Ctrl-C saves one
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.finish()
 

@@ -41,7 +41,7 @@ def main() -> None:
     trainer = GeneratingTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
     job.prepare_trainer(trainer)
     attach(trainer)  # memory at every step: memory-rank0.jsonl, one file a process
-    trainer.train()
+    job.train(trainer)  # started again, it continues from the newest checkpoint; Ctrl-C saves one
     trainer.save_model(str(Path(arguments.output_dir) / "model"))
     job.finish()
 

@@ -16,7 +16,10 @@ _SAME_PRESS_S: Final = 1.0
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
-    """A context manager around `trainer.train()`; `requested` is true if a signal stopped the training.
+    """A context manager around `trainer.train()`.
+
+    Attributes:
+        requested: the signal that stopped the training, also if another rank received it; None: it was not stopped.
 
     Args:
         say: called with a message when training will stop.
@@ -34,12 +37,12 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         ranks: int = 1,
         by_memkit: bool = False,
     ) -> None:
-        self.requested = False
+        self.requested: signal.Signals | None = None
         self._say = say
         self._on_stop = on_stop
         self._ranks = ranks
         self._signals = (signal.SIGINT,) if by_memkit else (signal.SIGINT, signal.SIGTERM)
-        self._received = False
+        self._received = 0
         self._received_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._group: Any = None
@@ -59,7 +62,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             return
         if self._received:
             raise KeyboardInterrupt
-        self._received, self._received_s = True, now_s
+        self._received, self._received_s = number, now_s
         self._say("Stopping after this step, with a checkpoint. To stop now, without one, press Ctrl-C again.")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -75,11 +78,11 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             import torch
             import torch.distributed as distributed
 
-            ranks = torch.tensor([int(received)])
+            ranks = torch.tensor([received])
             distributed.all_reduce(ranks, distributed.ReduceOp.MAX, group=self._group)
-            received = bool(ranks.item())
+            received = int(ranks.item())
         if received:
-            self.requested = True
+            self.requested = signal.Signals(received)
             self._on_stop()
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"  # off where the disk has no room for a checkpoint

@@ -1,0 +1,174 @@
+"""Checkpoints with all their weights, for Trainer.
+
+transformers 5 saves models of many architectures (ViT, DINOv2, Mixtral, Qwen3-MoE, OLMoE) under the names of their
+first checkpoints. `from_pretrained` translates these, Trainer does not: when it resumes, and with
+`load_best_model_at_end`, it leaves such weights as they are, with one line in the log (transformers 5.23.0: trainer.py
+3695, 3824; its issue 43701). That is 98 % of ViT-Base's parameters, 33 % of DINOv2-Base's, 96 % of Qwen3-30B-A3B's.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+def last_checkpoint(folder: str | Path) -> str | None:
+    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
+    checkpoints = []
+    for path in Path(folder).glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            continue
+        if step.isdigit():
+            checkpoints.append((int(step), str(path)))
+    return max(checkpoints)[1] if checkpoints else None
+
+
+@dataclass(frozen=True)
+class LostWeights:
+    """Weights that Trainer does not read from a checkpoint: `names`, and the `parameters` in them, of `total`."""
+
+    names: tuple[str, ...]
+    parameters: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.parameters:,} of {self.total:,} parameters ({100 * self.parameters / self.total:.0f} %)"
+
+
+def lost_weights(model: nn.Module, checkpoint: str | Path) -> LostWeights | None:
+    """What Trainer does not read from `checkpoint`; None: nothing is lost, or another library reads it (adapters,
+    quantised weights, DeepSpeed, FSDP). Reads names only."""
+    folder = Path(checkpoint)
+    if any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp*")):
+        return None
+    names = _names_in(folder)
+    return None if names is None else _lost(model, names)
+
+
+def lost_when_saved(model: nn.Module) -> LostWeights | None:
+    """What Trainer would not read from a checkpoint that it saves of `model`; None: nothing, or it is unknown."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # transformers 4
+        return None
+    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+        return None
+    names = revert_weight_conversion(model, {name: tensor.detach().to("meta") for name, tensor in _weights(model)})
+    return _lost(model, names)
+
+
+def restore_all_weights(trainer: Any) -> None:
+    """Make `trainer` read all weights of a checkpoint, when it resumes and when it loads the best model. Only where it
+    would lose some: everything else is read as before."""
+    if restores_all_weights(trainer):
+        return
+    read, read_best = trainer._load_from_checkpoint, trainer._load_best_model
+
+    def loses(checkpoint: str | None) -> bool:
+        by_engine = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+        return checkpoint is not None and not by_engine and lost_weights(trainer.model, checkpoint) is not None
+
+    def load_from_checkpoint(resume_from_checkpoint: str, *args: Any, **kwargs: Any) -> None:
+        if loses(resume_from_checkpoint):
+            _restore(trainer.model, resume_from_checkpoint)
+        else:
+            read(resume_from_checkpoint, *args, **kwargs)
+
+    def load_best_model() -> None:
+        if loses(trainer.state.best_model_checkpoint):
+            _restore(trainer.model, trainer.state.best_model_checkpoint)
+        else:
+            read_best()
+
+    trainer._load_from_checkpoint, trainer._load_best_model = load_from_checkpoint, load_best_model
+    trainer.restores_all_weights = True
+
+
+def restores_all_weights(trainer: Any) -> bool:
+    """Whether `restore_all_weights` has been called."""
+    return getattr(trainer, "restores_all_weights", False) is True
+
+
+def is_loaded_from(model: nn.Module, checkpoint: str | Path) -> bool:
+    """Whether `from_pretrained` has loaded the model from this folder."""
+    name = getattr(model, "name_or_path", None)
+    return isinstance(name, str) and bool(name) and os.path.realpath(name) == os.path.realpath(checkpoint)
+
+
+def _restore(model: Any, checkpoint: str) -> None:
+    """Copy the checkpoint's weights into `model`. Raises SystemExit if it lacks some."""
+    import torch
+
+    dtypes = [parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()]
+    options = {"config": copy.deepcopy(model.config), "dtype": functools.reduce(torch.promote_types, dtypes)}
+    with torch.random.fork_rng(devices=[]):  # the new model draws numbers before it is filled
+        saved, report = type(model).from_pretrained(checkpoint, **options, output_loading_info=True)
+    weights = saved.state_dict()
+    if lost := _lost(model, weights.keys() - set(report["missing_keys"])):
+        raise SystemExit(f"{checkpoint}: has no weights for {lost}, such as {lost.names[0]}. Resume from another one")
+    model.load_state_dict(weights, strict=False)
+
+
+def _lost(model: nn.Module, names: Collection[str]) -> LostWeights | None:
+    """The weights of `model` of which no name is among `names`. Tied weights have several."""
+    if hasattr(model, "peft_config") or getattr(model, "is_quantized", False):
+        return None
+    names_of: dict[int, list[str]] = {}
+    sizes: dict[int, int] = {}
+    for name, tensor in _weights(model):
+        names_of.setdefault(id(tensor), []).append(name)
+        sizes[id(tensor)] = tensor.numel()
+    patterns = [*(getattr(model, "_keys_to_ignore_on_save", None) or [])]
+    patterns += getattr(model, "_keys_to_ignore_on_load_missing", None) or []
+
+    def is_absent(own: list[str]) -> bool:
+        return not any(name in names or any(re.search(each, name) for each in patterns) for name in own)
+
+    lost = [weight for weight, own in names_of.items() if is_absent(own)]
+    if not lost:
+        return None
+    parameters = sum(sizes[weight] for weight in lost)
+    return LostWeights(tuple(names_of[weight][0] for weight in lost), parameters, sum(sizes.values()))
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and saved buffers under all their names, as `state_dict` has them. Calls none of its hooks: those of
+    FSDP would gather the weights."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        unsaved = module._non_persistent_buffers_set
+        own = {**module._parameters, **{name: each for name, each in module._buffers.items() if name not in unsaved}}
+        for name, tensor in own.items():
+            if tensor is not None:
+                yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _names_in(folder: Path) -> set[str] | None:
+    """Names of the weights that Trainer reads in `folder`, without reading them; None without weights of a model."""
+    for name in ("model.safetensors", "pytorch_model.bin"):  # before the indexes, as Trainer does
+        path = folder / name
+        if path.is_file() and path.suffix == ".bin":
+            import torch
+
+            return set(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+        if path.is_file():
+            with path.open("rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            return set(header) - {"__metadata__"}
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / name).is_file():
+            return set(json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"])
+    return None

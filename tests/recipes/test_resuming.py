@@ -1,0 +1,196 @@
+"""Checkpoints with all their weights: which ones Trainer loses, and a resumed training that equals a whole one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from hf_memkit import MemoryReportCallback
+from hf_memkit.catalog.checkpoint_names import saved_under_other_names
+from hf_memkit.components.resuming import last_checkpoint, lost_weights, lost_when_saved, restore_all_weights
+from hf_memkit.recipes.export.scripts.job import TrainingJob
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+EXPERTS = {"vocab_size": 64, "num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 16, **SMALL}
+T5 = {"vocab_size": 64, "d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 1}
+GPT2 = {"vocab_size": 64, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+VIT = {**SMALL, "image_size": 8, "patch_size": 4, "num_labels": 3}
+
+MODELS = {
+    "vit": (AutoModelForImageClassification, VIT),
+    "qwen3_moe": (AutoModelForCausalLM, EXPERTS),
+    "t5": (AutoModelForSeq2SeqLM, T5),  # tied: shared, encoder.embed_tokens, decoder.embed_tokens, lm_head
+    "gpt2": (AutoModelForCausalLM, GPT2),  # tied: wte, lm_head
+    "dinov2": (AutoModelForImageClassification, VIT),
+    "mixtral": (AutoModelForCausalLM, {**EXPERTS, "num_local_experts": 4}),
+}
+
+
+def made(kind: str, seed: int = 0) -> Any:
+    auto, shape = MODELS[kind]
+    torch.manual_seed(seed)
+    return auto.from_config(AutoConfig.for_model(kind, **shape))
+
+
+def missed(model: PreTrainedModel, folder: Path) -> int:
+    """Parameters that keep their values when weights are read as Trainer reads them."""
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    weights = {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+    model.load_state_dict({name: value + 1 for name, value in weights.items()}, strict=False)
+    return sum(each.numel() for name, each in model.named_parameters() if torch.equal(each, before[name]))
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("shards", [None, "5KB"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_lost_weights_are_those_that_reading_leaves(kind: str, shards: str | None, tmp_path: Path) -> None:
+    model = made(kind)
+    model.save_pretrained(tmp_path, **({"max_shard_size": shards} if shards else {}))
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1 or shards
+    lost = lost_weights(model, tmp_path)
+    assert (lost.parameters if lost else 0) == missed(made(kind, seed=1), tmp_path)
+    if lost is not None:
+        assert lost.total == sum(each.numel() for each in model.parameters())
+        assert lost_when_saved(model) == lost
+    assert bool(saved_under_other_names(model.config.to_dict())) is (lost is not None)
+    if kind in ("t5", "gpt2"):
+        assert lost is None and lost_when_saved(model) is None, "tied weights are saved under one name"
+
+
+@pytest.mark.parametrize("other", ["global_step4", "pytorch_model_fsdp_0"])
+def test_what_an_engine_reads_is_left_to_it(other: str, tmp_path: Path) -> None:
+    model = made("vit")
+    model.save_pretrained(tmp_path)
+    (tmp_path / other).mkdir()
+    assert lost_weights(model, tmp_path) is None
+
+
+class Interrupt(TrainerCallback):  # type: ignore[misc]
+    """Ctrl-C in step 2."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def images() -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"pixel_values": torch.randn(3, 8, 8, generator=generator), "labels": n % 3} for n in range(24)]
+
+
+def trainer_of_images(folder: Path, *callbacks: Any, model: Any = None, **more: Any) -> Trainer:
+    options = {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 2}
+    options |= {"learning_rate": 1e-2, "per_device_train_batch_size": 4, **more}
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options)
+    model = made("vit") if model is None else model
+    return Trainer(model, arguments, train_dataset=images(), eval_dataset=images()[:6], callbacks=[*callbacks])
+
+
+def figures(trainer: Trainer) -> dict[str, float]:
+    """Losses by step, and held out."""
+    history = trainer.state.log_history
+    return {
+        f"{name} {entry['step']}": entry[name] for entry in history for name in ("loss", "eval_loss") if name in entry
+    }
+
+
+@pytest.mark.compat
+def test_a_script_that_was_interrupted_goes_on_as_if_it_had_not_been(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = trainer_of_images(tmp_path / "whole")
+    whole.train()
+
+    job = object.__new__(TrainingJob)
+    job.folder, job.adapter = tmp_path, {}
+    stopped = trainer_of_images(tmp_path / "run", Interrupt())
+    job.prepare_trainer(stopped)
+    with pytest.raises(SystemExit) as exit:
+        job.train(stopped)
+    assert exit.value.code == 130 and stopped.state.global_step == 2
+    checkpoint = last_checkpoint(tmp_path / "run")
+    assert checkpoint == str(tmp_path / "run" / "checkpoint-2")
+
+    resumed = trainer_of_images(tmp_path / "run")
+    job.prepare_trainer(resumed)
+    job.train(resumed)
+    assert checkpoint in capsys.readouterr().out
+    assert figures(resumed) == figures(whole) and "eval_loss 4" in figures(whole)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.compat
+def test_the_best_model_has_all_its_weights(tmp_path: Path) -> None:
+    trainer = trainer_of_images(tmp_path, load_best_model_at_end=True, eval_steps=2)
+    restore_all_weights(trainer)
+    trainer.train()
+    best = type(trainer.model).from_pretrained(trainer.state.best_model_checkpoint).state_dict()
+    assert all(torch.equal(value, best[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_checkpoint_without_some_weights_is_refused(tmp_path: Path) -> None:
+    trainer = trainer_of_images(tmp_path, max_steps=2)
+    trainer.train()
+    config = json.loads((tmp_path / "checkpoint-2" / "config.json").read_text())
+    deeper = AutoModelForImageClassification.from_config(
+        AutoConfig.for_model("vit", **{**VIT, "num_hidden_layers": 3})
+    )
+    assert config["num_hidden_layers"] == 2
+    resumed = trainer_of_images(tmp_path, model=deeper)
+    restore_all_weights(resumed)
+    with pytest.raises(SystemExit, match=r"vit\.layers\.2"):
+        resumed.train(resume_from_checkpoint=True)
+
+
+@pytest.mark.parametrize("restores", [False, True])
+@pytest.mark.parametrize("name", ["resume_from_checkpoint", "load_best_model_at_end"])
+def test_the_callback_warns_and_training_goes_on(
+    name: str, restores: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    resumes = name == "resume_from_checkpoint"
+    if resumes:
+        trainer_of_images(tmp_path, max_steps=2).train()
+    caplog.set_level(logging.WARNING, "hf_memkit")
+    more = {} if resumes else {name: True, "eval_steps": 2, "max_steps": 2}
+    callback = MemoryReportCallback(summary=False, html=False)
+    trainer = trainer_of_images(tmp_path, callback, **more)
+    if restores:
+        from hf_memkit import attach
+
+        attach(trainer)
+        restore_all_weights(trainer)
+    trainer.train(resume_from_checkpoint=resumes)
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("hf_memkit")]
+    assert len(warnings) == (0 if restores else 1), warnings
+    assert callback.callback_errors == 0 and trainer.state.global_step == trainer.args.max_steps
+    if not restores:
+        assert (str(tmp_path / "checkpoint-2") if resumes else name) in warnings[0]
+
+
+def test_a_model_loaded_from_the_checkpoint_needs_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = trainer_of_images(tmp_path, max_steps=2)
+    first.train()
+    loaded = type(first.model).from_pretrained(tmp_path / "checkpoint-2")
+    caplog.set_level(logging.WARNING, "hf_memkit")
+    trainer_of_images(tmp_path, MemoryReportCallback(summary=False, html=False), model=loaded).train(
+        resume_from_checkpoint=True
+    )
+    assert not [record for record in caplog.records if record.name.startswith("hf_memkit")]
