@@ -13,7 +13,7 @@ _MEMKIT = str(Path(hf_memkit.__file__).parent)
 _LIBRARIES = {
     "accelerate", "bitsandbytes", "builtins", "datasets", "httpx", "httpx2", "huggingface_hub", "io",
     "multiprocessing", "os", "peft", "posix", "requests", "safetensors", "shutil", "sqlite3", "subprocess", "tempfile",
-    "tokenizers", "torch", "transformers", "triton", "trl",
+    "threading", "tokenizers", "torch", "transformers", "triton", "trl",
 }  # fmt: skip
 
 

@@ -14,24 +14,21 @@ from tests.predict_script.test_command import TINY
 _THREAD = "thread = threading.Thread(target={}); thread.start(); thread.join()"
 ODD = {
     "train() in a thread": f"t = trainer(tiny())\n{_THREAD.format('t.train')}",
-    "all in a thread": _THREAD.format("lambda: trainer(tiny()).train()"),
+    "all in a thread": f"""
+def main():
+    assert (torch.ones(3).to("cuda") + torch.ones(3, device="cuda")).is_cuda
+    model = tiny().cuda()
+    trainer(model).train()
+{_THREAD.format("main")}""",
     "closed output": "sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2); trainer(tiny()).train()",
     "a double of json": "json.dumps = lambda *args, **options: 'double'; trainer(tiny()).train()",
 }
 
 
-@pytest.fixture(scope="module")
-def events() -> list[int]:
-    """Numbers of traced events, filled by the tests."""
-    return []
-
-
 @pytest.mark.parametrize("way", ODD)
-def test_it_is_the_same_training(predict: Predict, events: list[int], way: str) -> None:
+def test_it_is_predicted(predict: Predict, way: str) -> None:
     outcome = predict(f"import json, os, threading\n{TINY}\n{ODD[way]}\n")
-    assert outcome.training is not None, outcome
-    events.append(len(outcome.training.trace.events))
-    assert set(events) == {events[0]}
+    assert outcome.training is not None and outcome.training.steps, outcome
 
 
 def test_a_script_that_predicts_itself_is_named(predict: Predict) -> None:

@@ -231,6 +231,7 @@ QUERIES: Final = {
     "other_ranks.py: torch.cuda.device_count", "sft.py: kernels.triton", "sft.py: kernels._use_triton",
     "real_and_fake.py: FakeTensor.__format__", "real_and_fake.py: FakeTensor.__repr__",
     "real_and_fake.py: setattr(FakeTensor, name)", "trl_base.py: Trainer.__init__",
+    "real_and_fake.py: threading.Thread.run",
     "vllm.py: module.SamplingParams", "vllm.py: module.StructuredOutputsParams",
     "vllm.py: value.is_vllm_available", "preference.py: base._precompute_ref_logps",
     "preference.py: tracer.default", "online.py: trainer._buffered_inputs", "online.py: trainer.lmbda",

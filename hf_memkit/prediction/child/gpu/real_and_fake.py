@@ -16,6 +16,7 @@ values (`bool`, `.item()`) get an answer, as in the traced steps.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import traceback
@@ -31,7 +32,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from transformers import Trainer
 
 from hf_memkit.common.errors import Unmodelled
@@ -48,7 +49,7 @@ _TORCH_CODE: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that is active while the script runs, on its main thread. `tracer` records tensors on the GPU."""
+    """Dispatch mode that is active while the script runs, in its threads. `tracer` records tensors on the GPU."""
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -64,7 +65,8 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _patch_parameters(self)
         _patch_trunc_normal()
         self.tracer.known.of_data = True
-        self._thread = threading.get_ident()
+        self._thread, self._has_left = threading.get_ident(), False
+        self._enter_in_threads()
         self._refused = _patch_values(self)
         skip_fake_saves()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is created on the CPU, then moved
@@ -77,8 +79,28 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
-        if self._thread == threading.get_ident():  # the script may train in another thread, which has no modes
+        self._has_left = True
+        if self._thread == threading.get_ident():
             super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:  # the script trains in a thread that it has started
+            _pop_mode()
+
+    def _enter_in_threads(self) -> None:
+        """Gives this mode to the threads that the script starts, because torch's modes belong to one thread."""
+        original = threading.Thread.run
+
+        @functools.wraps(original)
+        def run(thread: threading.Thread) -> None:
+            if self._has_left:
+                return original(thread)
+            _push_mode(self)
+            try:
+                return original(thread)
+            finally:
+                if not self._has_left:
+                    _pop_mode()
+
+        threading.Thread.run = run  # type: ignore[method-assign, assignment]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:

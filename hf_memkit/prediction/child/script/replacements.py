@@ -380,7 +380,7 @@ ABOVE_TRAIN: Final = (
     ),
     Replacement(
         "torch.nn.parameter.Parameter.__new__ torch.nn.init._no_grad_trunc_normal_ "
-        "torch._subclasses.fake_tensor.FakeTensor.*",
+        "torch._subclasses.fake_tensor.FakeTensor.* threading.Thread.run",
         "parameters are fake, other tensors on the host are real; reading values of a fake tensor stops the script",
         "models need their real memory, or made-up values reach files and decisions",
         "real_and_fake.py, RealAndFake.__enter__",
