@@ -13,10 +13,10 @@ from transformers import TrainerControl, TrainingArguments
 from hf_memkit.components.stopping import StopOnSignal
 
 
-def step_end(stop: StopOnSignal) -> TrainerControl:
+def step_end(stop: StopOnSignal, step: int = 2) -> TrainerControl:
     control: TrainerControl = stop.on_step_end(
         TrainingArguments(output_dir="unused", use_cpu=True, save_strategy="steps"),
-        SimpleNamespace(),
+        SimpleNamespace(global_step=step, max_steps=4),
         TrainerControl(),
     )
     return control
@@ -33,6 +33,13 @@ def test_the_first_signal_stops_after_the_step_with_a_checkpoint(number: signal.
         control = step_end(stop)
         assert control.should_training_stop and control.should_save and stop.requested
     assert len(messages) == 1 and stopped == [True]
+
+
+def test_a_signal_in_the_last_step_changes_nothing() -> None:
+    with StopOnSignal(lambda line: None, lambda: None) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        control = step_end(stop, step=4)
+        assert not stop.requested and not control.should_training_stop and not control.should_save
 
 
 def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once() -> None:
