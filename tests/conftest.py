@@ -73,6 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until the tests are collected: it would look through the libraries again and again
     config.stash[LEFT_OUT] = Counter()
     config.pluginmanager.register(cpu_time)
     if not (config.option.slow or config.option.exhaustive or hasattr(config, "workerinput")):
@@ -115,6 +116,7 @@ def pytest_collection_finish() -> None:
     """Each training collects garbage. That must not look through all imported modules, which takes half a second."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -18,8 +18,8 @@ from hf_memkit.cli import check, doctor, ds, environment, explain, plan, predict
 from hf_memkit.cli.options import INTERRUPTED, show_what_can_be_shown
 from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.common import boot
+from hf_memkit.common.answer.safe_text import printable
 from hf_memkit.common.errors import InputError, MemkitError, did_you_mean
-from hf_memkit.common.secrets import masked
 from hf_memkit.run.script import ScriptRun
 
 # click's UsageError through a public name of typer: some versions of typer contain click, others depend on it.
@@ -90,6 +90,10 @@ def _memkit(
         quiet_libraries()
 
 
+_LONGEST: Final = 10_000
+"""Maximum length of an error line, in characters."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit code; raises the errors of a script of `memkit run`."""
     excepthook = sys.excepthook
@@ -102,14 +106,15 @@ def main(arguments: list[str] | None = None) -> int:
             result.prepare()
     except MemkitError as error:
         for line in str(error).splitlines():
-            print(f"memkit: error: {masked(line)}", file=sys.stderr)
+            print(f"memkit: error: {printable(line, _LONGEST)}", file=sys.stderr)
         for note in getattr(error, "__notes__", ()):
-            print(masked(note), file=sys.stderr)
+            for line in note.splitlines():
+                print(printable(line, _LONGEST), file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
         if error.format_message():  # without a command, typer has printed the help, and its error has no text
             line = _usage_message(error, sys.argv[1:] if arguments is None else arguments)
-            print(f"memkit: error: {masked(line)}", file=sys.stderr)
+            print(f"memkit: error: {printable(line, _LONGEST)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         if not (message := boot.missing(error.name) or missing_here()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from hf_memkit.common.secrets import masked
+from hf_memkit.common.answer.safe_text import printable
 
 if TYPE_CHECKING:
     from hf_memkit.catalog.hardware import Machine
@@ -116,7 +116,7 @@ def with_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 def tell(line: str) -> None:
     """Prints a line to standard error at once."""
-    print(f"memkit: {masked(line)}", file=sys.stderr, flush=True)
+    print(f"memkit: {printable(line, 4000)}", file=sys.stderr, flush=True)
 
 
 def show_what_can_be_shown() -> None:

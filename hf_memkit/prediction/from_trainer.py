@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.prediction import Prediction
 
 
+_SCRIPTS_PROCESS: Final = "hf_memkit.prediction.child.script.script"
+"""Module that only a process has in which memkit predicts a script."""
+
 _NO_GPU: Final = "no verdict: this machine has no GPU, and none is named (gpu=NAME)"
 
 
@@ -139,6 +142,11 @@ def predict_trainer(
 
 def _predict_objects(objects: Any, job: ScriptJob, notes: Sequence[str] = ()) -> Prediction:
     """The prediction of objects that another process trains."""
+    if _SCRIPTS_PROCESS in sys.modules:
+        raise InputError(
+            "predict_trainer() in a script that memkit predicts: its model has no values here. Omit the call, because "
+            "memkit predicts what the script trains; or run the script with python"
+        )
     from hf_memkit.prediction.live_objects import write_objects
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -6,12 +6,13 @@ dataclass.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from hf_memkit.common import as_json
 
 T = TypeVar("T")
 
@@ -22,13 +23,13 @@ def dumps(value: Any, *, sort_keys: bool = False) -> str:
     def by_field(part: Any) -> dict[str, Any]:
         return {field.name: getattr(part, field.name) for field in fields(part)}
 
-    return json.dumps(value, default=by_field, sort_keys=sort_keys)
+    return as_json.dumps(value, default=by_field, sort_keys=sort_keys)
 
 
 def loads(kind: type[T], text: str) -> T:
     """The value of this type in a JSON text. ValueError if it is not JSON, or not of this type (another version)."""
     try:
-        value: T = _build(kind, json.loads(text))
+        value: T = _build(kind, as_json.loads(text))
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"no {kind.__name__}: {error}") from error
     return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final, Protocol
 from hf_memkit.catalog import library_versions
 from hf_memkit.catalog.argument_values import check_values, convert, misspelt
 from hf_memkit.catalog.former_arguments import former_arguments
+from hf_memkit.common.as_json import as_json
 from hf_memkit.common.errors import InputError, SettingError, did_you_mean
 from hf_memkit.setup.request import below_one
 
@@ -235,7 +235,7 @@ def _changed_fields(args: Any) -> tuple[dict[str, Any], list[str]]:
         if not field.init or field.name in _NO_MEMORY or _plain(value) == _plain(getattr(plain, field.name)):
             continue
         try:
-            fields[library_versions.current_name(field.name)] = json.loads(json.dumps(_plain(value)))
+            fields[library_versions.current_name(field.name)] = as_json(_plain(value))
         except (TypeError, ValueError):
             raise InputError(
                 f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"

@@ -27,13 +27,13 @@ Keys are `section.name`. The sections:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final, Self
 
 from hf_memkit.catalog.models import Origin
+from hf_memkit.common.as_json import as_json
 from hf_memkit.setup.job import DEFAULT_MICRO_BATCH, Job
 from hf_memkit.setup.ledger import Ledger, Row
 from hf_memkit.setup.request import Request
@@ -65,10 +65,10 @@ class Setting:
         if not self.reason:
             raise ValueError(f"setting {self.key!r} has no reason")
         # A copy of plain data, so that callers cannot change a nested value of an immutable setup.
-        object.__setattr__(self, "value", json.loads(json.dumps(self.value)))
+        object.__setattr__(self, "value", as_json(self.value))
 
     def to_json(self) -> dict[str, Any]:
-        return {"key": self.key, "value": json.loads(json.dumps(self.value)), "reason": self.reason}
+        return {"key": self.key, "value": as_json(self.value), "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +179,12 @@ class Setup:
 
     def __getitem__(self, key: str) -> Any:
         """The value of `key`. Raises KeyError if it is not set."""
-        return json.loads(json.dumps(self._by_key[key].value))
+        return as_json(self._by_key[key].value)
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `key`, or `default` if it is not set."""
         setting = self._by_key.get(key)
-        return default if setting is None else json.loads(json.dumps(setting.value))
+        return default if setting is None else as_json(setting.value)
 
     def section(self, name: str) -> dict[str, Any]:
         """`{name: value}` of one section, as a new dict."""

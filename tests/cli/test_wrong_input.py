@@ -191,7 +191,15 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("verbs", [("pre",), ("pl",), ("rec",), ("ds", "check", "report", "explain")], ids=" ".join)
+@pytest.mark.parametrize(
+    "verbs",
+    [
+        ("pre",),
+        *(pytest.param((each,), marks=pytest.mark.slow) for each in ("pl", "rec")),
+        ("ds", "check", "report", "explain"),
+    ],
+    ids=" ".join,
+)
 def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path, verbs: tuple[str, ...]) -> None:
     wrong = [line for line in WRONG if line.startswith(verbs)]
     for name, text in FILES.items():

@@ -126,9 +126,9 @@ def test_one_training_of_a_loop_is_predicted(predict: Predict) -> None:
     [
         ("trainer.train()\ntrainer.evaluate()", True),
         ("def after():\n    trainer.evaluate()\ntrainer.train()\nafter()", True),
-        ("trainer.train()\ntrainer.predict(rows)", True),
-        ("arguments.do_eval = True\ntrainer.train()", True),
-        ("trainer.train()\nif arguments.do_eval:\n    trainer.evaluate()", False),
+        pytest.param("trainer.train()\ntrainer.predict(rows)", True, marks=pytest.mark.slow),
+        pytest.param("arguments.do_eval = True\ntrainer.train()", True, marks=pytest.mark.slow),
+        pytest.param("trainer.train()\nif arguments.do_eval:\n    trainer.evaluate()", False, marks=pytest.mark.slow),
         ("trainer.train()\nif arguments.eval_strategy != 'no':\n    trainer.evaluate()", False),
         ("trainer.train()", False),
         ("if len(sys.argv) > 9:\n    trainer.evaluate()\ntrainer.train()", False),

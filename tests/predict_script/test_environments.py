@@ -86,6 +86,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_what_differs_between_two_environments_is_named(
     other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -305,6 +305,7 @@ def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None
         assert of_first < full / 3 and not training.host.of_other_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_offloaded_shards_are_rounded_to_powers_of_two(predict: Predict) -> None:
     """Defect: page-locked memory is counted without the rounding of its allocator."""

@@ -169,7 +169,7 @@ def check_writes(outcome: Outcome, server: Server) -> None:
     assert outcome.training is not None, outcome.failed
     assert server.requests and server.writes() == []
     assert not [path for _, path, _ in server.requests if "write-token" in path]
-    notes = [note for note in outcome.training.notes if "nothing is sent" in note]
+    notes = [note for note in outcome.training.notices if "nothing is sent" in note]
     calls = [note.split(": ")[1] for note in notes]
     assert len(calls) == len(set(calls)) and {"create_repo()", "push_to_hub()", "POST /api/anything"} <= set(calls)
     assert "POST /api/own" not in calls  # the same kind
@@ -242,7 +242,7 @@ trackio.finish()
 """)
     assert outcome.training is not None, outcome.failed
     assert files(tmp_path) == before and server.writes() == []
-    notes = [note for note in outcome.training.notes if "dashboard" in note]
+    notes = [note for note in outcome.training.notices if "dashboard" in note]
     assert len(notes) == 2 and all(note.startswith("train.py, line ") for note in notes)
 
 

@@ -126,11 +126,15 @@ REMOVES = {
     "rmdir": ("EMPTY", "os.rmdir(OLD); os.makedirs(OLD)"),
     "Path.rmdir": ("EMPTY", "Path(OLD).rmdir(); Path(OLD).mkdir()"),
     "removedirs": ("EMPTY", "os.removedirs(OLD)"),
-    "rmtree": ("FOLDER", "shutil.rmtree(OLD); os.mkdir(OLD)"),
+    "rmtree": ("FOLDER", "shutil.rmtree(OLD); os.makedirs(f'{OLD}/inner')"),
+    "link": ("FILE", "os.remove(OLD); os.link(OTHER, OLD)"),
+    "symbolic link": ("FILE", "os.remove(OLD); Path(OLD).symlink_to('OTHER')"),
+    "rename a changed folder": ("FOLDER", "Path(OLD, 'model').write_text('earlier'); os.rename(OLD, NEW)"),
     "rmtree in a folder": ("FOLDER", 'shutil.rmtree("FOLDER", dir_fd=os.open(Path(OLD).parent, os.O_RDONLY))'),
     "file by file": ("FOLDER", "[path.unlink() for path in Path(OLD).iterdir()]; os.rmdir(OLD)"),
     "rename": ("FILE", "os.rename(OLD, NEW); assert open(NEW).read() == 'earlier'"),
-    "rename a folder": ("FOLDER", "os.rename(OLD, NEW); assert os.listdir(NEW) == ['model']"),
+    "rename twice": ("FILE", "os.rename(OLD, NEW); os.rename(NEW, f'{NEW}-2'); os.rename(OLD, NEW)"),
+    "rename a folder": ("FOLDER", "os.rename(OLD, NEW); assert set(os.listdir(NEW)) == {'model', 'inner'}"),
     "Path.rename": ("FILE", "assert Path(OLD).rename(NEW).read_text() == 'earlier'"),
     "renames": ("FILE", "os.renames(OLD, NEW)"),
     "replace": ("FILE", "os.replace(OLD, OTHER)"),
@@ -149,7 +153,7 @@ def test_what_a_script_removes_or_moves_stays(run: Run, tmp_path: Path) -> None:
         files |= {f"{number}/OTHER": "other"}
         files |= {
             "FILE": {f"{number}/FILE": "earlier"}, "EMPTY": {f"{number}/EMPTY": None},
-            "FOLDER": {f"{number}/FOLDER/model": "earlier"},
+            "FOLDER": {f"{number}/FOLDER/model": "earlier", f"{number}/FOLDER/inner": None},
             "MODEL": {f"{number}/MODEL/model-00001-of-00002.safetensors": "earlier"},
         }[kind]  # fmt: skip
         code += f"OLD, NEW, OTHER = '{number}/{kind}', '{number}/NEW', '{number}/OTHER'\n{line}\n"
@@ -157,7 +161,10 @@ def test_what_a_script_removes_or_moves_stays(run: Run, tmp_path: Path) -> None:
     found, copied = run(files, code)
     assert found.training, found
     after = {name: content for name, content in tree(tmp_path / "work").items() if name in before or "NEW" in name}
-    assert after == before and not copied
+    assert after == before
+    assert [name for name, content in copied.items() if content] == [
+        f"{list(REMOVES).index('rename a changed folder')}/FOLDER/model"
+    ]
     for number, way in enumerate(REMOVES):
         assert any(f" {number}/" in line for line in found.training.notices), (way, found.training.notices)
 

@@ -225,7 +225,9 @@ def test_whole_and_chunked_loss(worker: Worker, models: dict[str, Path]) -> None
     assert expected - gradient <= found < expected + 4 * VOCABULARY * WIDTH + slack + 4 * tokens * WIDTH
 
 
-@pytest.mark.parametrize("names", ["adamw-fused+chunked-loss", "bf16-autocast+adamw-fused+liger"])
+@pytest.mark.parametrize(
+    "names", ["adamw-fused+chunked-loss", pytest.param("bf16-autocast+adamw-fused+liger", marks=pytest.mark.slow)]
+)
 def test_ligers_kernels_never_make_all_logits(worker: Worker, models: dict[str, Path], names: str) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("liger_kernel")

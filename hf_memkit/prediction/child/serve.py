@@ -35,6 +35,7 @@ import psutil
 
 from hf_memkit.common.ended_with_parent import describe_death, end_with
 from hf_memkit.prediction import wire
+from hf_memkit.prediction.child.output import flush_output
 from hf_memkit.prediction.child.quick_imports import preload
 from hf_memkit.prediction.trace.request import SETUP, Case, ReadCommand, ScriptRequest
 from hf_memkit.prediction.traced_training import Failed, Outcome
@@ -259,8 +260,7 @@ def _run_and_exit(function: Any) -> NoReturn:
             code = 0
         except BaseException:
             traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)
 
 

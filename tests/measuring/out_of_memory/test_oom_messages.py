@@ -141,6 +141,7 @@ def test_strange_texts_never_raise() -> None:
         assert all(character.isprintable() or character == "\n" for character in explanation.text())
 
 
+@pytest.mark.slow
 def test_the_libraries_of_this_machine_say_it_so() -> None:
     script = """
 import numpy, torch

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,6 +30,7 @@ from hf_memkit.prediction.child.gpu.compiler_patches import (
     undisturbed,
 )
 from hf_memkit.prediction.child.gpu.compiler_speed import save_time
+from hf_memkit.prediction.child.output import say
 from hf_memkit.prediction.child.tracer.tracer import StorageTracer
 from hf_memkit.prediction.time.compile_time import trace_seconds
 from hf_memkit.prediction.traced_training import Compilation
@@ -53,7 +53,7 @@ def compile_module(compile_: Callable[..., Any], model: Callable[..., Any], **op
     if module is not None:
         if not compiled_modules:
             seconds = trace_seconds(sum(1 for _ in module.parameters()))
-            print(f"memkit: compiling on this machine, about {seconds:.0f} s", file=sys.stderr)
+            say(f"compiling on this machine, about {seconds:.0f} s")
         compiled_modules.append(module)
     return compile_(model, **options)
 

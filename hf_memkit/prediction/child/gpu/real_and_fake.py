@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
@@ -63,6 +64,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _patch_parameters(self)
         _patch_trunc_normal()
         self.tracer.known.of_data = True
+        self._thread = threading.get_ident()
         self._refused = _patch_values(self)
         skip_fake_saves()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is created on the CPU, then moved
@@ -75,7 +77,8 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
-        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self._thread == threading.get_ident():  # the script may train in another thread, which has no modes
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 
 from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
+from hf_memkit.prediction.child.output import say
 from hf_memkit.prediction.child.user_code import users_line
 
 
@@ -59,7 +60,7 @@ def _replace(name: str, function: Any) -> None:
 
 
 def _report_skipped() -> None:
-    print(f"memkit: {users_line()}: writes no weights: a prediction has none", file=sys.stderr, flush=True)
+    say(f"{users_line()}: writes no weights: a prediction has none")
 
 
 def _has_fakes(content: Any) -> bool:

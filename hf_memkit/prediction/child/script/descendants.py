@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import posix
 import subprocess
@@ -17,10 +16,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from hf_memkit.common.as_json import dumps
 from hf_memkit.prediction.child.user_code import users_line
 
 _FOLDER: Final = str(Path(__file__).with_name("in_descendants"))
-_dumps: Final = json.dumps  # a script may replace it
 
 Result = Callable[[], tuple[int, Path]]
 """Returns the script's process, and the path of its result."""
@@ -33,7 +32,7 @@ def watch_descendants(result: Result) -> Callable[[], None]:
     def variables(given: Mapping[str, str]) -> dict[str, str]:
         process, path = result()
         packages = os.pathsep.join(filter(None, (_FOLDER, given.get("PYTHONPATH"))))
-        return {"PYTHONPATH": packages, "MEMKIT_PREDICTION": _dumps([process, str(path), users_line()])}
+        return {"PYTHONPATH": packages, "MEMKIT_PREDICTION": dumps([process, str(path), users_line()])}
 
     def renew() -> None:
         for name, value in variables(os.environ).items():

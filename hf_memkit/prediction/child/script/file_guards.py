@@ -71,6 +71,7 @@ class OlderFiles:
         name = time.strftime("%Y-%m-%dT%H.%M.%S", time.localtime(began)) + f"{began % 1:.6f}"[1:]
         self._copies = cache_folder() / "overwritten" / name
         self._kept: set[str] = set()  # folders and files that the script has removed
+        self._links: set[str] = set()  # to those that it has moved
         self._counts: Counter[str] = Counter()  # line of the script → its notices
 
     def install(self) -> None:
@@ -94,6 +95,7 @@ class OlderFiles:
         remove, move = self._removing, self._moving
         replaced = {"remove": remove(os.remove), "unlink": remove(os.unlink), "rmdir": remove(os.rmdir)}
         replaced |= {"rename": move(os.rename), "replace": move(os.replace), "mkdir": self._making(os.mkdir)}
+        replaced |= {name: self._making(vars(os)[name], 1, "dst") for name in ("symlink", "link")}
         replaced |= {"open": _opening(os.open)}
         os.supports_dir_fd.update(replaced.values())
         for module in (os, posix):  # pickle looks for functions of `os` in `posix`
@@ -102,7 +104,7 @@ class OlderFiles:
         _watch_native_writers(lambda path: self._before(_place(path)))
 
     def _on_open(self, path: Any, mode: str | None, flags: int) -> None:
-        if flags & _WRITES and isinstance(path, str | bytes | os.PathLike):
+        if (flags or 0) & _WRITES and isinstance(path, str | bytes | os.PathLike):
             change = self._made.note if flags & os.O_EXCL else self._before  # the first fails if the file exists
             change(_place(path))
 
@@ -160,8 +162,12 @@ class OlderFiles:
                 with io.FileIO(file) as source, io.FileIO(part, "x") as target:  # `open` may be redirected
                     shutil.copyfileobj(source, target, 2**20)
                 shutil.copystat(file, part)
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(part, copy, follow_symlinks=False)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without hard links
+                Path(part).rename(copy)
         finally:
             with contextlib.suppress(OSError):
                 _unlink(part)
@@ -197,33 +203,45 @@ class OlderFiles:
 
     def _moving(self, function: Any) -> Any:
         @functools.wraps(function)
-        def unless_older(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> Any:
+        def unless_older(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
             old, new = _place(src, src_dir_fd), _place(dst, dst_dir_fd)
             if (redirected := _redirected(old)) is not None:
-                return function(redirected, _redirect(new))
-            why = "" if self._is_copied(old) else self._why_kept(old)
+                function(redirected, _redirect(new))
+                return
+            why = "" if self._is_copied(old) and not Path(old).is_dir() else self._why_kept(old)
             if not why:
-                return function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                is_new_link = old in self._links and not os.path.lexists(new)
+                function(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                if is_new_link:
+                    self._add_link(new)
+                return
             as_link = ""
             if not os.path.lexists(new):
                 Path(new).symlink_to(old)
-                self._made.add(new)
+                self._add_link(new)
                 as_link = f"; until the prediction ends, {_shown(new)} is a link to it"
             self._keep(old, f"moves {_shown(old)}: it stays, because {why}{as_link}")
 
         return unless_older
 
-    def _making(self, function: Any) -> Any:
+    def _add_link(self, path: str) -> None:
+        self._links.add(path)
+        self._made.add(path)
+
+    def _making(self, function: Any, position: int = 0, name: str = "path") -> Any:
+        """To make a folder or link again that was kept, or in a folder that was kept, is no error."""
+
         @functools.wraps(function)
-        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-            """To make a folder again that was kept is no error."""
+        def make(*args: Any, **kwargs: Any) -> None:
             try:
-                function(path, *args, **kwargs)
+                function(*args, **kwargs)
             except FileExistsError:
-                if _place(path, kwargs.get("dir_fd")) not in self._kept:
+                folder = kwargs.get("dir_fd", kwargs.get("dst_dir_fd"))
+                place = _place(args[position] if len(args) > position else kwargs[name], folder)
+                if not any(f"{place}/".startswith(f"{kept}/") for kept in self._kept):
                     raise
 
-        return mkdir
+        return make
 
     def _keep(self, path: str, what: str) -> None:
         self._kept.add(path)
@@ -275,8 +293,15 @@ def _place(path: Any, folder: int | None = None) -> str:
 
 def _shown(path: str) -> str:
     """The path as a sentence has it: relative in the working folder, in one line."""
-    name = path.removeprefix(f"{os.path.realpath(os.curdir)}/")
+    name = path.removeprefix(_here())
     return name if name.isprintable() else repr(name)
+
+
+def _here() -> str:
+    """The working folder, with a slash behind it; empty if the script has removed it."""
+    with contextlib.suppress(FileNotFoundError):
+        return f"{Path.cwd()}/"
+    return ""
 
 
 _STATX_BIRTH: Final = 0x800  # linux/stat.h, STATX_BTIME
@@ -427,7 +452,7 @@ def redirect_writes() -> None:
 
 def _is_cache(path: str) -> bool:
     """Whether a file or folder is in a library's cache."""
-    here = f"{os.path.realpath(os.curdir)}/"
+    here = _here()
     names = path.removeprefix(here).split("/")
     if not _CACHE_NAMES.isdisjoint(names) or (names[-1].startswith("cache-") and names[-1].endswith(".arrow")):
         return True  # `datasets` writes its cache beside data that were saved on disk
@@ -444,5 +469,5 @@ def _caches() -> Iterator[str]:
     names = ("HF_HUB_CACHE", "HF_XET_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE", "HF_MODULES_CACHE")
     modules = (constants, *map(sys.modules.get, ("datasets.config", "transformers.dynamic_module_utils")))
     for folder in {str(getattr(module, name, "")) for module in modules for name in names}:
-        if folder and not Path.cwd().is_relative_to(Path(folder).resolve()):
+        if folder and not _here().startswith(f"{Path(folder).resolve()}/"):
             yield str(Path(folder).resolve())

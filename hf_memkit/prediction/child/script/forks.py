@@ -40,6 +40,7 @@ from hf_memkit.prediction.child.libraries.adapters import (
     trainer_call,
     with_adapters,
 )
+from hf_memkit.prediction.child.output import flush_output
 from hf_memkit.prediction.trace.request import EARLY, LATE, ForkEnded, ForkRequest
 from hf_memkit.setup.live_arguments import FieldReads, change_fields
 from hf_memkit.setup.script_overrides import Overrides
@@ -76,9 +77,7 @@ class Forks:
                 trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
                 parent = os.getpid()
-                with contextlib.suppress(OSError, ValueError):  # the script has closed one
-                    sys.stdout.flush()
-                    sys.stderr.flush()
+                flush_output()
                 if self._prepares and os.fork() == 0:
                     end_with(parent)
                     adapter = self._serve(EARLY, args, kwargs).adapter

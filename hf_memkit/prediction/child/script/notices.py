@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from hf_memkit.common.secrets import masked
+from hf_memkit.prediction.child.output import say
 
 _notices: dict[str, None] = {}
 
@@ -16,8 +14,7 @@ def notice(line: str) -> None:
     line = masked(line)
     if line not in _notices:
         _notices[line] = None
-        with contextlib.suppress(OSError, ValueError):  # the script has closed it
-            print(f"memkit: {line}", file=sys.stderr, flush=True)
+        say(line)
 
 
 def notices() -> tuple[str, ...]:

@@ -317,9 +317,10 @@ ABOVE_TRAIN: Final = (
         lambda script: disable_trackers(),
     ),
     Replacement(
-        "os.remove os.unlink os.rmdir os.rename os.replace os.mkdir os.open posix.remove posix.unlink posix.rmdir "
-        "posix.rename posix.replace posix.mkdir posix.open shutil.rmtree torch.save safetensors.*serialize_file "
-        "tokenizers.Tokenizer.save tokenizers.models.Model.save sqlite3.connect sqlite3.dbapi2.connect",
+        "os.remove os.unlink os.rmdir os.rename os.replace os.mkdir os.symlink os.link os.open "
+        "posix.remove posix.unlink posix.rmdir posix.rename posix.replace posix.mkdir posix.symlink posix.link "
+        "posix.open shutil.rmtree torch.save safetensors.*serialize_file tokenizers.Tokenizer.save "
+        "tokenizers.models.Model.save sqlite3.connect sqlite3.dbapi2.connect",
         "files that existed before the prediction stay, or are copied before they change; an audit hook also sees "
         "files that are opened",
         "a script that begins with an empty folder destroys the user's results",

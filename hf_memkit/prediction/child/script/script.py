@@ -31,6 +31,7 @@ from hf_memkit.prediction.child.gpu.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.libraries.adapters import add_adapters_to_first_trainer, chunk_losses
 from hf_memkit.prediction.child.libraries.checkpoints import refuse_checkpoint
 from hf_memkit.prediction.child.libraries.library_rules import refuse_missing_kernels, unmodelled_shapes
+from hf_memkit.prediction.child.output import flush_output
 from hf_memkit.prediction.child.script.file_guards import OlderFiles, redirect_writes
 from hf_memkit.prediction.child.script.forks import Forks
 from hf_memkit.prediction.child.script.notices import notices
@@ -235,9 +236,7 @@ class _Result:
     def end(self, content: Outcome) -> NoReturn:
         """Writes the result and ends the script, in any of its processes and threads."""
         self._put(content)
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        flush_output()
         if not self.is_mine():
             os.kill(self._process, signal.SIGKILL)
         os._exit(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import fields
@@ -15,6 +14,7 @@ from accelerate.utils import memory
 
 from hf_memkit.catalog.fp16_overflow import overflow_in_fp16
 from hf_memkit.catalog.library_versions import name_in_version
+from hf_memkit.common.as_json import as_json
 from hf_memkit.prediction.child.example_inputs import base_model
 from hf_memkit.prediction.child.gpu import fsdp
 from hf_memkit.prediction.child.gpu.cuda_queries import memory_fraction
@@ -63,7 +63,7 @@ def _arguments(arguments: Any) -> TracedArguments:
     for field in fields(TracedArguments):
         value = getattr(arguments, name_in_version(field.name, installed), None)
         with contextlib.suppress(TypeError):
-            values[field.name] = json.loads(json.dumps(getattr(value, "value", value)))
+            values[field.name] = as_json(getattr(value, "value", value))
     values["accelerator_config"] = _accelerator_config(arguments) or None
     record = creation_record(arguments)
     if record is not None and record.given.get("torch_compile_backend") is None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig, TrainingArguments
 
+from hf_memkit.common.as_json import as_json
 from hf_memkit.common.secrets import masked_value
 from hf_memkit.components.resuming import restores_all_weights
 from hf_memkit.prediction.child.example_inputs import base_model
@@ -65,7 +66,7 @@ def given_settings(trainer: Any) -> GivenSettings | None:
         settings["model.quantization"] = quantization
     if attention := getattr(config, "_attn_implementation", None):
         settings["model.attn_implementation"] = attention
-    settings, described = json.loads(json.dumps([settings, described], default=str, skipkeys=True))
+    settings, described = as_json([settings, described], default=str, skipkeys=True)
     return GivenSettings(values, files, settings, described, own_optimizer)
 
 
@@ -78,7 +79,7 @@ def given_arguments(kind: type, value: Callable[[str], Any]) -> dict[str, Any]:
         given = _plain(value(field.name))
         if given != of_trainer.get(field.name) or given != _default(field):
             with contextlib.suppress(TypeError):
-                values[field.name] = masked_value(field.name, json.loads(json.dumps(given)))
+                values[field.name] = masked_value(field.name, as_json(given))
     return values
 
 
