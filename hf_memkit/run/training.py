@@ -264,10 +264,11 @@ class _Training:
 
         batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
         batch_size *= self._ranks.world_size
-        times = epochs_of(arguments, len(rows), self._ranks.world_size)
+        epochs = epochs_of(arguments, len(rows), self._ranks.world_size)
+        times = f"{epochs:.1f}" if epochs >= 1 else f"{epochs:.2g}"
         self._say(
             f"Data: {_source(self._job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; "
-            f"{arguments.max_steps} steps of {batch_size} read them {times:.1f} times"
+            f"{arguments.max_steps} steps of {batch_size} read them {times} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
