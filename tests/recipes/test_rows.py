@@ -110,6 +110,7 @@ PLAIN: dict[str, tuple[str, str, bytes, str]] = {
         PAIRS, "a.csv", b"source,target\n" + b"one,eins\n" * 10_000 + b"a, b,c\n", "a.csv: row 10001 has 3 fields"
     ),
     "a quote": (PAIRS, "a.csv", b'source,target\n"one,eins\ntwo,zwei\n', "a.csv: cannot be read as csv: "),
+    "UTF-16": (PAIRS, "a.csv", "source,target\none,eins\n".encode("utf-16"), "a.csv:1: expected UTF-8 text, found"),
     "another encoding": (PAIRS, "a.csv", b"source,target\nsmall,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the"),
     "no row": (PAIRS, "a.jsonl", b"\n", "a.jsonl: it has no rows; expected " + pair_rows.EXAMPLE),
     "no table": (PAIRS, "a.txt", b"one\teins\n", "a.txt: not a table (it ends in '.txt'); expected a table of"),

@@ -124,8 +124,8 @@ class Source:
                 rows = (row for row in lines if len(row) > 1 or "".join(row).strip())  # as pandas: no empty lines
                 header = len(next(rows, ()))
                 number, row = next(((n, row) for n, row in enumerate(rows, 1) if len(row) > header), (0, []))
-        except OSError:
-            return  # `load` says why
+        except (OSError, csv.Error):
+            return  # reading it fails too, with the reason
         if row:
             name = {"\t": "tab", ",": "comma"}.get(separator, separator)
             fix = f'put text with a {name} in it between quotes ("), or remove the extra field'
