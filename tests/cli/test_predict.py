@@ -459,6 +459,7 @@ def test_without_a_gpu_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> 
     assert any("no verdict" in note for note in message["notes"])
 
 
+@pytest.mark.slow
 def test_a_batch_of_more_than_a_thousand(tiny: str) -> None:
     """Beyond the rows that a small data set would have, more rows still take more memory."""
     one, two = (predict(prepared(tiny, gpu="T4", batch_size=size, sequence_length=4)) for size in (1024, 2048))

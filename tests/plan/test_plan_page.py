@@ -84,6 +84,7 @@ def test_setups_that_ran_here(tmp_path: Path, show: Show) -> None:
     assert all(part in text for part in ("failed in the save.", "OSError: <b>full</b>", "Note: run by torchrun."))
 
 
+@pytest.mark.slow
 def test_without_times_there_is_no_plot_and_without_a_script_all_figures(tmp_path: Path, show: Show) -> None:
     """Would notice: marks at 0 tokens/s for setups whose time nobody knows; figures that only the plot has."""
     assert plot(plan(setup(8, 1, 12, None))) is None

@@ -164,6 +164,7 @@ def test_what_is_not_predicted_is_refused(predict: Predict, options: str, reason
     assert reason in failed.message and "\n" not in failed.message
 
 
+@pytest.mark.slow
 def test_the_version_in_effect_decides(predict: Predict) -> None:
     """Defect: the variable of a preset is refused although the arguments choose version 2; or the refusal does not
     name the variable that is to be set."""
@@ -213,6 +214,7 @@ def test_ranks_share_weights_and_sequences(
     assert training.ranks_per_batch == sizes.get("cp_size", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_context_parallelism_is_timed_and_counted(predict: Predict) -> None:
     """Defect: exchanges that take no time or that hold computation up while it has other work; rows of an epoch as

@@ -36,6 +36,7 @@ def small_module() -> Any:
     return json.loads(ran.stdout)
 
 
+@pytest.mark.slow
 def test_a_lookup_moves_the_rows_that_it_reads(small_module: Any) -> None:
     """Defect: a generated kernel gets the whole table as a pointer, and counts all its bytes; or its calls are priced
     as those of eager code."""
@@ -48,6 +49,7 @@ def test_a_lookup_moves_the_rows_that_it_reads(small_module: Any) -> None:
     assert small_module["compilation"] == [2, 2]
 
 
+@pytest.mark.slow
 def test_another_torch_is_refused(small_module: Any) -> None:
     """Defect: a version of torch whose private names mean something else gets a wrong prediction. The test of the
     compiler itself is not counted: dynamo saw one frame, that of the module."""

@@ -67,7 +67,7 @@ def traces(request: pytest.FixtureRequest) -> dict[str, tuple[dict[str, Any], di
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(name, marks=[] if name in FEW else [pytest.mark.exhaustive]) for name in CASES],
+    [pytest.param(name, marks=[pytest.mark.slow if name in FEW else pytest.mark.exhaustive]) for name in CASES],
 )
 def test_the_trace_is_torch_s_own(traces: dict[str, Any], case: str) -> None:
     fast, slow, share = traces[case]

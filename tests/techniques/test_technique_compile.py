@@ -90,6 +90,7 @@ def test_losses_are_those_of_the_uncompiled_model(train: Train, backend: str) ->
     assert losses(torch_compile_backend=backend) == pytest.approx(plain, rel=0 if backend == "eager" else 1e-6)
 
 
+@pytest.mark.slow
 @proves("memory", "compile")
 def test_less_is_kept_for_backward() -> None:
     """GPT-2's composed GELU keeps five tensors of four times the width; compiled, it is made again from one."""

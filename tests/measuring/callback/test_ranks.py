@@ -73,7 +73,7 @@ def test_ranks_that_have_not_reported_yet_and_that_fall_silent(ranks: Ranks) -> 
     assert ranks.first.latest()[0] == RankSample(7, {})
 
 
-@pytest.mark.parametrize("sent", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("sent", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_a_store_that_hangs_or_is_gone(ranks: Ranks, sent: signal.Signals) -> None:
     """The training thread does not wait for it."""
     ranks.second.publish(1, {"peak_allocated_gib": 2.0})

@@ -81,6 +81,7 @@ def test_in_a_pipe_from_before_the_job_begins_to_its_end(tmp_path: Path, start: 
     assert (tmp_path / "page.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_ends_it(tmp_path: Path, start: Start) -> None:
     running = job(start, tmp_path, 100_000, 0.1)
     look = start("-m", "hf_memkit", "report", str(tmp_path), "--follow")

@@ -124,6 +124,7 @@ def test_light_and_dark_change_while_it_is_open_and_paper_is_light(
     assert watched.problems == []
 
 
+@pytest.mark.slow
 def test_without_javascript_all_figures_are_there(
     written: dict[str, Path], show: Callable[..., tuple[Page, Watched]]
 ) -> None:
