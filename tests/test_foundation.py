@@ -100,6 +100,9 @@ def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
     site = tmp_path / "site"
     shutil.unpack_archive(next(tmp_path.glob("*.whl")), site, "zip")
     assert sorted(path.name for path in site.iterdir() if "dist-info" not in path.name) == ["hf_memkit"]
+    page = next(site.glob("*.dist-info/METADATA")).read_text()
+    assert "](https://github.com/hf-memkit/hf-memkit/blob/main/docs/index.md)" in page
+    assert not re.search(r"\]\((?!https:|#)", page), "a link of README.md that leads nowhere on PyPI"
     code = (
         "from hf_memkit.common import resources as r; "
         "print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
