@@ -3,6 +3,7 @@ stop after the same step: signals reach them at different moments, and one stopp
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         self._received_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
         self._group: Any = None
+        self._process = os.getpid()
 
     def __enter__(self) -> StopOnSignal:
         for number in self._signals:
@@ -57,6 +59,11 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data loader's worker: Ctrl-C is for the trainer, which then ends it
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         now_s = time.monotonic()
         if self._received and now_s - self._received_s < _SAME_PRESS_S:
             return

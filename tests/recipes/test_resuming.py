@@ -143,9 +143,11 @@ def test_a_script_that_was_interrupted_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.compat
 def test_the_best_model_has_all_its_weights(tmp_path: Path) -> None:
-    trainer = trainer_of_images(tmp_path, load_best_model_at_end=True, eval_steps=2)
+    first_is_best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = trainer_of_images(tmp_path, eval_steps=2, **first_is_best)
     restore_all_weights(trainer)
     trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
     best = type(trainer.model).from_pretrained(trainer.state.best_model_checkpoint).state_dict()
     assert all(torch.equal(value, best[name]) for name, value in trainer.model.state_dict().items())
 

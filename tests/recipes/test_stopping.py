@@ -63,6 +63,17 @@ def test_a_signal_in_the_last_step_changes_nothing() -> None:
         assert not stop.requested and not control.should_training_stop and not control.should_save
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_of_the_data_loader_waits_for_the_trainer_and_can_be_ended(number: signal.Signals) -> None:
+    with StopOnSignal(lambda line: os._exit(3), lambda: None):
+        worker = os.fork()
+        if worker == 0:
+            os.kill(os.getpid(), number)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+    assert code == (0 if number == signal.SIGINT else -signal.SIGTERM)
+
+
 def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr("hf_memkit.components.stopping.time", SimpleNamespace(monotonic=lambda: now_s[0]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.catalog import fit
@@ -250,7 +251,10 @@ def weights_not_restored(subject: Subject) -> Iterator[Match]:
     by_memkit = subject.has_setting("data.task") or subject.setting("trainer.restores_all_weights")
     if by_memkit or not saved_under_other_names(subject.config_of_model):
         return
-    if resumes and resumes not in (subject.argument("model_name_or_path"), subject.setting("model.name")):
+    names = (subject.argument("model_name_or_path"), subject.setting("model.name"))
+    loaded_from = [Path(name) for name in names if isinstance(name, str)]
+    newest = resumes is True and any(path.name.startswith("checkpoint-") for path in loaded_from)
+    if resumes and not newest and Path(str(resumes)) not in loaded_from:
         fix = "set model_name_or_path to the checkpoint too, or load the model from it before you make the Trainer"
         yield Match("resume_from_checkpoint", resumes, fix=fix, argument=True)
     if best:
