@@ -50,12 +50,13 @@ _ADDRESS: Final = re.compile(
     r"(?P<before>\b[a-z][a-z0-9+.-]{1,30}://(?P<user>[^\s/@:'\"]{0,200}):)(?P<value>[^\s/@'\"]{1,500})(?=@)"
 )
 _BEARER: Final = re.compile(r"(?i)(?P<before>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{16,})")
+# Bounded, so that a long text is read once.
 _NAMED: Final = re.compile(
     r"""(?P<before>
         (?<![\w-]) (?P<dashes>-{0,2}) (?P<q>["']?) (?P<name>[A-Za-z_][\w.-]{0,100}) (?P=q)
         (?P<between> [ ]?=[ ]? | [ ]?:[ ]{0,8} | [ ]{1,8} )
     )
-    (?P<value> "[^"\n]*" | '[^'\n]*' | [^\s"'&]*[^\s"'&;,)\]}] )""",
+    (?P<value> "[^"\n]{0,2000}" | '[^'\n]{0,2000}' | [^\s"'&]{0,2000}[^\s"'&;,)\]}] )""",
     re.VERBOSE,
 )
 _SIGNS: Final = re.compile(

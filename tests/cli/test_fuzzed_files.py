@@ -22,7 +22,7 @@ from hf_memkit.common.errors import InputError
 from hf_memkit.deepspeed import presets
 from hf_memkit.run.planned import PlannedRun
 
-EXAMPLES = pytest.mark.parametrize("examples", [8, pytest.param(400, marks=pytest.mark.exhaustive)])
+EXAMPLES = pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.exhaustive)])
 
 _KEYS = {key for section in SECTIONS.values() for key in section.keys or {}}
 _NAMES = sorted({*fields(), *_KEYS, "no_cuda", "evaluation_strategy", "wandb", "distributed_type"})
