@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.prediction.child.script.in_descendants import sitecustomize
 from hf_memkit.prediction.child.script.training_commands import training_command
 from tests.predict_script.conftest import Predict
 from tests.predict_script.test_command import TINY
@@ -33,6 +35,8 @@ TRAIN = {
     "mpirun -np 2 python train.py": "train.py",
     "srun --ntasks 2 --unknown": "",
     "ray job submit": "",
+    "trl sft --lr 1": "",
+    "vllm serve model": "",
     "env -i A=1 B=2 timeout 10 python train.py": "train.py",
     "A=1 torchrun train.py": "train.py",
     "sh -c 'cd x && torchrun train.py > log'": "train.py",
@@ -152,6 +156,10 @@ def test_a_training_in_a_descendant_ends_the_prediction(predict: Predict, tmp_pa
     assert outcome.failed is not None, outcome
     assert outcome.failed.type == "StartedTraining" and outcome.failed.place == "train.py, line 2"
     assert not (tmp_path / "trained").exists() and not (tmp_path / "out").exists()
+
+
+def test_any_python_3_reads_what_descendants_import() -> None:
+    ast.parse(Path(sitecustomize.__file__).read_text(), feature_version=(3, 6))
 
 
 def test_descendants_keep_their_environment(predict: Predict, tmp_path: Path) -> None:

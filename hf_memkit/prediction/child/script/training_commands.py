@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.prediction.child.script.in_descendants.sitecustomize import SCHEDULERS
+from hf_memkit.prediction.launch_command import FRONT_ENDS
 
 _LAUNCHERS: Final = frozenset(
     {"accelerate", "accelerate-launch", "colossalai", "composer", "deepspeed", "deepspeed.pt", "horovodrun", "ray",
-     "torchrun"}
+     "torchrun", "vllm", *FRONT_ENDS}
 )  # fmt: skip
 _WRAPPERS: Final = frozenset(
     {"chrt", "command", "conda", "env", "eval", "exec", "ionice", "mamba", "micromamba", "nice", "nohup", "nsys",
@@ -48,9 +49,9 @@ _CODE: Final = re.compile(r"-[bBdEhiIOPqRsSuvx]*(?P<kind>[cm])(?P<name>.*)$")
 
 _TRAIN: Final = frozenset(
     {"accelerate", "deepspeed", "jax", "keras", "lightning", "pytorch_lightning", "ray", "tensorflow", "torch",
-     "transformers", "trl"}
+     "transformers", "trl", "vllm"}
 )  # fmt: skip
-"""Libraries that train."""
+"""Libraries that train, or fill a GPU."""
 
 _DATA_NAMES: Final = re.compile(r"(Config|FeatureExtractor|Processor|Tokenizer|TokenizerFast|logging|set_seed)$")
 """Names of transformers for preparing data."""

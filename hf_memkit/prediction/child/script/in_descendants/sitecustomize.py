@@ -142,7 +142,7 @@ def _import_hidden():
 
 if __name__ == "sitecustomize":
     _given = os.environ.get("MEMKIT_PREDICTION")
-    if _given and sys.version_info[0] > 2 and _SERVER not in getattr(sys, "orig_argv", ()):
+    if _given and _SERVER not in getattr(sys, "orig_argv", ()):
         sys.meta_path.insert(0, _Finder(_given))
         if hasattr(sys, "addaudithook"):
             sys.addaudithook(_audit(_given))
