@@ -209,7 +209,7 @@ NO_KERNEL: Final = {
     "setup_model.py", "refuse_training_processes.py", "older_libraries.py", "own_loops.py", "plan_facts.py",
     "pretrained.py", "quantised.py", "quick_imports.py", "read_launch.py", "saves.py", "script.py",
     "deepspeed_engine.py", "serve.py", "tracer.py", "output_folder.py", "training_commands.py", "work_recorder.py",
-    "fsdp.py", "descendants.py", "sitecustomize.py",
+    "fsdp.py", "descendants.py", "sitecustomize.py", "network.py", "trackers.py",
 }  # fmt: skip
 """Files that replace questions, files, arguments and Trainer's own methods."""
 
