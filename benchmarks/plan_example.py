@@ -2,8 +2,7 @@
 
     python benchmarks/plan_example.py        # results/plan_example.json; with a name of COMMANDS, that one again
 
-The script is that of `script_overhead.py`, with a model of Llama-3.2-1B's shapes in fp32: it tokenises and groups a
-text, makes its model from a config, and trains with Trainer.
+The script is `examples/train.py`: a model of Llama-3.2-1B's shapes in fp32, trained with Trainer.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,17 +22,11 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
-from benchmarks.script_overhead import SCRIPT  # noqa: E402
 
-CONFIG: Final[dict[str, Any]] = {
-    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}  # fmt: skip
-"""Llama-3.2-1B: 1.24 B parameters."""
-
-OWN: Final = ("--output_dir", "out", "--bf16", "--per_device_train_batch_size", "16", "--num_train_epochs", "3")
+SCRIPT: Final = ROOT / "examples" / "train.py"
+OWN: Final = ("--output_dir", "out", "--bf16", "--per_device_train_batch_size", "16")
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "first": ("--gpu", "A100 40GB"),
     "one": ("--gpu", "A100 40GB", "--ram", "128GB", "--write", "plan.yaml", "--html", "plan.html", "--short"),
     "compared": (
         "--gpus-to-compare", "L4,A100 40GB,A100 80GB,H100 80GB",
@@ -47,9 +41,8 @@ def main(again: list[str]) -> int:
     found = json.loads(path.read_text())["examples"] if again else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "train.py").write_text(SCRIPT)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": name, "COLUMNS": "80"}
+        shutil.copy(SCRIPT, folder)
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": name, "COLUMNS": "80"}
         for which in again or COMMANDS:
             words = ["plan", "train.py", *COMMANDS[which], "--", *OWN]
             began = time.monotonic()

@@ -418,16 +418,19 @@ def plan_answer(name: str, paragraphs: int | None = None) -> str:
     content = read("plan_example")
     example = content["examples"][name]
     ours, script = shlex.join(example["command"]).replace("'", '"').split(" -- ")
-    ours = ours.replace(" --", " \\\n    --")
+    if len(ours) > 80:
+        ours = ours.replace(" --", " \\\n    --")
     output = example["output"].rstrip()
     if paragraphs is not None:
         output = "\n\n".join(output.split("\n\n")[:paragraphs]) + "\n…"
-    took = f"That took {example['seconds']:.0f} s on {content['hardware']['cpu_count']} CPU cores."
     command = f"{ours} -- \\\n    {script}"
+    if paragraphs is not None:
+        return shown(command, output)
+    took = f"That took {example['seconds']:.0f} s on {content['hardware']['cpu_count']} CPU cores."
     return f"{shown(command, output)}\n\n{took}"
 
 
-block("README.md", "example")(lambda: plan_answer("one", paragraphs=2))
+block("README.md", "example")(lambda: plan_answer("first", paragraphs=2))
 block("docs/plan.md", "example")(lambda: plan_answer("one"))
 block("docs/plan.md", "compared")(lambda: plan_answer("compared"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from docs_blocks import ROOT, example
 
+from benchmarks import plan_example
 from benchmarks.script_overhead import MODELS, SCRIPT
 from tests.measuring.report.synthetic_records import Record, healthy, out_of_memory, write
 
@@ -44,9 +45,11 @@ def recorded(records: Iterable[Record], folder: Path) -> None:
 
 
 train = partial(files, {"train.py": SCRIPT, "config.json": json.dumps(MODELS["GPT-2 XL"])})
+train_of_readme = partial(files, {"train.py": plan_example.SCRIPT.read_text()})
 own_arguments = partial(files, {"mine.json": json.dumps(OWN_ARGUMENTS)})
 
-example("README.md", "predict", prepare=train)
+example("README.md", "model", ("FITS", "Peak allocated"))
+example("README.md", "predict", ("DOES NOT FIT", "Peak allocated"), prepare=train_of_readme)
 example("docs/your-script.md", "example", prepare=train)
 example("docs/predict.md", "first")
 example("docs/your-tools.md", "launcher", prepare=partial(launched_job, ""))

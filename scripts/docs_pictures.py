@@ -1,4 +1,4 @@
-"""Draws the pictures of README.md, light and dark: a part of a plan's page from the evidence, in headless Chromium.
+"""Draws the pictures of docs/plan.md, light and dark: a part of a plan's page from the evidence, in headless Chromium.
 
 Beside them stands a digest of that page, with its style sheet and its script: what they were drawn from.
 """

@@ -183,10 +183,9 @@ def former_arguments(given: Mapping[str, Any]) -> dict[str, Former]:
     'write warmup_steps: 0.1'
     """
     former: dict[str, Former] = {}
-    current = library_versions.fields()
     gone = _last("transformers", "TrainingArguments")
     for name in given:
-        if name in gone and name not in current:
+        if name in gone and name not in library_versions.fields():  # which reads TRL's source: half a second
             former[name] = Former("TrainingArguments", "transformers", gone[name], _fix(name, given))
     names = {str(name) for name in given}
     of_trl = {name for owner in _history()["trl"]["classes"] for name in _last("trl", owner)}

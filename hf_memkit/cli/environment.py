@@ -40,13 +40,19 @@ def _switch_python(context: typer.Context, python: str | None) -> None:
         if there is not None and not _is_this(there):
             _become(there, "--python" if python is not None else "the active environment")
     if isinstance(context.command, Trains):
-        try:
-            refuse_too_old_here()
-        except InputError as error:
-            active = next(filter(None, map(os.environ.get, _ACTIVE)), None)
-            if boot.is_booted or python is not None or active is None or _is_this(Path(active, "bin", "python")):
-                raise
-            raise InputError(f"the active environment, {active}: no transformers, and {error}") from None
+        refuse_without_libraries(python)
+
+
+def refuse_without_libraries(python: str | None = None) -> None:
+    """Refuses an environment without torch, transformers and accelerate, or with older ones than memkit supports.
+    `python`: the user's `--python`."""
+    try:
+        refuse_too_old_here()
+    except InputError as error:
+        active = next(filter(None, map(os.environ.get, _ACTIVE)), None)
+        if boot.is_booted or python is not None or active is None or _is_this(Path(active, "bin", "python")):
+            raise
+        raise InputError(f"the active environment, {active}: no transformers, and {error}") from None
 
 
 def _become(there: Path, which: str) -> None:

@@ -59,7 +59,7 @@ _add(explain, _FIRST, "Explain an out-of-memory error from a log or a run, and l
 _add(predict, _FIRST, "Predict a training's peak memory and whether it fits. Needs no GPU.", _TRAINS)
 _add(plan, _FIRST, "Find the fastest setup of a training script that fits a GPU. Needs no GPU.", _TRAINS)
 _add(run, _FIRST, "Run a training script as it is, and report its memory.", run.RunCommand)
-_add(recipe, _FIRST, "List the recipes, or run one: model, data and settings for one size of GPU.", _TRAINS)
+_add(recipe, _FIRST, "List the recipes, or run one: model, data and settings for one size of GPU.", _HERE)
 _add(report, _MORE, "Show where the memory went in a run, as text or as one HTML page.")
 _add(check, _MORE, "Find known mistakes in a DeepSpeed JSON, an argument file or a recipe.", _HERE)
 app.add_typer(preset.app, rich_help_panel=_MORE)

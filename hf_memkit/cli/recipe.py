@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hf_memkit.cli.environment import refuse_without_libraries
 from hf_memkit.cli.options import flags_given, with_options
 from hf_memkit.cli.recipe_options import RecipeOptions, expand
 from hf_memkit.common.errors import InputError
@@ -43,6 +44,7 @@ def recipe(*, options: RecipeOptions) -> int:
         if others := [flag for flag in flags_given(options) if flag not in ("--name", "--copy")]:
             raise InputError(f"--copy copies the recipe's file; omit {', '.join(others)}")
         return copy_recipe(options.name, Path(expand(options.copy) or options.copy))
+    refuse_without_libraries()
     return run_recipe(options)
 
 

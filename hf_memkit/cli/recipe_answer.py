@@ -170,18 +170,18 @@ def _number(value: float) -> str:
 
 def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     """The held-out loss before and after. `adapted`: adapters were trained on random frozen weights, as in a
-    rehearsal."""
+    rehearsal. Two decimals: the third differs between CPUs, and with the number of threads."""
     after, before, unigram = result["held_out_loss"], result["held_out_loss_before"], result["unigram_loss"]
     if after is None:
         return "No held-out loss was measured."
-    start = f"{before:.3f} before, " if before is not None else ""
+    start = f"{before:.2f} before, " if before is not None else ""
     loss, of_what, unit = unigram, "the same blocks' unigram distribution", ", in nats a token"
     if loss is None:
         loss, of_what, unit = result.get("label_frequency_loss"), "always answering with the labels' frequencies", ""
     if loss is None:
-        return f"Held-out loss: {start}{after:.3f} after."
+        return f"Held-out loss: {start}{after:.2f} after."
     relation = "below" if after < loss else "NOT below"
-    line = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
+    line = f"Held-out loss: {start}{after:.2f} after ({relation} the {loss:.2f} of {of_what}){unit}."
     if after >= loss and adapted:
         line += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
     return line

@@ -37,6 +37,20 @@ def last_checkpoint(folder: str | Path) -> str | None:
     return max(checkpoints)[1] if checkpoints else None
 
 
+def refuse_finished(checkpoint: str, arguments: Any) -> None:
+    """Raises SystemExit if the checkpoint has all steps: Trainer would take one more, and overwrite the model with its
+    result. It counts after a step only (transformers 5.23.0: trainer_callback.py 592)."""
+    state = json.loads((Path(checkpoint) / "trainer_state.json").read_text(encoding="utf-8"))
+    done, wanted, name = state["global_step"], arguments.max_steps, "max_steps"
+    if wanted <= 0:
+        done, wanted, name = state["epoch"], arguments.num_train_epochs, "num_train_epochs"
+    if done >= wanted:
+        raise SystemExit(
+            f"{checkpoint}: has the model after all steps ({name}: {wanted}). To train on, set a larger {name}; to "
+            "train from the first step, move the checkpoints to another folder"
+        )
+
+
 @dataclass(frozen=True)
 class LostWeights:
     """Weights that Trainer does not read from a checkpoint: `names`, and the `parameters` in them, of `total`."""
@@ -53,7 +67,7 @@ def lost_weights(model: nn.Module, checkpoint: str | Path) -> LostWeights | None
     """What Trainer does not read from `checkpoint`; None: nothing is lost, or another library reads it (adapters,
     quantised weights, DeepSpeed, FSDP). Reads names only."""
     folder = Path(checkpoint)
-    if any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp*")):
+    if not _is_read_by_trainer(model) or any(folder.glob("global_step*")) or any(folder.glob("pytorch_model_fsdp*")):
         return None
     names = _names_in(folder)
     return None if names is None else _lost(model, names)
@@ -65,7 +79,7 @@ def lost_when_saved(model: nn.Module) -> LostWeights | None:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # transformers 4
         return None
-    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+    if not _is_read_by_trainer(model):
         return None
     names = revert_weight_conversion(model, {name: tensor.detach().to("meta") for name, tensor in _weights(model)})
     return _lost(model, names)
@@ -109,6 +123,14 @@ def is_loaded_from(model: nn.Module, checkpoint: str | Path) -> bool:
     return isinstance(name, str) and bool(name) and os.path.realpath(name) == os.path.realpath(checkpoint)
 
 
+def _is_read_by_trainer(model: nn.Module) -> bool:
+    """Whether Trainer itself reads and writes the model's weights, under names that transformers chooses."""
+    from transformers import PreTrainedModel
+
+    adapted = hasattr(model, "peft_config") or getattr(model, "is_quantized", False)
+    return isinstance(model, PreTrainedModel) and not adapted
+
+
 def _restore(model: Any, checkpoint: str) -> None:
     """Copy the checkpoint's weights into `model`. Raises SystemExit if it lacks some."""
     import torch
@@ -125,8 +147,6 @@ def _restore(model: Any, checkpoint: str) -> None:
 
 def _lost(model: nn.Module, names: Collection[str]) -> LostWeights | None:
     """The weights of `model` of which no name is among `names`. Tied weights have several."""
-    if hasattr(model, "peft_config") or getattr(model, "is_quantized", False):
-        return None
     names_of: dict[int, list[str]] = {}
     sizes: dict[int, int] = {}
     for name, tensor in _weights(model):

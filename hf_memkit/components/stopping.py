@@ -81,7 +81,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             ranks = torch.tensor([received])
             distributed.all_reduce(ranks, distributed.ReduceOp.MAX, group=self._group)
             received = int(ranks.item())
-        if received:
+        if received and state.global_step < state.max_steps:  # the last step ends as always
             self.requested = signal.Signals(received)
             self._on_stop()
             control.should_training_stop = True

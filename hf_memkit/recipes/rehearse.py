@@ -22,6 +22,10 @@ from hf_memkit.setup.techniques.batch import accumulation_for
 _SMALL_ENOUGH: Final = 20_000_000
 """Maximum parameters of a local model that is rehearsed with its own weights."""
 
+_SWAPPED: Final = {"hidden_size": 384, "num_attention_heads": 6}
+"""Of a rehearsal that keeps weights on NVMe: DeepSpeed swaps no tensor below a mebibyte
+(`hf_memkit.deepspeed.stage_3`), and the widest matrices of this model are above it."""
+
 _CPU: Final = "this machine has no GPU"
 _CHUNKS: Final = "rehearsal: four chunks a micro-batch"
 
@@ -35,9 +39,13 @@ def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Recip
     model, task = job.model, find_task(recipe.task)
     assert model is not None  # a recipe names one
     if model.origin != "local" or model.parameters > _SMALL_ENOUGH:
+        changes = dict(spec.model)
+        swaps = setup.zero.get("offload_param", {}).get("device") == "nvme"
+        if swaps and changes["hidden_size"] < _SWAPPED["hidden_size"]:
+            changes |= _SWAPPED
         model = describe(
             model.name, recipe.model.architecture, use_hub=model.origin == "hub",
-            changes=dict(recipe.rehearsal.model), auto_class=task.auto_class,
+            changes=changes, auto_class=task.auto_class,
         )  # fmt: skip
     rehearsed = _small_model(rehearsed, spec, model, is_smaller=model is not job.model)
     rehearsed = _few_steps(rehearsed, spec)

@@ -149,6 +149,8 @@ class ScriptRun:
 
 def _refuse_lost_weights(trainer: Any) -> None:
     """Make this Trainer's `train` end the script where Trainer would lose weights of a checkpoint."""
+    from transformers import Trainer
+
     from hf_memkit.measuring.callback.lost_weights import asked_checkpoint, why_not_resumed, why_not_the_best
 
     plain = trainer.train
@@ -156,6 +158,9 @@ def _refuse_lost_weights(trainer: Any) -> None:
     @functools.wraps(plain)
     def train(*args: Any, **kwargs: Any) -> Any:
         why = ""
+        reads = (type(trainer)._load_from_checkpoint, type(trainer)._load_best_model)
+        if reads != (Trainer._load_from_checkpoint, Trainer._load_best_model):
+            return plain(*args, **kwargs)  # as Sentence Transformers does
         with contextlib.suppress(Exception):  # of a damaged checkpoint, which Trainer refuses
             asked = kwargs.get("resume_from_checkpoint", args[0] if args else None)
             checkpoint = asked_checkpoint(trainer.args, asked)

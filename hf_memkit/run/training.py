@@ -22,7 +22,7 @@ from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.components.resuming import last_checkpoint, restore_all_weights
+from hf_memkit.components.resuming import last_checkpoint, refuse_finished, restore_all_weights
 from hf_memkit.deepspeed import ops
 from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, read_run, start_again, write_run
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
@@ -264,10 +264,11 @@ class _Training:
 
         batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
         batch_size *= self._ranks.world_size
-        times = epochs_of(arguments, len(rows), self._ranks.world_size)
+        epochs = epochs_of(arguments, len(rows), self._ranks.world_size)
+        times = f"{epochs:.1f}" if epochs >= 1 else f"{epochs:.2g}"
         self._say(
             f"Data: {_source(self._job)}: {len(rows)} examples to train on, {len(trainer.eval_dataset)} held out; "
-            f"{arguments.max_steps} steps of {batch_size} read them {times:.1f} times"
+            f"{arguments.max_steps} steps of {batch_size} read them {times} times"
         )
 
     def _checkpoint(self, trainer: Any) -> str | None:
@@ -280,6 +281,8 @@ class _Training:
         if not self._resuming:
             return None
         checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(self._job.output))
+        if checkpoint is not None:
+            refuse_finished(checkpoint, trainer.args)
         self._say(f"Continuing from {checkpoint}" if checkpoint else "No complete checkpoint: starting from step 1")
         if checkpoint and nvme_path(setup):
             from hf_memkit.deepspeed.nvme_resume import RestoreSwappedStates

@@ -216,3 +216,33 @@ def test_any_plan_file(examples: int, folder: Path) -> None:
 
     contents = mutated(valid) | VALUES
     hold(examples, contents.map(lambda content: yaml.safe_dump(content).encode()) | st.binary(max_size=60), check)
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("check FILE", '{"no_cuda": {"a": 1}}'),
+        ("explain t.log --args FILE", '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": []}}}'),
+        ("check FILE --json", '{"zero_optimization": {"stage": 3}, "stage3_max_reuse_distance": NaN}'),
+        ("check FILE", '{"\\b": null}'),
+    ],
+)
+def test_a_file_that_once_had_a_traceback(
+    command: str, content: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "once.json").write_text(content)
+    answers(*command.replace("FILE", "once.json").split())
+
+
+def test_a_model_with_its_own_code_is_named_as_one(folder: Path) -> None:
+    model = folder / "own code"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    (model / "own.py").write_text("open('ran', 'w')")
+    (folder / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    for words in (["check", str(folder / "ds.json")], ["preset", "show", "lora"], ["ds", "show", "zero3"]):
+        with read() as (_, err):
+            assert main([*words, "--model", str(model)]) == 2
+        assert "its own code" in err.getvalue() and "--trust-remote-code" in err.getvalue(), err.getvalue()
+    assert not (folder / "ran").exists()

@@ -78,7 +78,7 @@ time.sleep(300)
     [
         ("predict train.py --gpu T4", TRAINS, 1),  # while its child loads
         ("predict train.py --gpu T4", WAITS, 3),  # while the script runs, which has started another program
-        ("plan train.py --gpu T4", TRAINS, 1),
+        ("plan train.py --gpu T4 --limit 600", TRAINS, 1),  # while its child loads
         ("plan train.py --gpu T4 --limit 600", TRAINS, 4),  # with its pool, which holds what the others listen to
         ("run --predict train.py", WAITS, 3),
     ],

@@ -466,6 +466,7 @@ def test_a_batch_of_more_than_a_thousand(tiny: str) -> None:
     assert two.phases["forward"][0] - one.phases["forward"][0] >= logits
 
 
+@pytest.mark.slow
 def test_a_recipe_is_predicted_like_a_model(tiny: str, run: Run) -> None:
     options = ("--model", tiny, "--variant", "lora", "--gpu", "16GB", "--sequence-length", "64", "--json")
     _, out, _ = run("--recipe", "gpt2-on-16gb", *options)

@@ -12,7 +12,7 @@ import yaml
 
 from hf_memkit.run.folder import RUN_FILE
 from tests.conftest import read_json_lines
-from tests.engine.test_pack import RESIDENT_FIRST, engine, marked, task
+from tests.engine.test_pack import PACK, RESIDENT_FIRST, engine, marked, task
 from tests.fewer import one_each
 from tests.loaded import Loaded
 
@@ -42,6 +42,10 @@ ONE_OF_EACH_TASK = (
     "bert-large-on-8gb", "flan-t5-xl-on-24gb", "gpt2-on-16gb", "qwen3-1.7b-on-16gb", "vit-large-on-8gb",
     "whisper-small-on-8gb",
 )  # fmt: skip
+
+
+def test_each_task_has_a_resumed_run() -> None:
+    assert sorted(task((name, "")) for name in ONE_OF_EACH_TASK) == sorted({task(case) for case in PACK})
 
 
 @pytest.mark.slow

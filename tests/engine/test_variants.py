@@ -28,9 +28,7 @@ EXPECTED = {
 """The optimizer, and what Trainer trains."""
 
 
-def saved_model_loss(
-    content: dict[str, Any], folder: Path, text_file: Path | None = None, processes: int = 1
-) -> float:
+def saved_model_loss(content: dict[str, Any], folder: Path, text_file: Path | None = None) -> float:
     """The held-out loss of the saved model, computed in this one process, without Trainer or DeepSpeed."""
     import numpy as np
     import torch
@@ -42,9 +40,8 @@ def saved_model_loss(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows, length = Dataset.from_dict({"text": documents}), settings["data.sequence_length"]
     every = [block["input_ids"] for block in cut_into_blocks(rows, tokenizer, length)]
-    held_out = np.array(every[-max(1, round(0.05 * len(every))) :])
-    batch = settings["arguments.per_device_eval_batch_size"] * processes
-    blocks = torch.tensor(held_out[: len(held_out) // batch * batch]).long()
+    held_out = min(round(0.05 * len(every)), settings["data.evaluated_blocks"])
+    blocks = torch.tensor(np.array(every[-held_out:])).long()
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         return float(model(blocks, labels=blocks).loss)

@@ -16,6 +16,7 @@ from transformers import GPT2Config
 from hf_memkit.catalog.hardware import described_machine
 from hf_memkit.common.errors import ScriptFailed
 from hf_memkit.common.user_script import UserScript
+from hf_memkit.plan import kept_traces
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.judge_trace import lengths_of
 from hf_memkit.plan.make_plan import plan_gpus
@@ -282,3 +283,18 @@ def test_a_trace_is_reused_for_the_same_training_only(
     copies = sorted((cache.parent / "overwritten").rglob("prepared"))  # later plans append to it
     assert [copy.read_text() for copy in copies] == ["x" * number for number in (1, 2, 3)]
     assert [line.rpartition(" ")[2] for line in notices] == list(map(str, copies))
+
+
+def test_the_cache_drops_its_oldest_files_and_those_of_killed_plans(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would notice: files that a killed plan had not completed, which stay for ever."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setattr(kept_traces, "_MAX_BYTES", 250)
+    for age, name in enumerate(("new.json", "being-written.77", "old.json", "left-by-a-killed-plan.42")):
+        (cache / name).write_text("x" * 100)
+        os.utime(cache / name, (1000 - age, 1000 - age))
+    kept = object.__new__(kept_traces.KeptTraces)
+    kept._folder = cache
+    kept._drop_oldest()
+    assert {path.name for path in cache.iterdir()} == {"new.json", "being-written.77"}

@@ -182,6 +182,8 @@ def test_without_the_libraries_a_line_says_what_to_do(own: Path, tmp_path: Path)
     assert ended.returncode == 2 and "no torch, no transformers" in ended.stderr.splitlines()[-1], ended.stderr
     ended = typed(own, tmp_path, "check", "args.yaml")
     assert ended.returncode == 1 and "per_device_train_batch_size" in ended.stdout, ended
+    ended = typed(own, tmp_path, "recipe", "--json")
+    assert ended.returncode == 0 and "gpt2-on-16gb" in ended.stdout, ended
 
 
 @pytest.mark.slow

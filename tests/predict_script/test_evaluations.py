@@ -184,6 +184,7 @@ def test_several_gpus_keep_what_all_of_them_gather(predict: Predict) -> None:
     assert evaluated[0] - evaluated[1] == pytest.approx(2 * ROWS / 2 * LOGITS, rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "call"),
     [

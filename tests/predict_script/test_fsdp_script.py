@@ -251,6 +251,7 @@ def test_a_model_is_sharded_when_loaded(predict: Predict, sizes: dict[str, int])
     assert 2 * share <= bytes_alive(training.trace, "optimizer") <= 2 * (share + ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize("by_first_rank", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_one_rank_loads_for_all_only_with_the_launchers_variable(predict: Predict, by_first_rank: bool) -> None:
@@ -321,6 +322,7 @@ def test_offloaded_shards_are_rounded_to_powers_of_two(predict: Predict) -> None
     assert bytes_alive(training.trace, "weights") <= 1024, "rotary frequencies, which are buffers"
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize(
     ("config", "savings"),

@@ -91,7 +91,7 @@ def test_the_four_bit_product_dequantises_and_multiplies(worker: Worker, models:
     assert rows and all(each.flops == 2 * each.shape[1] * each.shape[2] * each.shape[3] for each in rows)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw_bnb_8bit", "paged_adamw_32bit"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw_bnb_8bit", marks=pytest.mark.slow), "paged_adamw_32bit"])
 def test_bitsandbytes_optimizers_move_states(optimizer: str, worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
     """Defect: paged states, which a trace has in RAM, cost nothing; or a step without its operation."""
     pytest.importorskip("bitsandbytes")

@@ -85,7 +85,7 @@ def test_several_gpus_in_one_process_are_refused(folder: Path, tmp_path: Path) -
     assert "callbacks" in setup.trainer_options(spread, arguments)
 
 
-@pytest.mark.parametrize("name", ["lean", "8bit", "lora"])
+@pytest.mark.parametrize("name", ["lean", pytest.param("8bit", marks=pytest.mark.slow), "lora"])
 def test_trainer_model_and_arguments_in_one_call(
     folder: Path, tmp_path: Path, baseline: list[float], name: str
 ) -> None:

@@ -80,9 +80,9 @@ class _Made(Exception):
     ("name", "data", "settings"),
     [
         ("bert-large-on-8gb", texts, {}),
-        ("bert-large-on-8gb", texts, {"train_sampling_strategy": "random"}),
+        pytest.param("bert-large-on-8gb", texts, {"train_sampling_strategy": "random"}, marks=pytest.mark.slow),
         ("flan-t5-xl-on-24gb", pairs, {}),
-        ("llama-8b-qlora-on-16gb", chats, {"per_device_train_batch_size": 4}),
+        pytest.param("llama-8b-qlora-on-16gb", chats, {"per_device_train_batch_size": 4}, marks=pytest.mark.slow),
     ],
     ids=["grouped", "shuffled", "pairs", "chats"],
 )

@@ -101,13 +101,16 @@ def test_a_kernel_multiplies_in_fp32(operation: Any) -> None:
 
 @pytest.mark.slow
 def test_a_rehearsal_says_what_it_does_not_compute_in(memkit: Memkit, tmp_path: Path) -> None:
-    ran = memkit(
-        "recipe", "gpt2-on-16gb", "--variant", "resident", "--max-steps", "2", "--output", "run",
-        env={**HELD_BACK, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    """… and has the same losses as on a CPU with more instructions and threads."""
+    command = ["recipe", "gpt2-on-16gb", "--variant", "resident", "--max-steps", "12", "--output"]
+    ran = memkit(*command, "run", env={**HELD_BACK, "OMP_NUM_THREADS": "1"})
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert sum(line.startswith("bf16: ") for line in ran.stdout.splitlines()) == 1
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
+    assert memkit(*command, "here", env={"OMP_NUM_THREADS": "2"}).returncode == 0
+    here = json.loads((tmp_path / "here" / "memkit-run.json").read_text())["result"]
+    for loss in ("held_out_loss_before", "held_out_loss"):
+        assert content["result"][loss] == pytest.approx(here[loss], abs=0.005)
     reasons = {each["key"]: each["reason"] for each in content["not_rehearsed"]}
     assert "products are computed in fp32" in reasons["model.dtype"]
     assert {each["key"]: each["value"] for each in content["setup"]["settings"]}["model.dtype"] == "bfloat16"

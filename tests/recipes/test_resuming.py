@@ -134,6 +134,10 @@ def test_a_script_that_was_interrupted_goes_on_as_if_it_had_not_been(
     job.train(resumed)
     assert checkpoint in capsys.readouterr().out
     assert figures(resumed) == figures(whole) and "eval_loss 4" in figures(whole)
+
+    finished = trainer_of_images(tmp_path / "run")
+    with pytest.raises(SystemExit, match="max_steps: 4"):
+        job.train(finished)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 

@@ -18,10 +18,10 @@ from hf_memkit.run import launch
 from hf_memkit.run.ranks import Ranks
 
 
-def step_end(stop: StopOnSignal) -> TrainerControl:
+def step_end(stop: StopOnSignal, step: int = 2) -> TrainerControl:
     control: TrainerControl = stop.on_step_end(
         TrainingArguments(output_dir="unused", use_cpu=True, save_strategy="steps"),
-        SimpleNamespace(),
+        SimpleNamespace(global_step=step, max_steps=4),
         TrainerControl(),
     )
     return control
@@ -54,6 +54,13 @@ def test_the_exit_code_of_a_run(
     in_a_rank = run_folder.train(job, Ranks(), run_folder.FolderOptions(as_json=True))
     assert in_a_rank == 0, "torchrun takes any other code for a failure"
     assert launch._code_of_ranks(tmp_path, [code - 128] if code else []) == code
+
+
+def test_a_signal_in_the_last_step_changes_nothing() -> None:
+    with StopOnSignal(lambda line: None, lambda: None) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        control = step_end(stop, step=4)
+        assert not stop.requested and not control.should_training_stop and not control.should_save
 
 
 def test_an_echo_is_the_same_press_and_a_second_one_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def assert_same(one: Path, other: Path) -> None:
     assert all(weights[name].equal(others[name]) for name in weights)
 
 
+@pytest.mark.slow
 def test_a_parsed_script_trains_as_with_the_plans_flags(inputs: Path, tmp_path: Path) -> None:
     """Finds: a field that Trainer has read by another way, a model in another type, another order of samples."""
     script = SCRIPTS / "run_clm.py"

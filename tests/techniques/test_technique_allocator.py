@@ -145,6 +145,7 @@ print(torch._C._accelerator_getAllocatorSettings())
 """
 
 
+@pytest.mark.slow
 def test_before_the_first_tensor_it_is_not_too_late_though_cuda_has_started() -> None:
     """Defect, seen on an H200: a recipe that asks for the GPU's name before it sets the variable lost its option."""
     done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, check=True)

@@ -55,6 +55,7 @@ def second_moment_after_quiet_steps(optimizer: torch.optim.Optimizer, parameters
     return (optimizer.state[parameters["bias"]]["exp_avg_sq"].float() / first).mean()
 
 
+@pytest.mark.slow
 def test_torchao_s_second_moment_stands_still_and_ours_decays() -> None:
     """beta2 = 0.999: after 300 quiet steps a second moment must have fallen to 0.999**300 = 0.74."""
     with torch.compiler.set_stance("force_eager"):

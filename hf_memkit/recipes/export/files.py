@@ -66,11 +66,15 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
         modules.append(_PROCESS_GROUP)
     files = _copies(modules)
     rehearsal = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
+    again = "Ctrl-C saves a checkpoint; started again, it continues from the newest one"
+    if (setup.zero.get("offload_optimizer") or {}).get("device") == "nvme":
+        again = "It cannot continue after a stop, because the optimizer is on NVMe; memkit run can"
     heading = [
         f"Trains {rehearsal}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by "
         f"{script}.",
         "",
         f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
+        f"        {again}",
         "Or:     memkit run FOLDER: Ctrl-C saves a checkpoint, --resume continues from it",
         *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
     ]

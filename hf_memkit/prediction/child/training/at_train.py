@@ -383,6 +383,8 @@ def _trace_loading(trainer: Any, arguments: dict[str, Any], tracer: StorageTrace
     the checkpoint of the traced training (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
     if not arguments["resume_from_checkpoint"] and not arguments["load_best_model_at_end"]:
         return
+    for name in ("_load_from_checkpoint", "_load_best_model"):  # components/resuming.py reads names in real files
+        vars(trainer).pop(name, None)
     folder = trainer.args.output_dir
     if get_last_checkpoint(folder) is None:
         trainer._save_checkpoint(trainer.model, trial=None)

@@ -26,7 +26,7 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 
-from hf_memkit.components.resuming import last_checkpoint, restore_all_weights
+from hf_memkit.components.resuming import last_checkpoint, refuse_finished, restore_all_weights
 from hf_memkit.components.stopping import StopOnSignal
 from hf_memkit.recipes.export.scripts.rows import Source
 
@@ -191,6 +191,7 @@ class TrainingJob:
 
         (checkpoint,) = broadcast_object_list([last_checkpoint(trainer.args.output_dir)])
         if checkpoint is not None:
+            refuse_finished(checkpoint, trainer.args)
             say(f"Continuing from {checkpoint}. To train from the first step, move the checkpoints to another folder")
         stop = StopOnSignal(say, mark_record, ranks=trainer.args.world_size)
         trainer.add_callback(stop)
