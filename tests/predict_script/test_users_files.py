@@ -169,6 +169,7 @@ def test_what_a_script_removes_or_moves_stays(run: Run, tmp_path: Path) -> None:
     assert {name for name, content in copied.items() if content} == changed
     for number, way in enumerate(REMOVES):
         assert any(f" {number}/" in line for line in found.training.notices), (way, found.training.notices)
+        assert not any(f" {number}:" in line for line in found.training.notices), "of a folder above it"
 
 
 def test_what_a_script_makes_is_its_own(run: Run, tmp_path: Path) -> None:

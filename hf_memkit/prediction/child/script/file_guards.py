@@ -93,7 +93,7 @@ class OlderFiles:
 
         sys.addaudithook(audit)
         remove, move = self._removing, self._moving
-        replaced = {"remove": remove(os.remove), "unlink": remove(os.unlink), "rmdir": remove(os.rmdir)}
+        replaced = {"remove": remove(os.remove), "unlink": remove(os.unlink), "rmdir": remove(os.rmdir, is_rmdir=True)}
         replaced |= {"rename": move(os.rename), "replace": move(os.replace), "mkdir": self._making(os.mkdir)}
         replaced |= {name: self._making(vars(os)[name], 1, "dst") for name in ("symlink", "link")}
         replaced |= {"open": _opening(os.open)}
@@ -183,14 +183,15 @@ class OlderFiles:
         is_users = users_call(PYTHON) is not None or not _is_cache(path)
         return "it existed before the prediction" if is_users else ""
 
-    def _removing(self, function: Any) -> Any:
+    def _removing(self, function: Any, *, is_rmdir: bool = False) -> Any:
         @functools.wraps(function)
         def unless_older(path: Any, *args: Any, **kwargs: Any) -> Any:
             place = _place(path, kwargs.get("dir_fd"))
             if (redirected := _redirected(place)) is not None:
                 return function(redirected, *args, **kwargs)
             why = self._why_kept(place)
-            if not why:
+            is_full = bool(why) and is_rmdir and any(str(inner) not in self._kept for inner in Path(place).iterdir())
+            if not why or is_full:  # a full folder is an error of `rmdir`, at which `removedirs` ends
                 return function(path, *args, **kwargs)
             self._keep(place, f"removes {_shown(place)}: it stays, because {why}")
 
