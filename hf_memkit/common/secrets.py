@@ -66,17 +66,19 @@ _SIGNS: Final = re.compile(
 
 _WORDS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _HARMLESS: Final = re.compile(
-    r"""(?ix) (?: true | false | none | null | yes | no | \d{1,6} | …+ | \*+ | <.*> | \$.* | \[.*\] | [,.;:)\]}|]* )
+    r"""(?ix) (?: true | false | none | null | yes | no | …+ | \*+ | <.*> | \[.*\] | [,.;:)\]}|]*
+        | (?-i:\$\{?[A-Z_][A-Z0-9_]*\}?) )
     (?: [,;)\]}]* )"""
 )
-"""Values that are no secrets: switches, numbers, variables and masks, such as Trainer's `<HUB_TOKEN>`."""
+"""Values that are no secrets: switches, variables and masks, such as Trainer's `<HUB_TOKEN>`."""
 
+_NUMBER: Final = re.compile(r"\d{1,6}[,;)\]}]*")
 _LEAST: Final = 8
 """Characters of a secret behind a colon without quotes."""
 
 _RANDOM: Final = re.compile(r"(?=[A-Za-z]*\d)(?=\d*[A-Za-z])[A-Za-z0-9]{20,}")
 
-MASK: Final = re.compile("\0([A-Z][A-Z0-9_]*)\0")
+MASK: Final = re.compile("\0([A-Z0-9_]+)\0")
 """A hidden secret in the words of `hidden_words`; its group is the variable."""
 
 
@@ -90,6 +92,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     words = [word.lower() for word in _WORDS.findall(name)] or [""]
     *before, last = words
+    if last.removesuffix("s") not in _PASSWORDS and _NUMBER.fullmatch(value):
+        return False
     if last.removesuffix("s") in _PASSWORDS:
         return last.removesuffix("s") != "credential" or not value.startswith(("/", "./", "../", "~"))
     if last == "token":
@@ -187,8 +191,8 @@ def _mask(name: str, value: str) -> str:
     """The mask of a value with this name: of the variable that the form of the value shows, else of the name."""
     shown = MASK.search(value) or _FORM.search(value)
     variable = (shown[1] if shown.re is MASK else shown.lastgroup) if shown is not None else None
-    own = re.sub(r"[^A-Z0-9]+", "_", name.rpartition(".")[2].upper()).strip("_")
-    return f"\0{variable or _VARIABLES.get(own, own)}\0"
+    own = re.sub(r"[^A-Z0-9]+", "_", name.rpartition(".")[2].upper()).strip("_0123456789")
+    return f"\0{variable or _VARIABLES.get(own, own) or 'SECRET'}\0"
 
 
 def _hide(variable: str, value: str) -> str:

@@ -22,6 +22,7 @@ SECRETS = {
     "HF_TOKEN=S3cr3t WANDB_API_KEY=S3cr3t python t.py": "HF_TOKEN=$HF_TOKEN WANDB_API_KEY=$WANDB_API_KEY python t.py",
     "AWS_SECRET_ACCESS_KEY=S3cr3t": "AWS_SECRET_ACCESS_KEY=$AWS_SECRET_ACCESS_KEY",
     "--db_password 'two S3cr3ts'": "--db_password '$DB_PASSWORD'",
+    "--password 123456 --pin_secret $ecret": "--password $PASSWORD --pin_secret $PIN_SECRET",
     "export OPENAI_KEY=S3cr3t; python": "export OPENAI_KEY=$OPENAI_KEY; python",
     "Arguments(hub_token='S3cr3t', eos_token='</s>')": "Arguments(hub_token='$HF_TOKEN', eos_token='</s>')",
     """{"api_key": "S3cr3t", 'n': 1}""": """{"api_key": "$API_KEY", 'n': 1}""",
