@@ -73,7 +73,7 @@ def pairs(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
     export_script(RecipeRun("flan", "resident", small.put("data.source", str(path), "asked for")), folder)
     made: list[Trainer] = []
 
-    def ready(self: Trainer) -> None:
+    def ready(self: Trainer, **_: object) -> None:
         made.append(self)
         raise SystemExit
 
@@ -83,7 +83,7 @@ def pairs(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
         patch.setattr("sys.path", [str(folder), *sys.path])
         with pytest.raises(SystemExit):
             runpy.run_path(str(folder / "train_text_pairs.py"), run_name="__main__")
-    for name in ("job", "rows", "pair_rows"):
+    for name in ("job", "resuming", "rows", "stopping", "pair_rows"):
         sys.modules.pop(name, None)
     return Examples(made[0].train_dataset, made[0].eval_dataset, made[0].processing_class)
 
