@@ -243,7 +243,7 @@ def test_unusable_data_is_refused_in_one_line(
     export_script(RecipeRun("chats", "lora", setup.put("arguments.max_length", length, "short")), tmp_path / "script")
     monkeypatch.syspath_prepend(tmp_path / "script")
     monkeypatch.setattr(train_chat, "__file__", str(tmp_path / "script" / "train_chat.py"))
-    monkeypatch.setattr(train_chat.SFTTrainer, "train", lambda self: pytest.fail("it trains"))
+    monkeypatch.setattr(train_chat.SFTTrainer, "train", lambda self, **_: pytest.fail("it trains"))
     before = set(sys.modules)
     with pytest.raises(SystemExit, match=message):
         train_chat.main()
