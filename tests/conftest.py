@@ -20,6 +20,11 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests must not depend on the hub
+if "PYTEST_XDIST_WORKER" not in os.environ:  # which inherits it
+    # Nothing stays in the user's caches. The hub's keeps its place: XDG_CACHE_HOME would move it.
+    os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface").expanduser()))
+    CACHES = tempfile.TemporaryDirectory(prefix="memkit-tests-", ignore_cleanup_errors=True)
+    os.environ |= {"XDG_CACHE_HOME": CACHES.name, "HF_DATASETS_CACHE": str(Path(CACHES.name, "datasets"))}
 
 # A shell that runs the tests in the background ignores Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

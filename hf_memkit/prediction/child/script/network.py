@@ -18,7 +18,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -127,15 +127,49 @@ def _replace_methods(methods: dict[str, Any]) -> None:
     new: dict[Any, Any] = {getattr(HfApi, name): replacement for name, replacement in methods.items()}
     for name, replacement in methods.items():
         setattr(HfApi, name, replacement)
-    new |= {get: _remembering(get) for name in ("get_session", "get_async_session") if (get := vars(_http).get(name))}
-    if (address := vars(_xet).get("xet_connection_info_refresh_url")) is not None:
+    new |= {get: _remembering(get) for name in _CLIENTS if (get := vars(_http).get(name))}
+    if (address := vars(_xet).get(_ADDRESS)) is not None:
         new[address] = _reading_address(address)
-    for module in [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]:
-        for key, value in list(vars(module).items()):
-            if type(value) is types.MethodType and value.__func__ in new:
+    for module in _modules():
+        for key in _names_of(new, module):
+            value = vars(module)[key]
+            if type(value) is types.MethodType:
                 vars(module)[key] = types.MethodType(new[value.__func__], value.__self__)
-            elif type(value) is types.FunctionType and value in new:
+            else:
                 vars(module)[key] = new[value]
+
+
+_CLIENTS: Final = ("get_session", "get_async_session")
+_ADDRESS: Final = "xet_connection_info_refresh_url"
+
+
+def look_up_names() -> None:
+    """Looks through the modules that are loaded now. A forked process would copy much of their memory for that."""
+    methods = [name for name in dir(HfApi) if name in _ANSWERS or name.startswith("delete_")]
+    originals = {*(getattr(HfApi, name) for name in methods), *map(vars(_http).get, _CLIENTS), vars(_xet).get(_ADDRESS)}
+    for module in _modules():
+        _names_of(originals, module)
+
+
+def _modules() -> list[types.ModuleType]:
+    return [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
+
+
+_names: Final[dict[types.ModuleType, tuple[int, list[str]]]] = {}
+"""Module → how many names it had when it was looked through, and those of what is replaced."""
+
+
+def _names_of(originals: Container[Any], module: types.ModuleType) -> list[str]:
+    size, names = _names.get(module, (-1, []))
+    if size != len(vars(module)):
+        names = [
+            key
+            for key, value in list(vars(module).items())
+            if (type(value) is types.MethodType and value.__func__ in originals)
+            or (type(value) is types.FunctionType and value in originals)
+        ]
+        _names[module] = len(vars(module)), names
+    return names
 
 
 _clients: Final[WeakSet[Any]] = WeakSet()  # those that huggingface_hub gave to anybody
