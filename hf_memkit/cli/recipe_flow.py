@@ -130,7 +130,7 @@ def _print_and_check(job: RecipeRun, recipe: Recipe, options: RecipeOptions) -> 
     """Prints what will run, and refuses a run that cannot."""
     from hf_memkit.cli.recipe_answer import opening
     from hf_memkit.common.errors import DoesNotFitError
-    from hf_memkit.run.folder import refuse_used
+    from hf_memkit.run.folder import refuse_running, refuse_used
     from hf_memkit.setup import build
 
     build.refuse_random_weights(job.setup)
@@ -143,6 +143,7 @@ def _print_and_check(job: RecipeRun, recipe: Recipe, options: RecipeOptions) -> 
         raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{fix}")
     if not options.overwrite and not options.request.output:  # a requested folder is checked earlier
         refuse_used(job.output)
+    refuse_running(job.output)
     refuse_mistakes(job)
 
 

@@ -21,6 +21,7 @@ from hf_memkit.cli.options import RUNS, flags_given, option, with_options
 from hf_memkit.cli.printing import quiet_libraries
 from hf_memkit.cli.run_folder import FolderOptions, as_one_of_its_ranks, run_folder
 from hf_memkit.common import boot
+from hf_memkit.common.commands import command
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.user_files import user_path
 from hf_memkit.common.user_script import UserScript
@@ -75,11 +76,11 @@ def _recipes_folder(word: str) -> Path | None:
 
 
 def _refuse_lost_options(
-    command: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
+    verb: TyperCommand, before: Sequence[str], arguments: Sequence[str], *, is_module: bool
 ) -> None:
-    """Refuses options of this command among the script's arguments, unless the script has them too. `before`: the
+    """Refuses options of this verb among the script's arguments, unless the script has them too. `before`: the
     words up to the script's name."""
-    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    options = {name: each for each in verb.params for name in (*each.opts, *each.secondary_opts)}
     lost: list[str] = []
     rest: list[str] = []
     words = list(arguments)

@@ -281,6 +281,7 @@ def _trained_files(folder: str | Path) -> str:
 def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bool) -> None:
     """Refuse to start the run in `folder`, or to continue it with `resume`, if its status or its files forbid that:
     the exported script may have trained there without `memkit run`."""
+    refuse_running(folder)
     if not resume and not overwrite and (status != WRITTEN or _trained_files(folder)):
         raise _used_folder_error(folder, status, str(folder))
     if resume and status == "finished":
@@ -290,6 +291,18 @@ def refuse_state(folder: str | Path, status: str, *, resume: bool, overwrite: bo
             why = f"{folder} has {trained}, but no complete checkpoint. Move them away, or {start_again(folder)}"
             raise InputError(f"--resume: {why}")
         raise InputError(f"--resume: nothing has run in {folder} yet. Omit --resume to start it")
+
+
+def refuse_running(folder: str | Path) -> None:
+    """Refuse a folder in which a training runs now: another would delete or overwrite its checkpoints."""
+    from hf_memkit.measuring.report.load import load_run
+
+    try:
+        ending = load_run(folder).ending
+    except InputError:  # no records
+        return
+    if ending.kind == "running":
+        raise InputError(f"{folder}: a training goes on there ({ending.why}). Wait for its end, or stop its process")
 
 
 def clear(folder: str | Path, *, whole: bool = True) -> None:

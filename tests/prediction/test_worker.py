@@ -182,9 +182,9 @@ def test_workers_have_ended_when_a_recipe_trains(monkeypatch: pytest.MonkeyPatch
         workers = [int((each.run(request).died or "").split()[0]) for each in (lent, shared_worker())]
     left = []
 
-    def run(*_: object, **__: object) -> dict[str, str]:
+    def run(*_: object, **__: object) -> dict[str, str | None]:
         left.extend(each for each in workers if psutil.pid_exists(each))
-        return {"status": "finished"}
+        return {"status": "finished", "stopped_by": None}
 
     monkeypatch.setattr("hf_memkit.run.training.run", run)
     assert all(map(psutil.pid_exists, workers))

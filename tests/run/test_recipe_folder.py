@@ -10,12 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from hf_memkit.deepspeed.wiring import DeepSpeedWiring
+from hf_memkit.measuring.memory.cgroup import process_start_ticks
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
 from tests.conftest import ROOT, Memkit, Quick
+from tests.measuring.report import synthetic_records as made
 
 RUN = {"recipe": "r", "variant": "lora", "status": "written", "setup": {}, "files": ["train_text.py"]}
 SHORT = ("recipe", "gpt2-on-16gb", "--variant", "lora", "--max-steps", "2")
@@ -95,6 +98,16 @@ def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(memkit_here:
         ran = memkit_here("run", *words)
         assert ran.returncode == 2 and ran.stderr.startswith("memkit: error: ") and expected in ran.stderr, ran.stderr
     assert {path.name: path.read_bytes() for path in job.iterdir()} == before
+
+    started = psutil.Process().create_time()
+    host = made.hosted_here(
+        pid=os.getpid(), process_started=started, process_start_ticks=process_start_ticks(os.getpid())
+    )
+    made.write(job, made.healthy(5, host=host)[:-1])  # of a process that lives, without an end
+    for option in ("--resume", "--overwrite"):
+        ran = memkit_here("run", "job", option)
+        assert ran.returncode == 2 and "job: a training goes on there" in ran.stderr, ran.stderr
+
     (job / "args.yaml").write_text("[")
     assert "args.yaml: cannot be read" in memkit_here("run", "job").stderr
     (job / "memkit-run.json").write_text("{")
