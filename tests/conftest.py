@@ -22,7 +22,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests must not depend on the hub
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which inherits it
     # Nothing stays in the user's caches. The hub's keeps its place: XDG_CACHE_HOME would move it.
-    os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface").expanduser()))
+    os.environ.setdefault(
+        "HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface").expanduser())
+    )
     CACHES = tempfile.TemporaryDirectory(prefix="memkit-tests-", ignore_cleanup_errors=True)
     os.environ |= {"XDG_CACHE_HOME": CACHES.name, "HF_DATASETS_CACHE": str(Path(CACHES.name, "datasets"))}
 

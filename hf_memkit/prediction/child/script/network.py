@@ -18,7 +18,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -32,6 +32,7 @@ from transformers.utils import hub
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.when_imported import when_imported
+from hf_memkit.prediction.child.names import Names
 from hf_memkit.prediction.child.script.notices import notice
 from hf_memkit.prediction.child.user_code import users_line
 
@@ -44,7 +45,7 @@ def send_only_reads() -> None:
     """Replaces what writes to the Hub in this process: methods of HfApi, pushes, and `send` of the client."""
     constants.HF_HUB_DISABLE_TELEMETRY = True  # its variable was read when the libraries were loaded
     methods = {name: _answered(name, answer) for name, answer in _ANSWERS.items() if hasattr(HfApi, name)}
-    methods |= {name: _refused(getattr(HfApi, name), f"{name}()") for name in dir(HfApi) if name.startswith("delete_")}
+    methods |= {name: _refused(getattr(HfApi, name), f"{name}()") for name in _DELETES}
     _replace_methods(methods)
     for kind in (Trainer, *_with_subclasses(hub.PushToHubMixin)):  # subclasses have copies
         if "push_to_hub" in vars(kind):
@@ -98,6 +99,14 @@ _ANSWERS: Final[dict[str, Callable[[HfApi, dict[str, Any]], Any]]] = {
 }  # fmt: skip
 """Method of HfApi after which a script goes on → what it returns, from the arguments by name."""
 
+_DELETES: Final = [name for name in dir(HfApi) if name.startswith("delete_")]
+_CLIENTS: Final = [get for name in ("get_session", "get_async_session") if (get := vars(_http).get(name))]
+_ADDRESSES: Final = [get for name in ("xet_connection_info_refresh_url",) if (get := vars(_xet).get(name))]
+
+NAMES: Final = Names(
+    (*(getattr(HfApi, name) for name in (*_ANSWERS, *_DELETES) if hasattr(HfApi, name)), *_CLIENTS, *_ADDRESSES)
+)
+
 
 def _answered(name: str, answer: Callable[[HfApi, dict[str, Any]], Any]) -> Any:
     original = getattr(HfApi, name)
@@ -127,49 +136,14 @@ def _replace_methods(methods: dict[str, Any]) -> None:
     new: dict[Any, Any] = {getattr(HfApi, name): replacement for name, replacement in methods.items()}
     for name, replacement in methods.items():
         setattr(HfApi, name, replacement)
-    new |= {get: _remembering(get) for name in _CLIENTS if (get := vars(_http).get(name))}
-    if (address := vars(_xet).get(_ADDRESS)) is not None:
-        new[address] = _reading_address(address)
-    for module in _modules():
-        for key in _names_of(new, module):
-            value = vars(module)[key]
-            if type(value) is types.MethodType:
-                vars(module)[key] = types.MethodType(new[value.__func__], value.__self__)
-            else:
-                vars(module)[key] = new[value]
-
-
-_CLIENTS: Final = ("get_session", "get_async_session")
-_ADDRESS: Final = "xet_connection_info_refresh_url"
-
-
-def look_up_names() -> None:
-    """Looks through the modules that are loaded now. A forked process would copy much of their memory for that."""
-    methods = [name for name in dir(HfApi) if name in _ANSWERS or name.startswith("delete_")]
-    originals = {*(getattr(HfApi, name) for name in methods), *map(vars(_http).get, _CLIENTS), vars(_xet).get(_ADDRESS)}
-    for module in _modules():
-        _names_of(originals, module)
-
-
-def _modules() -> list[types.ModuleType]:
-    return [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
-
-
-_names: Final[dict[types.ModuleType, tuple[int, list[str]]]] = {}
-"""Module → how many names it had when it was looked through, and those of what is replaced."""
-
-
-def _names_of(originals: Container[Any], module: types.ModuleType) -> list[str]:
-    size, names = _names.get(module, (-1, []))
-    if size != len(vars(module)):
-        names = [
-            key
-            for key, value in list(vars(module).items())
-            if (type(value) is types.MethodType and value.__func__ in originals)
-            or (type(value) is types.FunctionType and value in originals)
-        ]
-        _names[module] = len(vars(module)), names
-    return names
+    new |= {get: _remembering(get) for get in _CLIENTS}
+    new |= {address: _reading_address(address) for address in _ADDRESSES}
+    for names, key in NAMES.places():
+        value = names[key]
+        if type(value) is types.MethodType:
+            names[key] = types.MethodType(new.get(value.__func__, value.__func__), value.__self__)
+        else:
+            names[key] = new.get(value, value)
 
 
 _clients: Final[WeakSet[Any]] = WeakSet()  # those that huggingface_hub gave to anybody
