@@ -38,11 +38,14 @@ from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.cli import main
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
-from hf_memkit.prediction.worker import Worker, shared_worker
+from hf_memkit.prediction.worker import _IRRELEVANT_VARIABLES, Worker, shared_worker
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.setup.techniques.allocator import VARIABLE
 from tests import cpu_time
 from tests.loaded import Loaded, Ran, loaded
+
+# No library reads it on import: HF_HOME is set.
+_IRRELEVANT_VARIABLES.add("XDG_CACHE_HOME")
 
 # Scripts that tests run use the operators that memkit built, instead of building them again.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
