@@ -44,8 +44,8 @@ from hf_memkit.setup.techniques.allocator import VARIABLE
 from tests import cpu_time
 from tests.loaded import Loaded, Ran, loaded
 
-# No library reads it on import: HF_HOME is set.
-_IRRELEVANT_VARIABLES.add("XDG_CACHE_HOME")
+# HF_HOME is set, so no library reads the first one on import; a test may leave the others in its process.
+_IRRELEVANT_VARIABLES.update(("XDG_CACHE_HOME", "DS_ACCELERATOR", "DS_LOG_LEVEL"))
 
 # Scripts that tests run use the operators that memkit built, instead of building them again.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
