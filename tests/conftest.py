@@ -20,6 +20,13 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests must not depend on the hub
+if "PYTEST_XDIST_WORKER" not in os.environ:  # which inherits it
+    # Nothing stays in the user's caches. The hub's keeps its place: XDG_CACHE_HOME would move it.
+    os.environ.setdefault(
+        "HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface").expanduser())
+    )
+    CACHES = tempfile.TemporaryDirectory(prefix="memkit-tests-", ignore_cleanup_errors=True)
+    os.environ |= {"XDG_CACHE_HOME": CACHES.name, "HF_DATASETS_CACHE": str(Path(CACHES.name, "datasets"))}
 
 # A shell that runs the tests in the background ignores Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -31,11 +38,14 @@ from hf_memkit.catalog.hardware import Machine, gpu_of_size
 from hf_memkit.cli import main
 from hf_memkit.common.units import GIB
 from hf_memkit.deepspeed import ops
-from hf_memkit.prediction.worker import Worker, shared_worker
+from hf_memkit.prediction.worker import _IRRELEVANT_VARIABLES, Worker, shared_worker
 from hf_memkit.recipes.schema import Recipe, load_recipe
 from hf_memkit.setup.techniques.allocator import VARIABLE
 from tests import cpu_time
 from tests.loaded import Loaded, Ran, loaded
+
+# HF_HOME is set, so no library reads the first one on import; a test may leave the others in its process.
+_IRRELEVANT_VARIABLES.update(("XDG_CACHE_HOME", "DS_ACCELERATOR", "DS_LOG_LEVEL"))
 
 # Scripts that tests run use the operators that memkit built, instead of building them again.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))

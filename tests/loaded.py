@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -94,6 +95,7 @@ def serve() -> None:
             _leave(job)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        _preload(Path(job["output"]) / IMPORTED)
 
 
 def _load() -> None:
@@ -109,7 +111,24 @@ def _load() -> None:
     gc.freeze()  # else each training's collection looks through all of that
 
 
+IMPORTED = "imported"
+"""File with the modules that a job imported."""
+PRELOADED = ("hf_memkit.", "rich.", "typer.", "pydantic.", "packaging.", "transformers.models.")
+"""Modules which do not depend on a job: each next one has them."""
+
+
+def _preload(imported: Path) -> None:
+    names = imported.read_text().split() if imported.exists() else []
+    for name in names:
+        if name.startswith(PRELOADED):
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+    if names:
+        gc.freeze()
+
+
 def _leave(job: dict[str, Any]) -> NoReturn:
+    before = set(sys.modules)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])
@@ -132,8 +151,9 @@ def _leave(job: dict[str, Any]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    (Path(job["output"]) / IMPORTED).write_text(" ".join(name for name in sys.modules if name not in before))
     os._exit(code)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,6 +27,7 @@ class _Absent:
 ABSENT: Final = _Absent()
 
 
+@functools.cache
 def installed_deepspeed() -> str:
     """Version of the installed DeepSpeed; without one, the version that memkit was written against."""
     try:

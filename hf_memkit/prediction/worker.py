@@ -32,6 +32,10 @@ _END_S: Final = 10.0  # time for the child to kill the processes of a script
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
+_SET: Final = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+"""Variables of each worker. The predicted GPU is not this machine's; and after torch has looked for a GPU, no forked
+process can use it."""
+
 
 class Worker:
     """A child process that traces trainings, one at a time, with the interpreter `python` of another environment or
@@ -61,9 +65,7 @@ class Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._files, files = socket.socketpair()
         self._variables = _variables()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        # The predicted GPU is not this machine's; and after torch has looked for a GPU, no forked process can use it.
-        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment = {**os.environ, **_SET}
         for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)  # the traced training is one process, even if the asking one is a rank
         with files:
@@ -190,8 +192,10 @@ class Worker:
         return TraceFailed(f"the process that traces trainings {why}", kind="worker", details="\n".join(lines))
 
 
-_IRRELEVANT_VARIABLES: Final = ("COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_")
-"""Variables that no library reads on import."""
+_IRRELEVANT_VARIABLES: Final = {
+    "COLUMNS", "HF_TOKEN", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "_", *_SET, *LAUNCHER_VARIABLES
+}  # fmt: skip
+"""Variables that no library reads on import, and those that each worker has alike."""
 
 
 def _variables() -> dict[str, str]:

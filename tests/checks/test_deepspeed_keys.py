@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,14 @@ import torch
 import hf_memkit.checks
 from hf_memkit.checks.deepspeed_keys import BOUNDS, REMOVED, TORCH_OPTIMIZERS, TORCH_SCHEDULERS, UNTYPED
 from tests.conftest import ROOT
+from tests.loaded import Loaded
 
 GENERATED: dict[str, Any] = json.loads(Path(hf_memkit.checks.__file__).with_name("deepspeed_0_19.json").read_text())
 
 
-def test_the_generated_file_is_what_the_installed_deepspeed_says() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "deepspeed_keys.py"), "--check"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_generated_file_is_what_the_installed_deepspeed_says(process: Loaded) -> None:
+    done = process.run([ROOT / "scripts" / "deepspeed_keys.py", "--check"], ROOT)
+    assert done.returncode == 0, done.output
 
 
 def test_the_top_level_is_what_deepspeed_reads() -> None:

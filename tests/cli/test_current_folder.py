@@ -49,7 +49,7 @@ def ran(folder: Path) -> set[str]:
     return {path.name.removeprefix("ran-") for path in folder.glob("ran-*")}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["command", *(pytest.param(way, marks=pytest.mark.slow) for way in list(WAYS)[1:])])
 def test_a_check_runs_no_file_of_the_folder(planted: Path, way: str) -> None:
     """With an empty entry of PYTHONPATH Python itself imports `sitecustomize`."""
     check = [*WAYS[way], "check", "ds.json"]
@@ -68,7 +68,9 @@ def test_no_verb_runs_a_file_of_the_folder(planted: Path, way: str) -> None:
         assert ran(planted) == set(), verb
 
 
-@pytest.mark.parametrize("python_path", [None, ":", "/nowhere:"])
+@pytest.mark.parametrize(
+    "python_path", [None, *(pytest.param(path, marks=pytest.mark.slow) for path in (":", "/nowhere:"))]
+)
 def test_a_script_imports_as_under_python(planted: Path, python_path: str | None) -> None:
     """`memkit run` gives it the same `sys.path`, with its own folder first."""
     (planted / "scripts" / "paths.py").write_text("import neighbour, sys\nprint(sys.path)\n")

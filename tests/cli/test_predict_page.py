@@ -68,8 +68,11 @@ def test_drawn_and_readable_where_it_does_not_fit(
 
 @pytest.mark.parametrize(
     "asked",
-    [("--model", EVIL), ("--model", EVIL, "--preset", "lora"), ("--recipe", "gpt2-on-16gb", "--model", EVIL)],
-    ids=["model", "preset", "recipe"],
+    [
+        pytest.param(("--model", EVIL), id="model"),
+        pytest.param(("--model", EVIL, "--preset", "lora"), id="preset", marks=pytest.mark.slow),
+        pytest.param(("--recipe", "gpt2-on-16gb", "--model", EVIL), id="recipe"),
+    ],
 )
 def test_every_form_has_a_page_on_which_names_are_text(
     tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]

@@ -56,7 +56,9 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("variant", list(FILES))
+@pytest.mark.parametrize(
+    "variant", ["resident", "infinity", *(pytest.param(name, marks=pytest.mark.slow) for name in ("offload", "lora"))]
+)
 def test_scripts_for_a_gpu_are_written_anywhere(memkit_here: Quick, tmp_path: Path, variant: str) -> None:
     asked = ["recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"]
     exported = memkit_here(*asked)

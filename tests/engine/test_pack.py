@@ -5,6 +5,7 @@ No list of names stands here, so that a new recipe is tested as soon as its file
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from tests.fewer import one_each
 from tests.loaded import Loaded
 
 FILES = sorted((ROOT / "recipes").rglob("*.yaml"))
-PACK = [(path.stem, variant) for path in FILES for variant in read_recipe(path).variants]
+read = functools.cache(read_recipe)
+PACK = [(path.stem, variant) for path in FILES for variant in read(path).variants]
 FURTHER = [(name, variant) for name, variant in PACK if name != "gpt2-on-16gb"]
 """Those of gpt2-on-16gb are rehearsed whole in test_variants.py, and exported in test_export.py."""
 
@@ -31,7 +33,7 @@ FURTHER = [(name, variant) for name, variant in PACK if name != "gpt2-on-16gb"]
 def techniques(case: tuple[str, str], families: Sequence[str] = ("offload", "adapters")) -> list[str]:
     """Of a variant: its engine and its adapters."""
     name, variant = case
-    own = (*PRESETS[variant].techniques, *read_recipe(ROOT / "recipes" / f"{name}.yaml").variants[variant].techniques)
+    own = (*PRESETS[variant].techniques, *read(ROOT / "recipes" / f"{name}.yaml").variants[variant].techniques)
     last = {TECHNIQUES[each].family: each for each in own}
     return [last[family] for family in families if family in last]
 
@@ -41,7 +43,7 @@ def engine(case: tuple[str, str]) -> str:
 
 
 def task(case: tuple[str, str]) -> str:
-    return read_recipe(ROOT / "recipes" / f"{case[0]}.yaml").task
+    return read(ROOT / "recipes" / f"{case[0]}.yaml").task
 
 
 def marked(cases: list[Any]) -> list[Any]:
@@ -70,7 +72,7 @@ def test_the_pack_is_whole() -> None:
 @pytest.mark.parametrize(("name", "variant"), PACK)
 def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: str) -> None:
     entry = stored()["recipes"].get(name)
-    recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml")
+    recipe = read(ROOT / "recipes" / f"{name}.yaml")
     assert entry is not None and entry["sha256"] == checksum(recipe), "run scripts/recipe_predictions.py"
     mine = [each for each in entry["predicted"] if each["variant"] == variant and each["bf16"]]
     refused = [why for which, why in entry["not_predicted"] if which == variant]
@@ -85,7 +87,7 @@ def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: s
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), VARIED)
 def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
-    spec = read_recipe(ROOT / "recipes" / f"{name}.yaml").rehearsal
+    spec = read(ROOT / "recipes" / f"{name}.yaml").rehearsal
     steps = min(STEPS[1], spec.steps, max(STEPS[0], TOKENS // (spec.sequences_per_step * spec.sequence_length)))
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--output", "run"]
     ran = process.run([*command, "--max-steps", str(steps)], tmp_path)

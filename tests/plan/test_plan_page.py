@@ -69,6 +69,7 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     assert watched.problems == []
 
 
+@pytest.mark.slow
 def test_setups_that_ran_here(tmp_path: Path, show: Show) -> None:
     """Would notice: a setup that failed here, of which the page knows nothing; another table than the terminal's."""
     judgement = typical_plan().traced[1]

@@ -95,16 +95,21 @@ made()
 @pytest.mark.parametrize(
     ("line", "expected", "unexpected"),
     [
-        ("model.eval(); model.train(); trainer.save_model()", "", "train()"),
-        ("AutoTokenizer.from_pretrained('out')", "", "from_pretrained"),
+        pytest.param("model.eval(); model.train(); trainer.save_model()", "", "train()", marks=pytest.mark.slow),
+        pytest.param("AutoTokenizer.from_pretrained('out')", "", "from_pretrained", marks=pytest.mark.slow),
         (
             "x = GPT2LMHeadModel.from_pretrained(\n        'out')",
             "from_pretrained() (train.py, line LINE)",
             "merge_and",
         ),
-        ("model.merge_and_unload()", "merge_and_unload() (train.py, line LINE)", "from_pretrained"),
+        pytest.param(
+            "model.merge_and_unload()",
+            "merge_and_unload() (train.py, line LINE)",
+            "from_pretrained",
+            marks=pytest.mark.slow,
+        ),
         ("trainer.train()", "a second train() (train.py, line LINE)", "loop"),
-        ("for _ in ():\n        print(1)", "", "loop"),
+        pytest.param("for _ in ():\n        print(1)", "", "loop", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_loaded_merged_or_trained_below_has_notes(
@@ -125,13 +130,17 @@ def test_one_training_of_a_loop_is_predicted(predict: Predict) -> None:
     ("code", "decides"),
     [
         ("trainer.train()\ntrainer.evaluate()", True),
-        ("def after():\n    trainer.evaluate()\ntrainer.train()\nafter()", True),
+        pytest.param("def after():\n    trainer.evaluate()\ntrainer.train()\nafter()", True, marks=pytest.mark.slow),
         pytest.param("trainer.train()\ntrainer.predict(rows)", True, marks=pytest.mark.slow),
         pytest.param("arguments.do_eval = True\ntrainer.train()", True, marks=pytest.mark.slow),
         pytest.param("trainer.train()\nif arguments.do_eval:\n    trainer.evaluate()", False, marks=pytest.mark.slow),
-        ("trainer.train()\nif arguments.eval_strategy != 'no':\n    trainer.evaluate()", False),
+        pytest.param(
+            "trainer.train()\nif arguments.eval_strategy != 'no':\n    trainer.evaluate()",
+            False,
+            marks=pytest.mark.slow,
+        ),
         ("trainer.train()", False),
-        ("if len(sys.argv) > 9:\n    trainer.evaluate()\ntrainer.train()", False),
+        pytest.param("if len(sys.argv) > 9:\n    trainer.evaluate()\ntrainer.train()", False, marks=pytest.mark.slow),
     ],
 )
 def test_an_evaluation_decides_where_something_asks_for_it(

@@ -450,7 +450,13 @@ ENDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENDS)
+ALIKE = ("exits", "exits with 3", "explains at length", "misses its data", "asks for a value", "another precision")
+"""Others end in these ways, too."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ALIKE else []) for name in ENDS]
+)
 def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
     """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted; words
     that are wrong for a plan, which has the same errors."""

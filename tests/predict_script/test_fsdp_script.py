@@ -184,7 +184,7 @@ def test_the_version_in_effect_decides(predict: Predict) -> None:
     ("sizes", "sharing", "longest"),
     [
         ({"dp_replicate_size": 2, "dp_shard_size": 2}, 2, 128),
-        ({"cp_size": 2, "dp_shard_size": 2}, 4, 64),
+        pytest.param({"cp_size": 2, "dp_shard_size": 2}, 4, 64, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("by_launcher", [pytest.param(False, marks=pytest.mark.slow), True])

@@ -53,7 +53,7 @@ def rules(sentences: tuple[str, ...]) -> list[str]:
         ('{"lora": true, "fsdp": "full_shard", "fsdp_config": "fsdp.json"}',
          ["fsdp-key-unread", "fsdp-saves-empty-adapter"]),
         pytest.param('{"lora": true, "fsdp": true, "activation_checkpointing": true}', [], marks=pytest.mark.slow),
-        ('{"lora": true}', ["adapter-searches-graph"]),
+        pytest.param('{"lora": true}', ["adapter-searches-graph"], marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_traced_training_has_the_mistakes_of_its_script(
@@ -72,9 +72,11 @@ def test_a_traced_training_has_the_mistakes_of_its_script(
     ("trainer", "expected"),
     [
         ("trainer.args.load_best_model_at_end = True", ["weights-not-restored"]),
-        ("trainer.args.load_best_model_at_end = True; restore_all_weights(trainer)", []),
+        pytest.param(
+            "trainer.args.load_best_model_at_end = True; restore_all_weights(trainer)", [], marks=pytest.mark.slow
+        ),
         ("resume = 'out/checkpoint-6'", ["weights-not-restored"]),
-        ("resume = 'out/checkpoint-6'; model.name_or_path = resume", []),
+        pytest.param("resume = 'out/checkpoint-6'; model.name_or_path = resume", [], marks=pytest.mark.slow),
     ],
 )
 def test_weights_that_a_resume_loses_are_a_warning(predict: Predict, trainer: str, expected: list[str]) -> None:

@@ -162,21 +162,27 @@ def test_any_python_3_reads_what_descendants_import() -> None:
     ast.parse(Path(sitecustomize.__file__).read_text(), feature_version=(3, 6))
 
 
-def test_descendants_keep_their_environment(predict: Predict, tmp_path: Path) -> None:
-    """A program that reads a config and a tokenizer runs, with the user's `sitecustomize` and PYTHONPATH, also in a
-    program that it starts. The script sees none of memkit's variables."""
+READS = """
+    from transformers import AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
+    GPT2Config().save_pretrained("made")
+"""
+
+
+@pytest.mark.parametrize("reads", ["", pytest.param(READS, marks=pytest.mark.slow)], ids=["nothing", "tokenizers"])
+def test_descendants_keep_their_environment(predict: Predict, tmp_path: Path, reads: str) -> None:
+    """A program runs, also one that reads a config and a tokenizer, with the user's `sitecustomize` and PYTHONPATH,
+    and in a program that it starts. The script sees none of memkit's variables."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("hidden = 1\n")
     prepare = """
 import os, subprocess, sys, sitecustomize
 assert sitecustomize.hidden and "site" in sys.path[1], sys.path
 if "A" not in os.environ:
-    from transformers import AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
-    GPT2Config().save_pretrained("made")
+    READS
     inner = "import os, sitecustomize; open('inner', 'w').write(os.environ['PYTHONPATH']); sitecustomize.hidden"
     subprocess.run([sys.executable, "-c", inner], check=True)
 """
-    (tmp_path / "prepare.py").write_text(prepare)
+    (tmp_path / "prepare.py").write_text(prepare.replace("READS", reads.strip()))
     code = """
 import os, subprocess, sys
 before = dict(os.environ)

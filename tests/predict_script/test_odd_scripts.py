@@ -25,7 +25,7 @@ def main():
 }
 
 
-@pytest.mark.parametrize("way", ODD)
+@pytest.mark.parametrize("way", [pytest.param("train() in a thread", marks=pytest.mark.slow), *list(ODD)[1:]])
 def test_it_is_predicted(predict: Predict, way: str) -> None:
     outcome = predict(f"import json, os, threading\n{TINY}\n{ODD[way]}\n")
     assert outcome.training is not None and outcome.training.steps, outcome

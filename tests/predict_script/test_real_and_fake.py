@@ -119,7 +119,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
         pytest.param(
             "json.dumps(model.transformer.wte.weight.detach().numpy().mean())", "numpy", marks=pytest.mark.slow
         ),
-        ("print(torch.rand(3, device='cuda').sum().item())", "item"),
+        pytest.param("print(torch.rand(3, device='cuda').sum().item())", "item", marks=pytest.mark.slow),
     ],
 )
 def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, line: str, asked: str) -> None:
@@ -158,7 +158,13 @@ else:
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize("more", ["raise SystemExit", "print(model.cuda()(found[:, :16]).logits.tolist())"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param("raise SystemExit", marks=pytest.mark.slow),
+        "print(model.cuda()(found[:, :16]).logits.tolist())",
+    ],
+)
 def test_batches_of_data_keep_their_values_on_the_gpu(predict: Predict, more: str) -> None:
     """Scripts print their first batch, and decode it. Would notice: a made-up one, a refusal, values that follow from
     weights."""

@@ -285,6 +285,7 @@ def test_optimizers_here_are_all_of_the_pack() -> None:
     assert of_the_pack <= {name.rpartition("+")[2] for name in here}
 
 
+@pytest.mark.slow
 def test_tf32_changes_no_byte(worker: Worker, models: dict[str, Path]) -> None:
     plain, tf32 = (traced(worker, setup_of(models["llama"], names)) for names in ("adamw-fused", "tf32+adamw-fused"))
     assert tf32 == plain

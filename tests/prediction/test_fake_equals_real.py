@@ -37,7 +37,7 @@ FURTHER: Final = (
 
 
 @pytest.mark.tracing
-@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, quick=3))
+@pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, quick=2))
 def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
     assert_equal(fake, real)

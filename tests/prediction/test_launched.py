@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -20,6 +18,7 @@ from hf_memkit.common.user_script import UserScript
 from hf_memkit.prediction.launch_command import is_command, read_command
 from hf_memkit.prediction.trace.request import TORCHRUN
 from tests.conftest import ROOT
+from tests.loaded import Loaded
 
 pytest.importorskip("trl", reason="its accelerate configs are read")
 
@@ -83,10 +82,12 @@ OTHERS: Final = {
 """What counts here of the configs that TRL has not in its package."""
 
 READ: Final = """
-import json, sys
+import json, os
+os.environ["HF_HOME"] = os.getcwd()  # a folder without a config of accelerate
+os.environ.pop("CUDA_VISIBLE_DEVICES")
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.child.script.read_launch import read_launch
-print("READ " + wire.dumps([read_launch(words) for words in json.load(sys.stdin)]))
+open("answers.json", "w").write(wire.dumps([read_launch(words) for words in json.load(open("lines.json"))]))
 """
 
 
@@ -114,15 +115,12 @@ def typed(line: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> list[dict[str, Any]]:
-    ran = subprocess.run(
-        [sys.executable, "-c", READ], text=True, capture_output=True, cwd=folder,
-        input=json.dumps([*(shlex.split(each[0]) for each in COMMANDS), *map(typed, LINES)]),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder)},
-    )  # fmt: skip
-    lines = [line for line in ran.stdout.splitlines() if line.startswith("READ ")]
-    assert lines, ran.stderr[-3000:]
-    answers: list[dict[str, Any]] = json.loads(lines[0].removeprefix("READ "))
+def found(process: Loaded, folder: Path) -> list[dict[str, Any]]:
+    (folder / "read.py").write_text(READ)
+    (folder / "lines.json").write_text(json.dumps([*(shlex.split(each[0]) for each in COMMANDS), *map(typed, LINES)]))
+    ran = process.run(["read.py"], folder)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answers: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
     return answers
 
 

@@ -45,7 +45,12 @@ def predicted(setup: Setup, model: ModelFacts, gpus: int, nodes: int) -> Predict
     return predict(replace(setup, job=Job(model, MACHINE, 1, 64, gpus=gpus, nodes=nodes)))
 
 
-TRACED = {"zero1": [], "zero2-offload": [pytest.mark.slow], "zero3-infinity": [], "zero3": [pytest.mark.slow]}
+TRACED = {
+    "zero1": [pytest.mark.slow],
+    "zero2-offload": [pytest.mark.slow],
+    "zero3-infinity": [],
+    "zero3": [pytest.mark.slow],
+}
 """One of each stage and of each place that states go to; the others are set otherwise, and split as these are."""
 
 

@@ -223,7 +223,6 @@ QUERIES: Final = {
     "fake_gpu.py: import_utils.is_fake_tensor", "fake_gpu.py: setattr(torch.cuda, name)",
     "fake_gpu.py: torch.inference_mode.__enter__", "fake_gpu.py: torch.inference_mode.__exit__",
     "flash_attn_package.py: setattr(modeling_utils.PreTrainedModel, name)",
-    "flash_attn_package.py: replace_everywhere(original, answer)",
     "library_rules.py: training_args.is_torch_tf32_available",
     "other_ranks.py: accelerate.data_loader.synchronize_rng_states",
     "library_rules.py: refs._reshape_view_helper",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
@@ -136,10 +137,19 @@ for line in sys.stdin:
 """
 
 
+@pytest.fixture
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers without libraries. Those of other tests stay as they are."""
+    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
+    monkeypatch.setattr("hf_memkit.prediction.worker._shared", None)
+    monkeypatch.setattr("hf_memkit.prediction.worker._idle", [])
+    yield
+    close_workers()
+
+
+@pytest.mark.usefixtures("own_workers")
 def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: two at once that share one, one that has other variables than the script, one that was closed."""
-    close_workers()  # of other tests
-    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
     request = ScriptRequest(UserScript("train.py"), ".", {})
 
     def served(worker: Worker) -> int:
@@ -165,9 +175,8 @@ def test_a_script_s_worker_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch)
         one.close()
 
 
+@pytest.mark.usefixtures("own_workers")
 def test_workers_have_ended_when_a_recipe_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    close_workers()
-    monkeypatch.setattr("hf_memkit.common.boot.command", lambda *_, **__: [sys.executable, "-c", SERVES])
     request = ScriptRequest(UserScript("train.py"), ".", {})
     with lent_worker(None) as lent:
         workers = [int((each.run(request).died or "").split()[0]) for each in (lent, shared_worker())]

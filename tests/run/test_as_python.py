@@ -48,7 +48,11 @@ def both(start: Start, *command: str) -> tuple[Ended, Ended]:
 
 @pytest.mark.parametrize(
     "command",
-    ["shows_itself.py 0 --lr 1 -- x", "link.py", "-m a_package.inside 0 --lr 1 -m", "-m a_package", "folder x"],
+    [
+        "shows_itself.py 0 --lr 1 -- x",
+        "-m a_package.inside 0 --lr 1 -m",
+        *(pytest.param(command, marks=pytest.mark.slow) for command in ("link.py", "-m a_package", "folder x")),
+    ],
 )
 def test_a_script_sees_what_it_sees_without_memkit(start: Start, scripts: Path, command: str) -> None:
     """Finds: memkit's words in sys.argv, its folder in sys.path[0], a wrong `__main__` or `__file__`, another module's
@@ -60,7 +64,7 @@ def test_a_script_sees_what_it_sees_without_memkit(start: Start, scripts: Path, 
     assert memkit == python
 
 
-@pytest.mark.parametrize("command", ["shows_itself.py", "-m a_package.inside"])
+@pytest.mark.parametrize("command", ["shows_itself.py", pytest.param("-m a_package.inside", marks=pytest.mark.slow)])
 def test_classes_of_the_script_are_pickled_for_spawned_workers(start: Start, scripts: Path, command: str) -> None:
     """Finds: a `__main__` that workers cannot import again, or that runs memkit in each."""
     memkit = start(*MEMKIT, *command.split(), "spawns").ended()

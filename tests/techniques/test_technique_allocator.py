@@ -95,6 +95,7 @@ for given in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_torch_reads_the_variable_at_first_use_and_the_old_names_first() -> None:
     cuda, hip = OLD_VARIABLES
     given = [

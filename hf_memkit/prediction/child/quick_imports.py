@@ -23,26 +23,37 @@ def quick_imports() -> Iterator[None]:
     - No garbage is collected. Afterwards all objects are frozen, so that a forked process does not copy their pages.
     - Caches have no limit: transformers' holds 128 folders, and it has 450 models (transformers 5.23:
       utils/import_utils.py, `create_import_structure_from_path`).
-    - Custom operations do not store the line that registers them, for which torch searches all modules (torch 2.13:
-      _library/utils.py, `get_source`).
+    - As within `without_lines`.
     """
-    import torch._library.utils as library
-
-    cache, source, collects = functools.lru_cache, library.get_source, gc.isenabled()
+    cache, collects = functools.lru_cache, gc.isenabled()
 
     def lru_cache(maxsize: Any = None, typed: bool = False) -> Any:
         return cache(None, typed)(maxsize) if callable(maxsize) else cache(None, typed)
 
     gc.disable()
     functools.lru_cache = lru_cache
+    try:
+        with without_lines():
+            yield
+    finally:
+        functools.lru_cache = cache
+        gc.freeze()  # without it, a collection would visit all objects now
+        if collects:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def without_lines() -> Iterator[None]:
+    """Within it custom operations do not store the line that registers them, for which torch searches all modules
+    (torch 2.13: _library/utils.py, `get_source`)."""
+    import torch._library.utils as library
+
+    source = library.get_source
     library.get_source = lambda stacklevel: ""
     try:
         yield
     finally:
-        functools.lru_cache, library.get_source = cache, source
-        gc.freeze()  # without it, a collection would visit all objects now
-        if collects:
-            gc.enable()
+        library.get_source = source
 
 
 _MODULE_ATTRIBUTES: Final = ("__all__", "__path__", "__version__")

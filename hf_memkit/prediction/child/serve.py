@@ -114,11 +114,15 @@ def _load() -> str | None:
         import transformers.trainer
 
         import hf_memkit.prediction.child.script.script  # noqa: F401 - each case would import it again
+        from hf_memkit.prediction.child.gpu.flash_attn_package import availability
+        from hf_memkit.prediction.child.script import network
         from hf_memkit.prediction.child.tracer.fast_fakes import speed_up_dispatch
         from hf_memkit.prediction.child.tracer.tracer import StorageTracer
     speed_up_dispatch(StorageTracer)
     # Checks whether a data set or a model belongs to these libraries, which is impossible before they are imported.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
+    for names in (network.NAMES, availability()):
+        list(names.places())
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
     return None
 

@@ -105,7 +105,7 @@ def endless(size: int) -> Iterator[str]:
 
 
 def test_a_long_log_is_read_in_bounded_memory() -> None:
-    pieces = endless(3_000_000)
+    pieces = endless(1_500_000)
     tracemalloc.start()
     errors = find_messages(SimpleNamespace(readline=lambda size=-1: next(pieces, "")))  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]

@@ -6,6 +6,7 @@ Both keep the same tensors (queries, keys, values, output, a row of fp32 per hea
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_memkit.common.errors import Unmodelled
-from hf_memkit.prediction.child.gpu.cuda_queries import replace_everywhere
+from hf_memkit.prediction.child.names import Names
 from hf_memkit.prediction.child.older_libraries import FLASH_CHECKS, flash_attention_table, hub_kernel_loader
 
 _VERSION: Final = "2.8.3"
@@ -145,6 +146,17 @@ def _module(name: str, content: dict[str, Any]) -> ModuleType:
     return module
 
 
+_CHECKS: Final = ("is_flash_attn_2_available", "is_flash_attn_3_available", "is_flash_attn_greater_or_equal")
+
+
+@functools.cache
+def availability() -> Names:
+    """transformers' checks of the package."""
+    from transformers.utils import import_utils
+
+    return Names((getattr(import_utils, name) for name in _CHECKS), "transformers")
+
+
 def _patch_availability() -> None:
     """Replaces transformers' availability checks of the package in all modules, and in the table of version needs
     (transformers 5.23.0: utils/import_utils.py; modeling_flash_attention_utils.py,
@@ -158,14 +170,12 @@ def _patch_availability() -> None:
     def at_least(library_version: str) -> bool:
         return parse(library_version) <= parse(_VERSION)
 
-    answers: dict[str, Callable[..., bool]] = {
-        "is_flash_attn_2_available": yes, "is_flash_attn_3_available": yes, "is_flash_attn_greater_or_equal": at_least,
-    }  # fmt: skip
-    for name, answer in answers.items():
-        original = getattr(import_utils, name)
-        replace_everywhere(original, answer, ("transformers",))
-        for row in flash_attention_table().values():
-            row.update({key: answer for key, value in row.items() if value is original})
+    answers: dict[str, Callable[..., bool]] = dict(zip(_CHECKS, (yes, yes, at_least), strict=True))
+    replaced = {id(getattr(import_utils, name)): answer for name, answer in answers.items()}
+    for row in flash_attention_table().values():
+        row.update({key: replaced[id(value)] for key, value in row.items() if id(value) in replaced})
+    for names, key in availability().places():
+        names[key] = replaced.get(id(names[key]), names[key])
 
 
 def _patch_hub_kernels(package: ModuleType) -> None:

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_memkit.common.errors import Unmodelled
+from hf_memkit.prediction.child.quick_imports import without_lines
 from hf_memkit.prediction.child.tracer.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup.setup import Setup
@@ -247,8 +248,9 @@ def assume_few_outliers() -> None:
         kept = (inputs.shape[0], outliers.shape[0]) if outliers is not None and outliers.numel() else (0,)
         return inputs.new_empty((*codes.shape[:-1], weight.shape[0])), inputs.new_empty(kept)
 
-    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", vectorwise, allow_override=True)
-    torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
+    with without_lines():
+        torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", vectorwise, allow_override=True)
+        torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
 def patch_apollo_random() -> None:

@@ -32,6 +32,7 @@ from transformers.utils import hub
 
 from hf_memkit.common.errors import InputError
 from hf_memkit.common.when_imported import when_imported
+from hf_memkit.prediction.child.names import Names
 from hf_memkit.prediction.child.script.notices import notice
 from hf_memkit.prediction.child.user_code import users_line
 
@@ -44,7 +45,7 @@ def send_only_reads() -> None:
     """Replaces what writes to the Hub in this process: methods of HfApi, pushes, and `send` of the client."""
     constants.HF_HUB_DISABLE_TELEMETRY = True  # its variable was read when the libraries were loaded
     methods = {name: _answered(name, answer) for name, answer in _ANSWERS.items() if hasattr(HfApi, name)}
-    methods |= {name: _refused(getattr(HfApi, name), f"{name}()") for name in dir(HfApi) if name.startswith("delete_")}
+    methods |= {name: _refused(getattr(HfApi, name), f"{name}()") for name in _DELETES}
     _replace_methods(methods)
     for kind in (Trainer, *_with_subclasses(hub.PushToHubMixin)):  # subclasses have copies
         if "push_to_hub" in vars(kind):
@@ -98,6 +99,14 @@ _ANSWERS: Final[dict[str, Callable[[HfApi, dict[str, Any]], Any]]] = {
 }  # fmt: skip
 """Method of HfApi after which a script goes on → what it returns, from the arguments by name."""
 
+_DELETES: Final = [name for name in dir(HfApi) if name.startswith("delete_")]
+_CLIENTS: Final = [get for name in ("get_session", "get_async_session") if (get := vars(_http).get(name))]
+_ADDRESSES: Final = [get for name in ("xet_connection_info_refresh_url",) if (get := vars(_xet).get(name))]
+
+NAMES: Final = Names(
+    (*(getattr(HfApi, name) for name in (*_ANSWERS, *_DELETES) if hasattr(HfApi, name)), *_CLIENTS, *_ADDRESSES)
+)
+
 
 def _answered(name: str, answer: Callable[[HfApi, dict[str, Any]], Any]) -> Any:
     original = getattr(HfApi, name)
@@ -127,15 +136,14 @@ def _replace_methods(methods: dict[str, Any]) -> None:
     new: dict[Any, Any] = {getattr(HfApi, name): replacement for name, replacement in methods.items()}
     for name, replacement in methods.items():
         setattr(HfApi, name, replacement)
-    new |= {get: _remembering(get) for name in ("get_session", "get_async_session") if (get := vars(_http).get(name))}
-    if (address := vars(_xet).get("xet_connection_info_refresh_url")) is not None:
-        new[address] = _reading_address(address)
-    for module in [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]:
-        for key, value in list(vars(module).items()):
-            if type(value) is types.MethodType and value.__func__ in new:
-                vars(module)[key] = types.MethodType(new[value.__func__], value.__self__)
-            elif type(value) is types.FunctionType and value in new:
-                vars(module)[key] = new[value]
+    new |= {get: _remembering(get) for get in _CLIENTS}
+    new |= {address: _reading_address(address) for address in _ADDRESSES}
+    for names, key in NAMES.places():
+        value = names[key]
+        if type(value) is types.MethodType:
+            names[key] = types.MethodType(new.get(value.__func__, value.__func__), value.__self__)
+        else:
+            names[key] = new.get(value, value)
 
 
 _clients: Final[WeakSet[Any]] = WeakSet()  # those that huggingface_hub gave to anybody
