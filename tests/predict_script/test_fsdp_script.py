@@ -112,6 +112,7 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
     """Defect: one process counts as started without a launcher, where Trainer refuses FSDP."""
