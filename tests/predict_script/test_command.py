@@ -314,6 +314,7 @@ def test_a_batch_of_nothing(run: Run) -> None:
         {"T4": "compute capability 8.0"},
         pytest.param({"A10G": "bf16=True instead of fp16=True"}, marks=pytest.mark.slow),
     ],
+    ids=["T4", "A10G"],
 )
 def test_bf16_weights_under_fp16_are_refused(run: Run, tmp_path: Path, advice: dict[str, str]) -> None:
     """Would notice: FITS for the job that stops most often on a T4. transformers loads a checkpoint in bf16 as bf16,

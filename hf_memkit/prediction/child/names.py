@@ -36,3 +36,7 @@ class Names:
                 keys = [key for key, value in functions if id(value) in wanted]
                 self._known[module] = len(names), keys
             yield from ((names, key) for key in keys)
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if type(value) is MethodType else value
