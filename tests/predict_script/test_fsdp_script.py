@@ -180,6 +180,7 @@ def test_the_version_in_effect_decides(predict: Predict) -> None:
     assert "fsdp_version: 2 in accelerate's config" in failed.message
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize(
     ("sizes", "sharing", "longest"),
@@ -293,6 +294,7 @@ def test_what_is_not_loaded_in_shares_is_refused(
     assert failed is not None and fix in failed.message and "\n" not in failed.message
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", pytest.param("SHARDED_STATE_DICT", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:

@@ -210,6 +210,7 @@ def test_weights_in_8_bits(worker: Worker, models: dict[str, Path]) -> None:
     assert sum(alive(trace, "weights", end)) == quantised.total + 4 * adapters + 2 * 4 * WIDTH // 4 // 2
 
 
+@pytest.mark.slow
 def test_whole_and_chunked_loss(worker: Worker, models: dict[str, Path]) -> None:
     batch, chunk = 8, 64
     tokens = batch * LENGTH
