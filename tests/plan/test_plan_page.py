@@ -57,6 +57,7 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
     assert watched.problems == []
 
 
+@pytest.mark.slow
 def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     """Would notice: a GPU without a setup that has no row, a cost without a price, charts that share a place."""
     gpus = [plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4"), typical_plan(), typical_plan("RTX 4090")]

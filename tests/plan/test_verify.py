@@ -104,6 +104,7 @@ def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
     assert "run by torchrun --nproc_per_node 2" in result.notes and result.worst_batch == "2 × 23 tokens"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run(folder: Path) -> None:
     """Would notice: a training that continues after Ctrl-C."""
     code = "from tests.plan.test_verify import *\nverify(plan_of(Candidate(2, 1)), script('--waits'), device='cpu')\n"

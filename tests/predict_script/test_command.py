@@ -308,7 +308,15 @@ def test_a_batch_of_nothing(run: Run) -> None:
     assert code == 2 and "gradient_accumulation_steps=-1: no training; give 1 or more" in last(stderr)
 
 
-def test_bf16_weights_under_fp16_are_refused(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "advice",
+    [
+        {"T4": "compute capability 8.0"},
+        pytest.param({"A10G": "bf16=True instead of fp16=True"}, marks=pytest.mark.slow),
+    ],
+    ids=["T4", "A10G"],
+)
+def test_bf16_weights_under_fp16_are_refused(run: Run, tmp_path: Path, advice: dict[str, str]) -> None:
     """Would notice: FITS for the job that stops most often on a T4. transformers loads a checkpoint in bf16 as bf16,
     and no CUDA kernel unscales gradients in bf16."""
     code = (
@@ -322,7 +330,7 @@ trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()
     place = (
         code.splitlines().index('trainer(GPT2LMHeadModel.from_pretrained("saved", **dtype), fp16=True).train()') + 1
     )
-    for gpu, instead in (("T4", "compute capability 8.0"), ("A10G", "bf16=True instead of fp16=True")):
+    for gpu, instead in advice.items():
         exited, out, stderr, _ = run(code, options=("--gpu", gpu, "--json"))
         assert (exited, out) == (2, ""), stderr
         assert (

@@ -112,6 +112,7 @@ def test_a_rank_holds_its_share(predict: Predict) -> None:
     assert len(set(training.trace.stream_of)) > 2, "gathers and reductions have streams of their own"
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_one_rank_of_torchrun_is_traced(predict: Predict) -> None:
     """Defect: one process counts as started without a launcher, where Trainer refuses FSDP."""
@@ -179,6 +180,7 @@ def test_the_version_in_effect_decides(predict: Predict) -> None:
     assert "fsdp_version: 2 in accelerate's config" in failed.message
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize(
     ("sizes", "sharing", "longest"),
@@ -292,6 +294,7 @@ def test_what_is_not_loaded_in_shares_is_refused(
     assert failed is not None and fix in failed.message and "\n" not in failed.message
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 @pytest.mark.parametrize("kind", ["FULL_STATE_DICT", pytest.param("SHARDED_STATE_DICT", marks=pytest.mark.slow)])
 def test_a_checkpoint_is_loaded_into_shards(predict: Predict, kind: str) -> None:

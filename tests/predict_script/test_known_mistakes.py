@@ -98,6 +98,7 @@ trainer.train(resume_from_checkpoint=resume)
     assert rules(known_mistakes(outcome.training, 1, 1)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_file", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_launchers_settings_count(predict: Predict, tmp_path: Path, by_file: bool) -> None:
     """Defect: FSDP of accelerate's YAML, or of its options, counts as DistributedDataParallel."""

@@ -133,7 +133,7 @@ IN_DESCENDANTS = {
     "scheduler": "subprocess.run([sys.executable, '-c', 'import os; os.system(\"./sbatch job.sh\")'])",
     "launcher": "subprocess.run('L=torchrun; $L job.py', shell=True)",
 }
-CHEAP_DESCENDANTS = ("own loop", "scheduler")
+CHEAP_DESCENDANTS = ("scheduler",)
 
 
 @pytest.mark.parametrize(

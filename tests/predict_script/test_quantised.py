@@ -213,6 +213,7 @@ train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), per_device_t
     assert any("7 columns" in note for note in found.training.notes)
 
 
+@pytest.mark.slow
 def test_inputs_of_8_bits_are_kept_in_spite_of_checkpointing(predict: Predict, model: Callable[..., str]) -> None:
     """As the job lora_int8 keeps them on the CPU. Would notice: a note that is missing, or that is wrong of reentrant
     checkpointing."""

@@ -72,6 +72,7 @@ def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Pred
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")} == files
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_a_model_that_is_saved_before_it_trains(predict: Predict, tmp_path: Path) -> None:
     """Would notice: weights of shapes in a file, a save that ends the script, a folder that cannot be loaded then."""
@@ -369,6 +370,7 @@ def test_a_training_loop_of_the_script_stops_at_once(predict: Predict, tmp_path:
     assert "backward(" in OWN_LOOP.splitlines()[int(found.failed.place.split("line ")[1]) - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.tracing
 def test_gradients_above_train_are_no_training_loop(predict: Predict) -> None:
     """As LoRA-GA and the like begin with; and a part of the script's own that is fitted with real numbers."""

@@ -196,6 +196,7 @@ def test_quantised_weights(worker: Worker, models: dict[str, Path], model: str) 
     assert max(made) == whole
 
 
+@pytest.mark.slow
 def test_weights_in_8_bits(worker: Worker, models: dict[str, Path]) -> None:
     """Would notice: weights that stay in 16 bits, or scales that are left behind when the model moves to the GPU."""
     setup = setup_of(models["llama"], "half-weights-frozen+qlora")
@@ -209,6 +210,7 @@ def test_weights_in_8_bits(worker: Worker, models: dict[str, Path]) -> None:
     assert sum(alive(trace, "weights", end)) == quantised.total + 4 * adapters + 2 * 4 * WIDTH // 4 // 2
 
 
+@pytest.mark.slow
 def test_whole_and_chunked_loss(worker: Worker, models: dict[str, Path]) -> None:
     batch, chunk = 8, 64
     tokens = batch * LENGTH
@@ -225,9 +227,8 @@ def test_whole_and_chunked_loss(worker: Worker, models: dict[str, Path]) -> None
     assert expected - gradient <= found < expected + 4 * VOCABULARY * WIDTH + slack + 4 * tokens * WIDTH
 
 
-@pytest.mark.parametrize(
-    "names", ["adamw-fused+chunked-loss", pytest.param("bf16-autocast+adamw-fused+liger", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["adamw-fused+chunked-loss", "bf16-autocast+adamw-fused+liger"])
 def test_ligers_kernels_never_make_all_logits(worker: Worker, models: dict[str, Path], names: str) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("liger_kernel")

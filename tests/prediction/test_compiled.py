@@ -65,6 +65,7 @@ def test_compiled_training_is_traced(child: Child, architecture: str, setting: s
     assert fake["activations"].get(ZEROS, 0) == zeros[architecture]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "setting"), QUICK)
 def test_compiled_training_is_equal(child: Child, architecture: str, setting: str) -> None:
     _assert_same_bytes(*(child.ask(architecture, setting, kind) for kind in ("fake", "real")), 0)

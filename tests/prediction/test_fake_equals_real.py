@@ -65,6 +65,7 @@ def test_experts_one_by_one_are_refused(child: Child) -> None:
     assert answer["kind"] == "Unmodelled" and "nonzero" in answer["error"] and "\n" not in answer["error"]
 
 
+@pytest.mark.slow
 def test_the_trace_is_the_same_each_time(child: Child) -> None:
     first, second = (child.ask("gpt2", "plain", "fake", again=again) for again in (False, True))
     assert first["events"] > 1000 and second["fingerprint"] == first["fingerprint"]

@@ -30,7 +30,10 @@ class Names:
             names = vars(module)
             size, keys = self._known.get(module, (-1, []))
             if size != len(names):
-                found = [(key, value.__func__ if type(value) is MethodType else value) for key, value in names.items()]
-                keys = [key for key, value in found if id(value) in wanted]
+                keys = [key for key, value in names.items() if id(_function(value)) in wanted]
                 self._known[module] = len(names), keys
             yield from ((names, key) for key in keys)
+
+
+def _function(value: Any) -> Any:
+    return value.__func__ if type(value) is MethodType else value

@@ -115,5 +115,5 @@ def test_a_long_log_is_read_in_bounded_memory() -> None:
 
 
 def test_a_log_of_nothing_but_different_messages_is_bounded() -> None:
-    text = "\n".join(f"CUDA out of memory. Tried to allocate {number}.00 MiB" for number in range(1, 3_000))
+    text = "\n".join(f"CUDA out of memory. Tried to allocate {number}.00 MiB" for number in range(1, 1_500))
     assert len(find_messages(text)) <= 1_001

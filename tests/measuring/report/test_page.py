@@ -184,6 +184,7 @@ def test_only_addresses_of_the_documentation_become_links() -> None:
     assert page.count("<a ") == 2 and "<b>" not in page and "example.org" in page and '" onclick' not in page
 
 
+@pytest.mark.slow
 def test_the_policy_forbids_what_escaping_might_miss(
     written: dict[str, Path], show: Callable[..., tuple[Page, Watched]]
 ) -> None:
