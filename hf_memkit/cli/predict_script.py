@@ -157,7 +157,7 @@ def _elapsed_time(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
-    """Makes SIGTERM raise an exception, as Ctrl-C does, so that the script's processes are ended first.
+    """Makes SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that the script's processes are ended first.
 
     Yields a function that raises the exception again: Python may lose it during an import.
 
@@ -180,7 +180,7 @@ def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
         yield raise_again
         return
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         handler = signal.getsignal(number)
         if handler not in (None, signal.SIG_IGN):
             before[number] = handler

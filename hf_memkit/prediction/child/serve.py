@@ -43,12 +43,16 @@ from hf_memkit.prediction.traced_training import Failed, Outcome
 _MODULES: Final = "modules.json"
 """File next to the result with the modules that the case imported, which are preloaded for the next cases."""
 
+_ENDING: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
+
 _PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
 
 
 def serve() -> None:
     """Serves cases until standard input closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the asking process ends this one
+    # The asking process ends this one, which then removes what a script left. All of a terminal or job get a signal.
+    for number in (signal.SIGINT, *_ENDING):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
     files = socket.socket(fileno=int(sys.argv[1]))
@@ -215,6 +219,8 @@ def _run_in_fork(
     server = os.getpid()
     child = os.fork()
     if child == 0:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
         end_with(server)
         _run_and_exit(function)
     watched = os.pidfd_open(child)

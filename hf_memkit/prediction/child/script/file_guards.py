@@ -42,6 +42,7 @@ import tokenizers
 import torch
 from huggingface_hub import constants
 
+from hf_memkit.common.secrets import masked
 from hf_memkit.common.units import format_size
 from hf_memkit.common.user_files import cache_folder
 from hf_memkit.common.when_imported import when_imported
@@ -71,6 +72,7 @@ class OlderFiles:
         name = time.strftime("%Y-%m-%dT%H.%M.%S", time.localtime(began)) + f"{began % 1:.6f}"[1:]
         self._copies = cache_folder() / "overwritten" / name
         self._kept: set[str] = set()  # folders and files that the script has removed
+        self._absent: set[str] = set()  # of these, those that it takes for absent: it has made none anew
         self._stand_ins: set[str] = set()  # for those that it has moved
         self._counts: Counter[str] = Counter()  # line of the script → its notices
 
@@ -134,7 +136,7 @@ class OlderFiles:
                 why = f"it cannot be copied to {copy} ({error.strerror}): {where}"
             message = f"would change {_shown(file)} ({format_size(status.st_size)}), which existed before; {why}"
             self._end(Outcome(failed=Failed(False, "WouldLoseFile", message, line, "")))
-        what = f"changes {_shown(file)}; a copy from before is {copy}"
+        what = f"changes {_shown(file)}; a copy from before is {_shown(str(copy))}"
         self._notice(line, what, f"changes more files; copies from before are in {self._copies}")
 
     def _copy_of(self, file: str) -> Path:
@@ -189,10 +191,13 @@ class OlderFiles:
             place = _place(path, kwargs.get("dir_fd"))
             if (redirected := _redirected(place)) is not None:
                 return function(redirected, *args, **kwargs)
+            if place in self._stand_ins and Path(place).is_symlink():  # for the script it is a folder
+                return _unlink(place)
             why = self._why_kept(place)
             is_full = bool(why) and is_rmdir and any(str(inner) not in self._kept for inner in Path(place).iterdir())
             if not why or is_full:  # a full folder is an error of `rmdir`, at which `removedirs` ends
                 return function(path, *args, **kwargs)
+            self._absent.add(place)
             self._keep(place, f"removes {_shown(place)}: it stays, because {why}")
 
         return unless_older
@@ -204,6 +209,10 @@ class OlderFiles:
             if (redirected := _redirected(old)) is not None:
                 function(redirected, _redirect(new))
                 return
+            if self._absent & {new, str(Path(new).parent)} and Path(old).is_dir():
+                self._stop(
+                    f"moves {_shown(old)} to {_shown(new)}, after it has removed what was there; a prediction keeps that"
+                )
             why = "" if self._is_copied(old) and not Path(old).is_dir() else self._why_kept(old)
             if not why:
                 is_stand_in = old in self._stand_ins and not os.path.lexists(new)
@@ -216,6 +225,11 @@ class OlderFiles:
                 self._add_stand_in(new)
                 _make_stand_in(old, new)
                 what += f"; {_shown(new)} has the same content until the prediction ends"
+            elif Path(old).is_file() and Path(new).is_file():
+                self._before(new)
+                _copy_content(old, new)
+            if Path(old).is_dir():
+                self._absent.add(old)
             self._keep(old, what)
 
         return unless_older
@@ -234,10 +248,15 @@ class OlderFiles:
             except FileExistsError:
                 folder = kwargs.get("dir_fd", kwargs.get("dst_dir_fd"))
                 place = _place(args[position] if len(args) > position else kwargs[name], folder)
+                self._absent.discard(place)
                 if not any(f"{place}/".startswith(f"{kept}/") for kept in self._kept):
                     raise
 
         return make
+
+    def _stop(self, message: str) -> NoReturn:
+        fix = "Move the old one away before you predict, or write to another name"
+        self._end(Outcome(failed=Failed(False, "WouldLoseFile", f"{message}. {fix}", users_line() or "a library", "")))
 
     def _keep(self, path: str, what: str) -> None:
         self._kept.add(path)
@@ -256,9 +275,13 @@ def _copy_entry(path: str, new: str) -> None:
     if Path(path).is_symlink():
         Path(new).symlink_to(Path(path).readlink())
         return
-    with io.FileIO(path) as source, io.FileIO(new, "x") as target:  # `open` may be redirected
-        shutil.copyfileobj(source, target, 2**20)
+    _copy_content(path, new, "x")
     shutil.copystat(path, new)
+
+
+def _copy_content(path: str, new: str, mode: str = "w") -> None:
+    with io.FileIO(path) as source, io.FileIO(new, mode) as target:  # `open` may be redirected
+        shutil.copyfileobj(source, target, 2**20)
 
 
 def _make_stand_in(path: str, new: str) -> None:
@@ -285,15 +308,17 @@ _unlink, _rmdir = os.unlink, os.rmdir  # before they are replaced
 
 
 def _make_room(folder: Path) -> None:
-    """Deletes the copies of the oldest predictions."""
-    total = 0
-    for prediction in sorted(folder.glob("*"), reverse=True):
-        files = list(prediction.rglob("*"))
-        total += sum(file.lstat().st_size for file in files)
-        if total > _ALL_COPIES_BYTES:
-            for file in (*sorted(files, reverse=True), prediction):
-                with contextlib.suppress(OSError):
-                    (_rmdir if file.is_dir() and not file.is_symlink() else _unlink)(file)
+    """Deletes the copies of the oldest predictions, while all take more than `_ALL_COPIES_BYTES`; never the newest."""
+    files = {prediction: list(prediction.rglob("*")) for prediction in sorted(folder.glob("*"))}
+    sizes = {each: sum(file.lstat().st_size for file in inner) for each, inner in files.items()}
+    for prediction in list(files)[:-1]:
+        if sum(sizes.values()) <= _ALL_COPIES_BYTES:
+            return
+        for file in (*sorted(files[prediction], reverse=True), prediction):
+            with contextlib.suppress(OSError):
+                (_rmdir if file.is_dir() and not file.is_symlink() else _unlink)(file)
+        freed = format_size(sizes.pop(prediction))
+        notice(f"deleted the copies of an earlier prediction, {prediction} ({freed}), to make room for new ones")
 
 
 def _place(path: Any, folder: int | None = None) -> str:
@@ -357,7 +382,7 @@ def notice_program(words: list[str]) -> None:
     line = users_call(*_STARTERS)
     if line is not None:
         is_shell = len(words) == 3 and words[1] == "-c"
-        command = words[2] if is_shell else shlex.join(words)
+        command = masked(words[2] if is_shell else shlex.join(words))
         command = command if len(command) <= _LONGEST else f"{command[:_LONGEST]} …"
         notice(f"{line}: starts {command!r}; memkit keeps no file that it changes or removes")
 
@@ -423,6 +448,17 @@ def _watch_native_writers(before: Callable[[Any], None]) -> None:
         module.ParquetWriter.__init__ = writing(module.ParquetWriter.__init__, 1, "where")
 
     when_imported("pyarrow.parquet.core", watch_parquet)
+
+    def watch_arrow(module: Any) -> None:
+        class OSFile(module.OSFile):  # type: ignore[misc]  # pandas opens Parquet and Feather files with it
+            def __new__(cls, path: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+                if "w" in mode or "a" in mode:
+                    before(path)
+                return super().__new__(cls, path, mode, *args, **kwargs)
+
+        module.OSFile = OSFile
+
+    when_imported("pyarrow", watch_arrow)
 
 
 _SQLITE_ATTACH: Final = 24
