@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Final, Self
 
-from hf_memkit.common.errors import InputError
 from hf_memkit.common.socket_paths import short_address
 from hf_memkit.prediction import wire
 from hf_memkit.prediction.running_scripts import (
@@ -75,6 +74,7 @@ class WaitingScript:
         self._script_thread: threading.Thread | None = None
         self._fresh_lock = threading.Lock()
         self._ended = threading.Event()
+        self._own: Outcome | None = None  # of a script that did not wait
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
@@ -129,7 +129,8 @@ class WaitingScript:
         while not late.exists():
             if ended.done():
                 training_of(script, ended.result())
-                raise InputError(f"{script}: ended before it created a Trainer; give a script that calls train()")
+                self._own = ended.result()
+                return
             time.sleep(_POLL_S)
         for name in (EARLY, LATE):
             if (self._folder / name).exists():
@@ -154,6 +155,9 @@ class WaitingScript:
     ) -> TraceFile:  # fmt: skip
         """A trace with these settings. Raises CancelledError after `end`."""
         result = self.new_result()
+        if self._own is not None and overrides == Overrides() and micro_batch_size is None:
+            result.write_text(wire.dumps(self._own))
+            return TraceFile(result)
         asked = ForkRequest(str(result), overrides, for_plan=for_plan, micro_batch_size=micro_batch_size)
         for name in () if overrides.model else (LATE, EARLY):
             process = self._waiting.get(name)
@@ -167,15 +171,21 @@ class WaitingScript:
                 raise CancelledError
             if self._fresh is None:
                 self._fresh = Worker(python=self.job.other.python if self.job.other is not None else None)
-            changed = " and ".join(overrides.model or overrides.arguments or ("its process ended",))
-            why = "changes how the model loads" if overrides.model else "is used before the Trainer is made"
-            self._on_restart(f"{name_of(self.job.script)} starts again from its first line: {changed} {why}")
+            self._on_restart(f"{name_of(self.job.script)} starts again from its first line: {self._why(overrides)}")
             request = replace(
                 self.request(), overrides=overrides, for_plan=for_plan, micro_batch_size=micro_batch_size
             )
             with worker_errors(self.job.script):
                 died = self._fresh.run_to_file(request, result)
         return _trace_file(result, died)
+
+    def _why(self, overrides: Overrides) -> str:
+        """Why a trace with these settings needs a new run of the script."""
+        if self._own is not None:
+            return "it computes gradients before it makes its Trainer"
+        if overrides.model:
+            return f"to change how the model loads: {', '.join(overrides.model)}"
+        return f"it may use these arguments before it makes its Trainer: {', '.join(overrides.arguments)}"
 
     def new_result(self) -> Path:
         """A path in a new folder, in which the traced training also writes its own files."""

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, count
 from pathlib import Path
@@ -126,7 +125,8 @@ def default_output(recipe: str, variant: str) -> str:
 
 
 def read_run(folder: str | Path) -> dict[str, Any] | None:
-    """Content of the folder's run file, or None if it has none. Raises RunError if it is damaged or unreadable."""
+    """Content of the folder's run file, or None if it has none. Raises InputError if it is damaged, RunError if it is
+    unreadable."""
     path = Path(folder) / RUN_FILE
     if not path.exists():
         return None
@@ -152,10 +152,12 @@ def _is_valid(content: Mapping[str, Any], name: str) -> bool:
     return isinstance(value, _FIELDS[name]) and (name != "status" or value in _STATUSES)
 
 
-def _damaged(folder: str | Path) -> RunError:
-    again = command("memkit", "recipe", "NAME", "--output", folder, "--overwrite")
-    fix = f"Start again: {again} (this deletes its checkpoints), or choose another folder"
-    return RunError(f"{Path(folder) / RUN_FILE} is damaged. {fix}")
+def _damaged(folder: str | Path) -> InputError:
+    path = Path(folder)
+    fix = "To train from the first step, give another folder"
+    if (newest := last_checkpoint(path)) is not None and (script := next(path.glob("train_*.py"), None)) is not None:
+        fix = f"To continue from {Path(newest).name}, type: {command('python', script)}. {fix}"
+    return InputError(f"{path / RUN_FILE} is damaged. {fix}")
 
 
 def folder_of(path: str | Path) -> Path | None:
@@ -306,18 +308,15 @@ def refuse_running(folder: str | Path) -> None:
 
 
 def clear(folder: str | Path, *, whole: bool = True) -> None:
-    """Remove the run in `folder`, but no other files; without `whole`, its script stays."""
+    """Remove the run in `folder`, but no other files; without `whole`, its script stays. A damaged run file is an
+    error, and nothing is removed."""
     path = Path(folder)
-    if not (path / RUN_FILE).exists():
+    if (run := read_run(folder)) is None:
         return  # no run of memkit wrote these files
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs", path / "__pycache__"):
         if old.is_dir():
             shutil.rmtree(old)
-    files: tuple[Path, ...] = ()
-    if whole:
-        files = (path / RUN_FILE,)
-        with suppress(RunError):  # a damaged run file names nothing
-            files += tuple(path / Path(name).name for name in (read_run(folder) or {}).get("files", ()))
+    files = [path / RUN_FILE, *(path / Path(name).name for name in run["files"])] if whole else []
     for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", *files):
         old.unlink(missing_ok=True)
 

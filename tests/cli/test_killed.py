@@ -4,6 +4,7 @@ the count of its descendants."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,3 +91,29 @@ def test_a_killed_command_leaves_nothing(tmp_path: Path, command: str, code: str
         return len(results) >= processes and (code is TRAINS or waits.exists())
 
     killed(tmp_path, code, sys.executable, "-m", "hf_memkit", *command.split(), when=begun)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_job_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """As of a scheduler, or a closed terminal. Would notice: what stands for a moved folder, temporary files."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows").touch()
+    (tmp_path / "train.py").write_text(f"import os\nos.rename('data', 'moved')\n{WAITS}")
+    (temporary := tmp_path / "temporary").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
+    command = [sys.executable, "-m", "hf_memkit", "predict", "train.py", "--gpu", "T4"]
+    with (tmp_path / "printed").open("w") as text:
+        process = subprocess.Popen(
+            command, stdout=text, stderr=text, cwd=tmp_path, env=environment, start_new_session=True
+        )
+    while not (tmp_path / "waits").exists():
+        assert process.poll() is None, (tmp_path / "printed").read_text()
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, number)
+    assert process.wait() == 128 + number
+    psutil.wait_procs(children)
+    assert (tmp_path / "data").is_dir() and not os.path.lexists(tmp_path / "moved")
+    assert not [path.name for path in temporary.iterdir() if path.is_dir()]

@@ -110,6 +110,19 @@ def test_a_setting_that_the_script_has_read_is_set_from_its_first_line(folder: P
         assert failed is not None and "five is not liked" in failed.text
 
 
+def test_a_script_that_computes_gradients_first_does_not_wait(folder: Path) -> None:
+    """Would notice: torch's error about threads in forked processes."""
+    source = SCRIPT.replace(
+        "Trainer(GPT2LM", "torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()\nTrainer(GPT2LM"
+    )
+    (folder / "train.py").write_text(source)
+    restarts: list[str] = []
+    with traces(*OWN, on_restart=restarts.append) as traced:
+        assert training(traced.of(Overrides())).arguments.per_device_train_batch_size == 8 and not restarts
+        assert training(traced.of(HALF)).arguments.per_device_train_batch_size == 4
+    assert len(restarts) == 1 and "gradients" in restarts[0] and (folder / "prepared").read_text() == "xx"
+
+
 @pytest.mark.slow
 def test_options_of_models_are_set_from_the_first_line(folder: Path) -> None:
     """Would notice: an option that is set after from_pretrained or from_config."""

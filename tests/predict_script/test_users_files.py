@@ -58,6 +58,7 @@ WRITES = {
     "safetensors": 'save_file({"a": torch.ones(1)}, OLD)',
     "tokenizers": "Tokenizer(WordLevel({'a': 0}, 'a')).save(OLD)",
     "parquet": "import pyarrow, pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'a': [1]}), OLD)",
+    "pandas": "import pandas; pandas.DataFrame({'a': [1]}).to_parquet(OLD)",
     "sqlite": 'with sqlite3.connect(OLD) as database: database.execute("INSERT INTO t VALUES (1)")',
 }
 """How a script changes the file OLD; NEW is its own file."""
@@ -139,7 +140,8 @@ REMOVES = {
     "rename a folder": ("FOLDER", "os.rename(OLD, NEW); assert set(os.listdir(NEW)) == {'model', 'inner'}"),
     "Path.rename": ("FILE", "assert Path(OLD).rename(NEW).read_text() == 'earlier'"),
     "renames": ("FILE", "os.renames(OLD, NEW)"),
-    "replace": ("FILE", "os.replace(OLD, OTHER)"),
+    "replace": ("FILE", "os.replace(OLD, OTHER); assert open(OTHER).read() == 'earlier'"),
+    "remove a moved folder": ("FOLDER", "os.rename(OLD, NEW); shutil.rmtree(NEW)"),
     "move": ("FOLDER", "shutil.move(OLD, NEW); Path(NEW, 'model').read_text()"),
     "move into a folder": ("FILE", "os.mkdir(NEW); shutil.move(OLD, NEW); shutil.rmtree(NEW)"),
     "save_pretrained": ("MODEL", "model = tiny(); model.save_pretrained(OLD)"),
@@ -163,13 +165,32 @@ def test_what_a_script_removes_or_moves_stays(run: Run, tmp_path: Path) -> None:
     found, copied = run(files, code)
     assert found.training, found
     after = {name: content for name, content in tree(tmp_path / "work").items() if name in before or "NEW" in name}
-    assert after == before
     numbers = {way: number for number, way in enumerate(REMOVES)}
+    assert after == before | {f"{numbers['replace']}/OTHER": b"earlier"}
     changed = {f"{numbers['rename a changed folder']}/FOLDER/model", f"{numbers['rewrite']}/FILE"}
+    changed.add(f"{numbers['replace']}/OTHER")
     assert {name for name, content in copied.items() if content} == changed
     for number, way in enumerate(REMOVES):
         assert any(f" {number}/" in line for line in found.training.notices), (way, found.training.notices)
         assert not any(f" {number}:" in line for line in found.training.notices), "of a folder above it"
+
+
+@pytest.mark.parametrize("move", ["os.rename('new', 'data')", "shutil.move('new', 'data')"])
+def test_a_folder_that_would_take_the_name_of_a_kept_one_stops_the_script(run: Run, tmp_path: Path, move: str) -> None:
+    """Would notice: a script that goes on with the old data."""
+    code = f"os.mkdir('new'); Path('new/rows').write_text('new'); shutil.rmtree('data'); {move}"
+    found, _ = run({"data/rows": "earlier"}, code)
+    assert found.failed.type == "WouldLoseFile" and found.failed.place.startswith("train.py, line ")
+    assert tree(tmp_path / "work")["data/rows"] == b"earlier" and "data/new" not in tree(tmp_path / "work")
+
+
+def test_the_copies_of_the_newest_prediction_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_guards, "_ALL_COPIES_BYTES", 100)
+    for name, size in (("1", 60), ("2", 60), ("3", 101)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x" * size)
+    file_guards._make_room(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
 
 
 def test_what_a_script_makes_is_its_own(run: Run, tmp_path: Path) -> None:

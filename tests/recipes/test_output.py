@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.common.errors import InputError, RunError
+from hf_memkit.common.errors import InputError
 from hf_memkit.components.resuming import last_checkpoint
 from hf_memkit.run import folder as run_folder
 
@@ -46,8 +46,14 @@ def test_a_used_folder_is_refused_with_the_way_on(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not writable"):
         run_folder.refuse_used(str(tmp_path / "file" / "below"))
     (tmp_path / "a" / run_folder.RUN_FILE).write_text("{")
-    with pytest.raises(RunError, match="damaged"):
-        run_folder.refuse_used(str(tmp_path / "a"))
+    for refused in (run_folder.refuse_used, run_folder.clear):
+        with pytest.raises(InputError, match=r"damaged\. To train from the first step"):
+            refused(str(tmp_path / "a"))
+    write_trained(tmp_path / "a", "checkpoint-500/trainer_state.json")
+    (tmp_path / "a" / "train_text.py").touch()
+    with pytest.raises(InputError, match=r"To continue from checkpoint-500, type: python .*/train_text\.py"):
+        run_folder.clear(str(tmp_path / "a"))
+    assert (tmp_path / "a" / "checkpoint-500").exists()
     write(tmp_path / "c", run_folder.WRITTEN)
     with pytest.raises(InputError, match=f"type: memkit run {tmp_path}/c"):
         run_folder.refuse_used(str(tmp_path / "c"))

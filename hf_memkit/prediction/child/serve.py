@@ -70,8 +70,8 @@ def serve() -> None:
         case = wire.loads(Case, line)
         descriptors = socket.recv_fds(files, 1, case.files)[1] if case.files else []
         why, modules = _run_case(case, descriptors, answers.fileno())
-        for number in descriptors:
-            os.close(number)
+        for descriptor in descriptors:
+            os.close(descriptor)
         print(json.dumps({"why": why}), file=answers, flush=True)
         preload(modules)  # nobody waits now
 
@@ -219,8 +219,8 @@ def _run_in_fork(
     server = os.getpid()
     child = os.fork()
     if child == 0:
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_DFL)
+        for ending in _ENDING:
+            signal.signal(ending, signal.SIG_DFL)
         end_with(server)
         _run_and_exit(function)
     watched = os.pidfd_open(child)

@@ -210,9 +210,8 @@ class OlderFiles:
                 function(redirected, _redirect(new))
                 return
             if self._absent & {new, str(Path(new).parent)} and Path(old).is_dir():
-                self._stop(
-                    f"moves {_shown(old)} to {_shown(new)}, after it has removed what was there; a prediction keeps that"
-                )
+                what = f"moves {_shown(old)} to {_shown(new)}, after it has removed what was there"
+                self._stop(f"{what}; a prediction keeps that")
             why = "" if self._is_copied(old) and not Path(old).is_dir() else self._why_kept(old)
             if not why:
                 is_stand_in = old in self._stand_ins and not os.path.lexists(new)

@@ -11,7 +11,7 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
 
 A request is a line of JSON on a socket, a `ForkRequest`. The answer, a `ForkEnded`, comes when the forked process has
 ended, or at once if the script has already used a setting that would change. When the other end closes the socket,
-this process and its forks end.
+this process and its forks end. A script that computes gradients before it makes its Trainer does not wait.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Forks:
 
         @functools.wraps(plain)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            if self._overrides is None:
+            if self._overrides is None and not _has_autograd_threads():
                 adapter = self._serve(LATE, args, kwargs).adapter
                 if adapter:
                     args, kwargs = with_adapters(type(trainer), adapter, args, kwargs)
@@ -72,7 +72,7 @@ class Forks:
 
         def create(cls: Any, *args: Any, **kwargs: Any) -> Any:
             trainer = object.__new__(cls)
-            if not seen:
+            if not seen and not _has_autograd_threads():
                 seen.append(cls)
                 trainer.memkit_made_at = trainer_call(sys._getframe(1), cls, args, kwargs)
                 self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
@@ -154,6 +154,12 @@ class Forks:
             return bool(fields) and (arguments is None or bool(self.reads.too_late(arguments, fields)))
         except Exception:  # running the script from its first line shows the error
             return True
+
+
+def _has_autograd_threads() -> bool:
+    """Whether a backward pass has started torch's threads for a GPU: a fork of this process could make no other
+    (torch 2.13: autograd/engine.cpp, `in_bad_autograd_fork`). The script then trains without waiting."""
+    return any(path.read_text().startswith("pt_autograd") for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def _accept(folder: Path, name: str) -> socket.socket:
