@@ -6,13 +6,14 @@ Functions import torch and transformers, so that `memkit --help` stays fast.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from hf_memkit.cli import printing
 from hf_memkit.cli.environment import command_line
@@ -139,18 +140,54 @@ def train(job: RecipeRun, ranks: Ranks, options: FolderOptions, write: Callable[
     say = printing.say_to_stderr if as_json else printing.say
     if not ranks.is_first:
         say = printing.silent
-    # Standard output is for the JSON: Trainer prints its logs there.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
-    if ranks.is_first and as_json:
-        printing.print_json(content)
-    elif ranks.is_first:
-        closing(job, content)
+    output, errors = LastingStream(sys.stdout), LastingStream(sys.stderr)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        # Standard output is for the JSON: Trainer prints its logs there.
+        with contextlib.redirect_stdout(errors) if as_json else contextlib.nullcontext():
+            content = run(job, say, ranks, resume=options.resume, overwrite=options.overwrite, write=write)
+        if ranks.is_first and as_json:
+            printing.print_json(content)
+        elif ranks.is_first:
+            closing(job, content)
     code = 128 + signal.Signals[content["stopped_by"]] if content["stopped_by"] else 0
     if FOLDER_VARIABLE not in os.environ:
         return code
     leave_exit_code(ranks, code)
     return 0
+
+
+class LastingStream(io.TextIOBase):
+    """A standard stream without which a training goes on, where its reader has ended: `| head`, a lost connection."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with self._kept():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._kept():
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # from here on it writes to nothing
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
 
 
 def refuse_too_few_gpus(place: LaunchLayout) -> None:

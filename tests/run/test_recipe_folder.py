@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from hf_memkit.cli.run_folder import LastingStream
 from hf_memkit.deepspeed.wiring import DeepSpeedWiring
 from hf_memkit.measuring.memory.cgroup import process_start_ticks
 from hf_memkit.run.folder import RecipeRun, folder_of, written_run
@@ -112,6 +113,17 @@ def test_an_impossible_run_is_refused_in_a_line_and_changes_nothing(memkit_here:
     assert "args.yaml: cannot be read" in memkit_here("run", "job").stderr
     (job / "memkit-run.json").write_text("{")
     assert "memkit-run.json is damaged" in memkit_here("run", "job").stderr
+
+
+def test_a_training_outlives_the_reader_of_its_output() -> None:
+    """Would notice: a training that `| head` or a lost connection ends, without a checkpoint."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe:
+        stream = LastingStream(pipe)
+        os.close(read)
+        for _ in range(2):
+            print("step", file=stream, flush=True)
+        assert stream.fileno() == write and not stream.isatty()
 
 
 def test_a_folder_for_a_gpu_is_refused_where_it_does_not_fit(memkit_here: Quick, tmp_path: Path) -> None:
