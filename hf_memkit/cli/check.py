@@ -3,6 +3,7 @@ model is loaded."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hf_memkit.cli.options import Json, MachineOptions, option, with_options
+from hf_memkit.cli.options import Json, MachineOptions, option, tell, with_options
 from hf_memkit.cli.printing import print_json
 from hf_memkit.common.resources import documentation
 from hf_memkit.common.user_files import user_path
@@ -108,6 +109,10 @@ def check_files(files: list[str], options: CheckOptions) -> int:
     arguments = None if options.args is None else read(options.args)
     known = _known(options)
     problems = [problem for file in read_files for problem in _problems(file, arguments, known)]
+    has_arguments = arguments is not None or any(file.kind == "arguments" for file in read_files)
+    if has_arguments and importlib.util.find_spec("transformers") is None:
+        missing = "names and values of arguments are not checked: transformers is not in this environment"
+        tell(f"{missing}. Name the Python that trains: --python PATH")
     _print(problems, ", ".join(str(file.path) for file in read_files), options)
 
     if unreadable:

@@ -188,6 +188,18 @@ def test_a_field_that_is_also_a_section_of_deepspeed_makes_no_deepspeed_config(t
     assert read(arguments).kind == "deepspeed"
 
 
+def test_without_transformers_the_answer_says_what_was_not_checked(
+    tmp_path: Path, preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "args.yaml").write_text("output_dir: out\nlearning_rate: 0.1\n")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    lines = []
+    for file in ("args.yaml", "ds.json"):
+        main(["check", str(tmp_path / file)])
+        lines.append("are not checked: transformers" in capsys.readouterr().err)
+    assert lines == [True, False]
+
+
 def test_the_command_line(tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(preset)]) == 0
     assert capsys.readouterr().out == f"No known mistakes in {preset}.\n"
