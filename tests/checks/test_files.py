@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,7 +193,8 @@ def test_without_transformers_the_answer_says_what_was_not_checked(
     tmp_path: Path, preset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "args.yaml").write_text("output_dir: out\nlearning_rate: 0.1\n")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    absent = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr("hf_memkit.cli.check.importlib", absent)
     lines = []
     for file in ("args.yaml", "ds.json"):
         main(["check", str(tmp_path / file)])
