@@ -180,6 +180,7 @@ def _hidden_named(text: str) -> Iterator[str]:
             is_key = re.search("[_-]", name) is not None and (":" not in between or len(value) >= _LEAST)
             is_value = between == "=" or bool(quote) or is_key
         if is_value and is_secret(name, value):
+            name = f"url_{name}" if before in ("?", "&") else name  # of another service than the Hub
             yield text[end : match.start("value")] + quote + _mask(name, value.strip("\"'")) + quote
             start = end = stop
         else:

@@ -29,7 +29,7 @@ SECRETS = {
     "hub_token: S3cr3t_S3cr3t": "hub_token: $HF_TOKEN",
     'hub_token = "S3cr3t"': 'hub_token = "$HF_TOKEN"',
     "https://me:S3cr3t@host/x": "https://me:$PASSWORD@host/x",
-    "https://host/x?token=S3cr3t&page=2": "https://host/x?token=$HF_TOKEN&page=2",
+    "https://host/x?token=S3cr3t&page=2": "https://host/x?token=$URL_TOKEN&page=2",
     "Authorization: Bearer S3cr3tS3cr3tS3cr3t": "Authorization: Bearer $TOKEN",
     f"sent {TOKEN}, then": "sent $HF_TOKEN, then",
     f"--wandb-key {'0a1b2c3d4e' * 4}": "--wandb-key $WANDB_API_KEY",

@@ -259,14 +259,14 @@ os.remove("new")
 def test_programs_that_the_script_starts_are_printed(run: Run, tmp_path: Path) -> None:
     code = """
 import platform, subprocess
-os.system("rm -f old")
+os.system("MY_API_KEY=S3cr3tS3cr3t rm -f old")
 subprocess.run(["sh", "-c", "true"]); subprocess.run(["touch", "a b"])
 os.popen("true").close()
 platform.processor()
 """
     found, _ = run({"old": "earlier"}, code)
     assert [line.split(": starts ")[1].split(";")[0] for line in found.training.notices] == [
-        "'rm -f old'", "'true'", '"touch \'a b\'"', "'true'"
+        "'MY_API_KEY=$MY_API_KEY rm -f old'", "'true'", '"touch \'a b\'"', "'true'"
     ]  # fmt: skip
     assert not (tmp_path / "work" / "old").exists()
 
