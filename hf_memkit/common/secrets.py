@@ -171,7 +171,8 @@ def _hidden_named(text: str) -> Iterator[str]:
         name, value, between, stop = match["name"], match["value"], match["between"], match.end()
         quote = value[0] if value[0] in ("'", '"') else ""
         before = text[match.start() - 1 : match.start()]
-        if not quote and not match["q"] and before in ("'", '"') and (closed := text.find(before, stop)) > 0:
+        is_open = not quote and not match["q"] and before in ("'", '"') and not _HARMLESS.fullmatch(value)
+        if is_open and (closed := text.find(before, stop)) > 0:
             value, stop = text[match.start("value") : closed], closed  # 'hub_token=a b'
         # An option takes the next word. `a token: missing` is a sentence, `hub_token: abcdefgh` a line of YAML.
         if between.isspace():
