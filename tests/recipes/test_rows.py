@@ -5,6 +5,7 @@ Real files, through the real `datasets`; the hub is a stub: no test may need a n
 
 from __future__ import annotations
 
+import csv
 import json
 import wave
 from collections.abc import Callable
@@ -92,6 +93,8 @@ def test_a_folder_the_recipe_s_columns_and_the_default_ones(tmp_path: Path) -> N
     assert "expected a table of text pairs" in refusal(PAIRS, tmp_path / "empty")
 
 
+TSV = b"source\ttarget\n" + b"one\teins\n%s\tzwei\n" * 2 + b"one\teins\n"
+
 PLAIN: dict[str, tuple[str, str, bytes, str]] = {
     "a missing column": (PAIRS, "a.jsonl", lines({"source": "one", "goal": "eins"}), "a.jsonl: no column 'target'"),
     "an empty text": (PAIRS, "a.jsonl", lines(pair(), pair(" ")), "a.jsonl: row 2: column 'source': empty"),
@@ -102,14 +105,21 @@ PLAIN: dict[str, tuple[str, str, bytes, str]] = {
     "no JSON": (PAIRS, "a.jsonl", lines(pair()) + b"{'source': 'one'}\n", "a.jsonl:2: not JSON ("),
     "no JSON in an array": (PAIRS, "a.json", b'[{"source": "one"},\n{"source": }]', "a.json:2: not JSON ("),
     "nested": (PAIRS, "a.jsonl", b'{"source": ' + b"[" * 200_000, "a.jsonl:1: not JSON (nested too deeply)"),
-    "a comma": (PAIRS, "a.csv", b"source,target\none,eins\n \none, two,eins\n", "a.csv: row 2 has 3 fields, the hea"),
-    "a comma in each row": (PAIRS, "a.csv", b"source,target\n" + b"Hello, world,Hallo\n" * 40, "a.csv: row 1 has 3 "),
-    "a comma in the first": (PAIRS, "a.csv", b"source,target\none, two,eins\none,\n", "a.csv: row 1 has 3 fields"),
-    "a tab": (PAIRS, "a.tsv", b"source\ttarget\n\none\ttwo\teins\none\teins\n", "a.tsv: row 1 has 3 fields, the he"),
+    "a comma": (PAIRS, "a.csv", b"source,target\none,eins\n \none, two,eins\n", "a.csv: row 2: 3 fields, the hea"),
+    "a comma in each row": (PAIRS, "a.csv", b"source,target\n" + b"Hello, world,Hallo\n" * 40, "a.csv: row 1: 3 fi"),
+    "a comma in the first": (PAIRS, "a.csv", b"source,target\none, two,eins\none,\n", "a.csv: row 1: 3 fields, "),
+    "a tab": (PAIRS, "a.tsv", b"source\ttarget\n\none\ttwo\teins\none\teins\n", "a.tsv: row 1: 3 fields, the header"),
     "a comma far down": (
-        PAIRS, "a.csv", b"source,target\n" + b"one,eins\n" * 10_000 + b"a, b,c\n", "a.csv: row 10001 has 3 fields"
+        PAIRS, "a.csv", b"source,target\n" + b"one,eins\n" * 10_000 + b"a, b,c\n", "a.csv: row 10001: 3 fields,"
     ),
-    "a quote": (PAIRS, "a.csv", b'source,target\n"one,eins\ntwo,zwei\n', "a.csv: cannot be read as csv: "),
+    "a quote": (PAIRS, "a.csv", b'source,target\n"one,eins\ntwo,zwei\n', "a.csv: row 1: a field begins with a quotat"),
+    "quotes in TSV": (PAIRS, "a.tsv", TSV % (b'"a 1', b'"a 2'), "a.tsv: row 2: a field begins with a quotation mark"),
+    "a quote that ends later": (PAIRS, "a.tsv", TSV % (b'"a 1', b'a 2"'), "a.tsv: row 2: a field has a tab and a"),
+    "text after a quote": (PAIRS, "a.csv", b'source,target\n"Yes" he said,ja\n', "a.csv: row 1: a field begins with"),
+    "a quote in the header": (PAIRS, "a.csv", b'"source"s,target\none,eins\n', "a.csv: header: a field begins with a"),
+    "a column twice": (CLASSES, "a.csv", b"text,label,text\na,b,c\n", "a.csv: header: column 'text' appears twice"),
+    "no label, in CSV": (CLASSES, "a.csv", b"text,label\na,-1\nb,1\n", "row 1: column 'label': -1 means no label"),
+    "a score, in CSV": (CLASSES, "a.csv", b"text,label\na,2\nb,0.5\n", "row 2: column 'label': expected one class, a"),
     "UTF-16": (PAIRS, "a.csv", "source,target\none,eins\n".encode("utf-16"), "a.csv:1: expected UTF-8 text, found"),
     "another encoding": (PAIRS, "a.csv", b"source,target\nsmall,caf\xe9\n", "a.csv:2: expected UTF-8 text, found the"),
     "no row": (PAIRS, "a.jsonl", b"\n", "a.jsonl: it has no rows; expected " + pair_rows.EXAMPLE),
@@ -128,6 +138,26 @@ def test_spoilt_tables_and_texts(tmp_path: Path, what: str) -> None:
     task, name, content, expected = PLAIN[what]
     assert expected in refusal(task, write(tmp_path / name, content))
     assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is written beside the data"
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_text_of_a_table_stays_as_it_is(tmp_path: Path, ending: str) -> None:
+    """Would notice: 007 that becomes 7, labels 01 and 1 that become one, columns without a name that are refused."""
+    texts = ["007", "1e5", "1.50", "1" * 23, "True", "0"]
+    labels = ["01", "1"] * 3
+    with (tmp_path / f"a.{ending}").open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t" if ending == "tsv" else ",")
+        table.writerow(["", "text", "label", ""])
+        table.writerows([number, *row, ""] for number, row in enumerate(zip(texts, labels, strict=True)))
+    rows = read(CLASSES, tmp_path / f"a.{ending}")
+    assert (rows["text"][:], rows["label"][:]) == (texts, labels)
+
+
+def test_quoted_text_with_commas_and_lines_is_read(tmp_path: Path) -> None:
+    pairs = [pair('"Yes, I do", she said.\nAnd left, at once.'), pair('24" monitor')]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["source", "target"], *(row.values() for row in pairs)])
+    assert list(read(PAIRS, tmp_path / "a.csv")) == pairs
 
 
 def test_a_file_that_was_corrected_is_read_again(tmp_path: Path) -> None:

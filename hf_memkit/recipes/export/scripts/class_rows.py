@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 
@@ -39,7 +40,15 @@ def class_names(source: Source, rows: Dataset, column: str) -> list[str]:
     known = getattr(rows.features[column], "names", None)
     names: list[str] = []
     kinds: dict[str, int] = {}
-    for row, value in enumerate(rows[column]):
+    values = rows[column][:]
+    if source.data.get("format") == "csv":  # a label stays as it is written: 01 is not 1
+        with contextlib.suppress(TypeError, ValueError):  # names
+            numbers = [float(value) for value in values]
+            values = [
+                value if number >= 0 and number.is_integer() else number
+                for value, number in zip(values, numbers, strict=True)
+            ]
+    for row, value in enumerate(values):
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # a library has made 1.0 of 1
         if isinstance(value, int) and value < 0:

@@ -8,14 +8,16 @@ import csv
 import glob
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pyarrow as arrow
 import pyarrow.compute as compute
-from datasets import Dataset, Value, load_dataset
+from datasets import Dataset, Features, Value, load_dataset
+
+_QUOTES = 'close its quotation mark, or double the marks of the text between two more, such as """Yes"", he said"'
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Source:
             except Exception as error:  # network, access, a missing config: no common base class
                 self.refuse(f"cannot be loaded from the hub: {in_one_line(error)}")
         for file in self.files if self.data["format"] == "csv" else ():
-            self._refuse_long_rows(file)
+            self._check_table(file)
         try:
             return self._read(self.files)
         except Exception as error:  # each format's reader has its own
@@ -110,26 +112,50 @@ class Source:
 
     def _read(self, files: list[Path]) -> Dataset:
         names = [glob.escape(str(file)) for file in files]  # load_dataset reads patterns
-        options = self.data.get("format_options", {})
+        options = dict(self.data.get("format_options", {}))
+        if self.data["format"] == "csv":  # without features the text "007" would be 7
+            headers = [next(self._lines(file), []) for file in files]
+            columns = (name or f"Unnamed: {n}" for header in headers for n, name in enumerate(header))  # as pandas
+            options["features"] = Features(dict.fromkeys(columns, Value("string")))
         return load_dataset(self.data["format"], data_files=names, split="train", **options)
 
-    def _refuse_long_rows(self, file: Path) -> None:
-        """End the script if a row of a table has more fields than the header. pandas then takes the first column as
-        the rows' names, and each value for that of the column before, or drops fields."""
-        separator = self.data.get("format_options", {}).get("sep", ",")
+    def _lines(self, file: Path) -> Iterator[list[str]]:
+        """Header and rows of a CSV or TSV file. Raises csv.Error if text follows a closing quotation mark, or the last
+        one is not closed."""
         csv.field_size_limit(sys.maxsize)
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            lines = csv.reader(text, delimiter=self._separator, strict=True)
+            yield from (line for line in lines if len(line) > 1 or "".join(line).strip())  # as pandas: no empty lines
+
+    @property
+    def _separator(self) -> str:
+        return str(self.data.get("format_options", {}).get("sep", ","))
+
+    def _check_table(self, file: Path) -> None:
+        """End the script if pandas would lose or change rows of a CSV or TSV file: at a column that appears twice, a
+        quotation mark that is not closed, or a row with more fields than the header."""
+        problem, row, header = "", 0, 0  # row 0 is the header
         try:
-            with file.open(encoding="utf-8-sig", errors="replace", newline="") as text:
-                lines = csv.reader(text, delimiter=separator)
-                rows = (row for row in lines if len(row) > 1 or "".join(row).strip())  # as pandas: no empty lines
-                header = len(next(rows, ()))
-                number, row = next(((n, row) for n, row in enumerate(rows, 1) if len(row) > header), (0, []))
-        except (OSError, csv.Error):
+            for line in self._lines(file):
+                header = header or len(line)
+                twice = next((name for name in line if name and line.count(name) > 1), "") if not row else ""
+                if twice:
+                    problem = f"column {twice!r} appears twice: rename or remove one of them"
+                elif self._separator == "\t" and any("\t" in each and ("\n" in each or "\r" in each) for each in line):
+                    problem = f"a field has a tab and a line break, probably of several rows: {_QUOTES}"
+                elif len(line) > header:
+                    name = {"\t": "tab", ",": "comma"}.get(self._separator, self._separator)
+                    fix = f'put text with a {name} in it between quotes ("), or remove the extra field'
+                    problem = f"{len(line)} fields, the header has {header}: {fix}"
+                if problem:
+                    break
+                row += 1
+        except (OSError, UnicodeDecodeError):
             return  # reading it fails too, with the reason
-        if row:
-            name = {"\t": "tab", ",": "comma"}.get(separator, separator)
-            fix = f'put text with a {name} in it between quotes ("), or remove the extra field'
-            raise SystemExit(f"{file}: row {number} has {len(row)} fields, the header {header}: {fix}")
+        except csv.Error:
+            problem = f"a field begins with a quotation mark and does not end with one: {_QUOTES}"
+        if problem:
+            raise SystemExit(f"{file}: {f'row {row}' if row else 'header'}: {problem}")
 
     def _mistake(self, file: Path) -> str:
         """The mistake in a file, with its line; empty if it cannot be located."""

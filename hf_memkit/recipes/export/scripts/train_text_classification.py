@@ -21,7 +21,7 @@ def main() -> None:
 
     rows = read(job.source)
     classes = rows["label"][:]
-    labels = sorted(set(classes), key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
+    labels = sorted(set(classes), key=lambda name: (0, int(name), name) if name.isdecimal() else (1, 0, name))
     tokenizer = job.load_tokenizer(rows["text"])
 
     def encode(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
