@@ -280,7 +280,7 @@ class _Training:
             trainer.add_callback(SwapGuard(lambda: trainer.deepspeed))
         if not self._resuming:
             return None
-        checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(self._job.output))
+        checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(self._job.output, self._say))
         if checkpoint is not None:
             refuse_finished(checkpoint, trainer.args)
         self._say(f"Continuing from {checkpoint}" if checkpoint else "No complete checkpoint: starting from step 1")
