@@ -31,21 +31,36 @@ WEIGHTS: Final = tuple(
 """Names of files with weights, in a checkpoint or, for further adapters, in its subfolders."""
 
 
-def last_checkpoint(folder: str | Path, say: Callable[[str], None] | None = None) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. `say` prints a line for each newer one that is skipped."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    found.sort(key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
-    skipped: dict[Path, str] = {}
-    newest = None
-    for path in found:
-        if not (lack := lack_of(path)):
-            newest = path
+NO_STATE: Final = "no readable trainer_state.json"
+
+
+def last_checkpoint(folder: str | Path) -> str | None:
+    """The newest complete checkpoint in `folder`, or None."""
+    return next((str(path) for path in _checkpoints(folder) if not lack_of(path)), None)
+
+
+def checkpoint_to_resume(folder: str | Path, say: Callable[[str], None]) -> str | None:
+    """The newest complete checkpoint, with a line for each newer one, or None. Raises SystemExit if there is none, but
+    one that was saved to its end: the checkpoints of a training from the first step would replace it."""
+    used = last_checkpoint(folder)
+    for path in _checkpoints(folder):
+        if str(path) == used:
             break
-        skipped[path] = lack
-    for path, lack in skipped.items():
-        if say is not None:
-            say(f"{path}: skipped ({lack}). Training continues from {newest.name if newest else 'the first step'}")
-    return None if newest is None else str(newest)
+        lack = lack_of(path)
+        if used is None and lack != NO_STATE:
+            raise SystemExit(
+                f"{path}: training cannot continue from it ({lack}), and no other checkpoint is complete. To train "
+                "from the first step, move the checkpoints to another folder"
+            )
+        instead = f"continues from {Path(used).name}" if used else "starts at step 1"
+        say(f"{path}: skipped ({lack}). Training {instead}")
+    return used
+
+
+def _checkpoints(folder: str | Path) -> list[Path]:
+    """Folders of checkpoints, the newest first."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    return sorted((path for path in steps if steps[path].isdigit()), key=lambda path: int(steps[path]), reverse=True)
 
 
 def lack_of(checkpoint: Path) -> str:
@@ -55,7 +70,7 @@ def lack_of(checkpoint: Path) -> str:
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))  # written last
     except (OSError, ValueError, RecursionError):
-        return "no readable trainer_state.json"
+        return NO_STATE
     if any(any(checkpoint.glob(shards)) for shards in ("global_step*", "pytorch_model_fsdp*", "optimizer_*")):
         return ""
     optimizer = next((name for name in ("optimizer.pt", "optimizer.bin") if (checkpoint / name).is_file()), None)

@@ -30,7 +30,14 @@ from transformers import (
 from hf_memkit import MemoryReportCallback
 from hf_memkit.catalog.checkpoint_names import saved_under_other_names
 from hf_memkit.components.check_length_grouping import CheckLengthGrouping
-from hf_memkit.components.resuming import lack_of, last_checkpoint, lost_weights, lost_when_saved, restore_all_weights
+from hf_memkit.components.resuming import (
+    checkpoint_to_resume,
+    lack_of,
+    last_checkpoint,
+    lost_weights,
+    lost_when_saved,
+    restore_all_weights,
+)
 from hf_memkit.recipes.export.scripts.job import TrainingJob
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -222,13 +229,22 @@ def test_a_checkpoint_that_lacks_a_part_is_skipped(tmp_path: Path) -> None:
             content = (newer / name).read_bytes()
             damage(newer / name)
             lines: list[str] = []
-            assert last_checkpoint(tmp_path, lines.append) == str(older)
+            assert checkpoint_to_resume(tmp_path, lines.append) == str(older)
             (line,) = lines
             assert str(newer) in line and older.name in line
             assert name in line or (name == weights.name and damage is Path.unlink)
             (newer / name).write_bytes(content)
     assert last_checkpoint(tmp_path) == str(newer)
 
+    for checkpoint in (older, newer):
+        (checkpoint / "optimizer.pt").rename(checkpoint / "kept")
+    with pytest.raises(SystemExit, match=r"checkpoint-4: .*no optimizer\.pt"):  # from step 1 it would be replaced
+        checkpoint_to_resume(tmp_path, lines.append)
+    for checkpoint in (older, newer):
+        (checkpoint / "trainer_state.json").rename(checkpoint / "state")
+    assert checkpoint_to_resume(tmp_path, lines.append) is None, "saves that were cut short"
+    (newer / "kept").rename(newer / "optimizer.pt")
+    (newer / "state").rename(newer / "trainer_state.json")
     weights.rename(newer / "adapter_model.safetensors")
     assert last_checkpoint(tmp_path) == str(newer)
     (newer / "adapter_model.safetensors").rename(newer / "model-1-of-2.safetensors")

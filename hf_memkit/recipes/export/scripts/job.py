@@ -27,7 +27,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_memkit.components.resuming import last_checkpoint, refuse_finished, restore_all_weights
+from hf_memkit.components.resuming import checkpoint_to_resume, refuse_finished, restore_all_weights
 from hf_memkit.components.stopping import StopOnSignal
 from hf_memkit.recipes.export.scripts.rows import Source
 
@@ -197,7 +197,7 @@ class TrainingJob:
                 if hasattr(callback, "mark_interrupted"):  # memkit's
                     callback.mark_interrupted()
 
-        (checkpoint,) = broadcast_object_list([last_checkpoint(trainer.args.output_dir, say)])
+        (checkpoint,) = broadcast_object_list([checkpoint_to_resume(trainer.args.output_dir, say)])
         if checkpoint is not None:
             refuse_finished(checkpoint, trainer.args)
             say(f"Continuing from {checkpoint}. To train from the first step, move the checkpoints to another folder")
