@@ -76,8 +76,6 @@ def lack_of(checkpoint: Path) -> str:
     optimizer = next((name for name in ("optimizer.pt", "optimizer.bin") if (checkpoint / name).is_file()), None)
     if optimizer is None:
         return "no optimizer.pt"
-    if not (checkpoint / "scheduler.pt").is_file():
-        return "no scheduler.pt"
     files = [checkpoint / optimizer, checkpoint / "scheduler.pt"]
     weights = [path for kind in WEIGHTS for path in (*checkpoint.glob(kind), *checkpoint.glob(f"*/{kind}"))]
     for index in [path for path in weights if path.suffix == ".json"]:
