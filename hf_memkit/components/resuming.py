@@ -1,4 +1,4 @@
-"""Checkpoints with all their weights, for Trainer.
+"""Complete checkpoints, with all their weights, for Trainer.
 
 transformers 5 saves models of many architectures (ViT, DINOv2, Mixtral, Qwen3-MoE, OLMoE) under the names of their
 first checkpoints. `from_pretrained` translates these, Trainer does not: when it resumes, and with
@@ -13,28 +13,100 @@ import functools
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+import zipfile
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+WEIGHTS: Final = tuple(
+    f"{prefix}model{suffix}"
+    for prefix in ("", "pytorch_", "adapter_")
+    for suffix in (".safetensors", ".bin", ".safetensors.index.json", ".bin.index.json")
+)
+"""Names of files with weights, in a checkpoint or, for further adapters, in its subfolders."""
+
+
+NO_STATE: Final = "no readable trainer_state.json"
+
 
 def last_checkpoint(folder: str | Path) -> str | None:
-    """The newest complete checkpoint in `folder`, or None. Complete: with Trainer's state file, written last."""
-    checkpoints = []
-    for path in Path(folder).glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
+    """The newest complete checkpoint in `folder`, or None."""
+    return next((str(path) for path in _checkpoints(folder) if not lack_of(path)), None)
+
+
+def checkpoint_to_resume(folder: str | Path, say: Callable[[str], None]) -> str | None:
+    """The newest complete checkpoint, with a line for each newer one, or None. Raises SystemExit if there is none, but
+    one that was saved to its end: the checkpoints of a training from the first step would replace it."""
+    used = last_checkpoint(folder)
+    for path in _checkpoints(folder):
+        if str(path) == used:
+            break
+        lack = lack_of(path)
+        if used is None and lack != NO_STATE:
+            raise SystemExit(
+                f"{path}: training cannot continue from it ({lack}), and no other checkpoint is complete. To train "
+                "from the first step, move the checkpoints to another folder"
+            )
+        instead = f"continues from {Path(used).name}" if used else "starts at step 1"
+        say(f"{path}: skipped ({lack}). Training {instead}")
+    return used
+
+
+def _checkpoints(folder: str | Path) -> list[Path]:
+    """Folders of checkpoints, the newest first."""
+    steps = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
+    return sorted((path for path in steps if steps[path].isdigit()), key=lambda path: int(steps[path]), reverse=True)
+
+
+def lack_of(checkpoint: Path) -> str:
+    """What a resume from the checkpoint would lack, as "no scheduler.pt"; empty: it is complete. Trainer starts with a
+    new optimizer and scheduler, without a message, where one of their files is absent (transformers 5.23.0: trainer.py
+    3923). Reads no tensors; leaves the shards of DeepSpeed and FSDP to them."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))  # written last
+    except (OSError, ValueError, RecursionError):
+        return NO_STATE
+    if any(any(checkpoint.glob(shards)) for shards in ("global_step*", "pytorch_model_fsdp*", "optimizer_*")):
+        return ""
+    optimizer = next((name for name in ("optimizer.pt", "optimizer.bin") if (checkpoint / name).is_file()), None)
+    if optimizer is None:
+        return "no optimizer.pt"
+    files = [checkpoint / optimizer, checkpoint / "scheduler.pt"]
+    weights = [path for kind in WEIGHTS for path in (*checkpoint.glob(kind), *checkpoint.glob(f"*/{kind}"))]
+    for index in [path for path in weights if path.suffix == ".json"]:
         try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            continue
-        if step.isdigit():
-            checkpoints.append((int(step), str(path)))
-    return max(checkpoints)[1] if checkpoints else None
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            return f"{index.name} cannot be read"
+        weights += [index.parent / name for name in sorted(shards)]
+    if not weights:
+        return "no weights"
+    for path in [*files, *weights]:
+        if not path.is_file():
+            return f"no {path.name}"
+        if path.suffix != ".json" and not _is_whole(path):
+            return f"{path.name} is cut short"
+    return ""
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of `torch.save` has its end, and one of safetensors the size in its header."""
+    if path.suffix != ".safetensors":
+        return zipfile.is_zipfile(path)
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length < size else {}
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        return False
+    return bool(size == 8 + length + max(ends, default=0))
 
 
 def refuse_finished(checkpoint: str, arguments: Any) -> None:

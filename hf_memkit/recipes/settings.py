@@ -128,6 +128,9 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
     problems += [f"--set {name}: {computed}" for name in sorted(_SET_BY_VARIANT & chosen.keys())]
     if "num_train_epochs" in chosen:
         problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Write --max-steps N")
+    if chosen.get("save_only_model") is True and chosen.get("save_strategy") != "no":
+        why = "no run could continue from such checkpoints, which lack the optimizer's states. Omit it"
+        problems.append(f"--set save_only_model=true: {why}, or add --set save_strategy=no")
     if problems:
         raise SettingError("\n".join(problems))
     name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)

@@ -22,7 +22,7 @@ from hf_memkit.common.commands import command
 from hf_memkit.common.errors import DataError, RunError
 from hf_memkit.common.units import GB
 from hf_memkit.common.user_script import UserScript
-from hf_memkit.components.resuming import last_checkpoint, refuse_finished, restore_all_weights
+from hf_memkit.components.resuming import checkpoint_to_resume, refuse_finished, restore_all_weights
 from hf_memkit.deepspeed import ops
 from hf_memkit.run.folder import ARGUMENTS_FILE, RecipeRun, clear, read_run, start_again, write_run
 from hf_memkit.run.machine import Swap, nvme_path, set_environment
@@ -280,7 +280,8 @@ class _Training:
             trainer.add_callback(SwapGuard(lambda: trainer.deepspeed))
         if not self._resuming:
             return None
-        checkpoint: str | None = self._ranks.share("checkpoint", last_checkpoint(self._job.output))
+        own = checkpoint_to_resume(self._job.output, self._say)
+        checkpoint: str | None = self._ranks.share("checkpoint", own)
         if checkpoint is not None:
             refuse_finished(checkpoint, trainer.args)
         self._say(f"Continuing from {checkpoint}" if checkpoint else "No complete checkpoint: starting from step 1")

@@ -21,10 +21,13 @@ def write(folder: Path, status: str, **more: str) -> None:
 
 
 def write_trained(folder: Path, names: str) -> None:
-    """Files of these names, and folders whose names end in a slash."""
+    """Files of these names, and folders whose names end in a slash. A checkpoint with a state file is complete: it has
+    an engine's shards."""
     for name in names.split():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("{}")
+        if name.endswith("/trainer_state.json"):
+            (folder / name).with_name("global_step1").mkdir()
 
 
 def test_default_folders_are_never_used_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +130,7 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert last_checkpoint(str(tmp_path)) is None
     for number, state in ((5, "{}"), (10, "{}"), (15, '{"global'), (20, None)):
         folder = tmp_path / f"checkpoint-{number}"
-        folder.mkdir()
+        (folder / "global_step1").mkdir(parents=True)
         if state is not None:
             (folder / "trainer_state.json").write_text(state)
     assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")

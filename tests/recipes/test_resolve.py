@@ -141,6 +141,7 @@ def test_the_user_s_value_overrides_and_the_other_half_of_the_batch_follows(reci
         ({"max_steps": 0}, "resident", "max_steps=0: must be a whole number above 0"),
         ({"per_device_eval_batch_size": 0}, "lora", "per_device_eval_batch_size=0"),
         ({"num_train_epochs": 3.0}, "lora", "Write --max-steps"),
+        ({"save_only_model": True}, "lora", "save_only_model=true: no run could continue"),
         ({"fp16": True, "activation_checkpointing": False}, "resident", "fp16: the variant sets it"),
         ({"optim": "sgd"}, "resident", "has its own optimizer"),
         ({"optim": "sgd"}, "offload", "silently replaces an offloaded optimizer with DeepSpeedCPUAdam"),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -25,7 +29,15 @@ from transformers import (
 
 from hf_memkit import MemoryReportCallback
 from hf_memkit.catalog.checkpoint_names import saved_under_other_names
-from hf_memkit.components.resuming import last_checkpoint, lost_weights, lost_when_saved, restore_all_weights
+from hf_memkit.components.check_length_grouping import CheckLengthGrouping
+from hf_memkit.components.resuming import (
+    checkpoint_to_resume,
+    lack_of,
+    last_checkpoint,
+    lost_weights,
+    lost_when_saved,
+    restore_all_weights,
+)
 from hf_memkit.recipes.export.scripts.job import TrainingJob
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -119,8 +131,7 @@ def test_a_script_that_was_interrupted_goes_on_as_if_it_had_not_been(
     whole = trainer_of_images(tmp_path / "whole")
     whole.train()
 
-    job = object.__new__(TrainingJob)
-    job.folder, job.adapter = tmp_path, {}
+    job = bare_job(tmp_path)
     stopped = trainer_of_images(tmp_path / "run", Interrupt())
     job.prepare_trainer(stopped)
     with pytest.raises(SystemExit) as exit:
@@ -139,6 +150,119 @@ def test_a_script_that_was_interrupted_goes_on_as_if_it_had_not_been(
     with pytest.raises(SystemExit, match="max_steps: 4"):
         job.train(finished)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def grouped_trainer(folder: Path, seen: list[list[int]]) -> Trainer:
+    """Two epochs of six steps. `seen` gets the rows of each batch; a row's first token is its number."""
+    rows = [{"input_ids": [n] * (4 + n % 2)} for n in range(12)]
+
+    def batch(chosen: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        seen.append([row["input_ids"][0] for row in chosen])
+        length = max(len(row["input_ids"]) for row in chosen)
+        tokens = torch.tensor([(row["input_ids"] * 2)[:length] for row in chosen])
+        return {"input_ids": tokens, "labels": tokens}
+
+    by_name = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+    grouping: dict[str, Any] = {"train_sampling_strategy": "group_by_length"} if by_name else {"group_by_length": True}
+    options = {"max_steps": 12, "logging_steps": 1, "save_steps": 4, "per_device_train_batch_size": 2, **grouping}
+    arguments = TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options)
+    check = CheckLengthGrouping()  # raises where rows are not grouped
+    return Trainer(made("gpt2"), arguments, train_dataset=rows, data_collator=batch, callbacks=[check])
+
+
+def bare_job(folder: Path) -> TrainingJob:
+    """A job without args.yaml."""
+    job = object.__new__(TrainingJob)
+    job.folder, job.adapter = folder, {}
+    return job
+
+
+@pytest.mark.compat
+def test_a_resume_in_a_later_epoch_sees_the_rows_that_are_left(tmp_path: Path) -> None:
+    job = bare_job(tmp_path)
+    whole_rows: list[list[int]] = []
+    whole = grouped_trainer(tmp_path, whole_rows)
+    job.prepare_trainer(whole)
+    job.train(whole)
+    first, second = whole_rows[:6], whole_rows[6:]
+    assert all(sorted(chain(*epoch)) == list(range(12)) for epoch in (first, second)) and first != second
+
+    shutil.rmtree(tmp_path / "checkpoint-12")
+    resumed_rows: list[list[int]] = []
+    resumed = grouped_trainer(tmp_path, resumed_rows)
+    job.prepare_trainer(resumed)
+    job.train(resumed)
+    assert resumed_rows == whole_rows[8:] and figures(resumed) == figures(whole)
+
+
+@pytest.mark.compat
+def test_ranks_that_resume_share_the_rows_that_are_left(tmp_path: Path) -> None:
+    """accelerate's `set_epoch` does not reach the sampler through its two wrappers."""
+    trainer = grouped_trainer(tmp_path, [])
+    bare_job(tmp_path).prepare_trainer(trainer)
+    trainer.state.epoch = 1.0
+    order = list(trainer._get_train_sampler())
+    trainer.state.epoch = 1 + 1 / 3  # after one of three batches a rank
+    left = []
+    for rank in range(2):
+        torch.manual_seed(rank)
+        loader = DataLoader(range(12), batch_size=2, sampler=trainer._get_train_sampler())  # type: ignore[arg-type]
+        shard = prepare_data_loader(loader, num_processes=2, process_index=rank, put_on_device=False)
+        shard = skip_first_batches(shard, 1)
+        shard.set_epoch(1)
+        left += [row for rows in shard for row in rows.tolist()]
+    assert sorted(left) == sorted(order[4:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.compat
+def test_a_checkpoint_that_lacks_a_part_is_skipped(tmp_path: Path) -> None:
+    trainer_of_images(tmp_path).train()
+    older, newer = (tmp_path / f"checkpoint-{step}" for step in (2, 4))
+    weights = newer / "model.safetensors"
+    assert last_checkpoint(tmp_path) == str(newer)
+    for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors"):
+        for damage in (Path.unlink, cut):
+            content = (newer / name).read_bytes()
+            damage(newer / name)
+            lines: list[str] = []
+            assert checkpoint_to_resume(tmp_path, lines.append) == str(older)
+            (line,) = lines
+            assert str(newer) in line and older.name in line
+            assert name in line or (name == weights.name and damage is Path.unlink)
+            (newer / name).write_bytes(content)
+    assert last_checkpoint(tmp_path) == str(newer)
+
+    for checkpoint in (older, newer):
+        (checkpoint / "optimizer.pt").rename(checkpoint / "kept")
+    with pytest.raises(SystemExit, match=r"checkpoint-4: .*no optimizer\.pt"):  # from step 1 it would be replaced
+        checkpoint_to_resume(tmp_path, lines.append)
+    for checkpoint in (older, newer):
+        (checkpoint / "trainer_state.json").rename(checkpoint / "state")
+    assert checkpoint_to_resume(tmp_path, lines.append) is None, "saves that were cut short"
+    (newer / "kept").rename(newer / "optimizer.pt")
+    (newer / "state").rename(newer / "trainer_state.json")
+    weights.rename(newer / "adapter_model.safetensors")
+    assert last_checkpoint(tmp_path) == str(newer)
+    (newer / "adapter_model.safetensors").rename(newer / "model-1-of-2.safetensors")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (newer / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-2-of-2.safetensors" in lack_of(newer)
+    shutil.copy(newer / "model-1-of-2.safetensors", newer / "model-2-of-2.safetensors")
+    assert lack_of(newer) == ""
+    cut(newer / "model-2-of-2.safetensors")
+    assert "model-2-of-2.safetensors" in lack_of(newer)
+
+
+@pytest.mark.parametrize("shards", ["global_step4", "pytorch_model_fsdp_0", "pytorch_model_fsdp.bin"])
+def test_a_checkpoint_of_an_engine_is_complete_with_its_shards(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-4" / shards).mkdir(parents=True)
+    assert last_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-4")
 
 
 @pytest.mark.compat

@@ -25,8 +25,9 @@ from datasets import Dataset
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_memkit.components.resuming import last_checkpoint, refuse_finished, restore_all_weights
+from hf_memkit.components.resuming import checkpoint_to_resume, refuse_finished, restore_all_weights
 from hf_memkit.components.stopping import StopOnSignal
 from hf_memkit.recipes.export.scripts.rows import Source
 
@@ -162,6 +163,13 @@ class TrainingJob:
     def prepare_trainer(self, trainer: Any) -> None:
         """Set up the Trainer just before it trains."""
         restore_all_weights(trainer)
+        new_sampler = trainer._get_train_sampler
+
+        def sampler_by_epoch(*args: Any) -> Any:
+            sampler = new_sampler(*args)
+            return GroupedByEpoch(sampler, trainer) if type(sampler) is LengthGroupedSampler else sampler
+
+        trainer._get_train_sampler = sampler_by_epoch
         if trainer.args.fp16 and (self.adapter or type(trainer).__name__ == "SFTTrainer"):
             for parameter in trainer.model.parameters():
                 # fp16's loss scaling needs fp32. A new head with adapters has the weights' dtype, and SFTTrainer makes
@@ -189,7 +197,7 @@ class TrainingJob:
                 if hasattr(callback, "mark_interrupted"):  # memkit's
                     callback.mark_interrupted()
 
-        (checkpoint,) = broadcast_object_list([last_checkpoint(trainer.args.output_dir)])
+        (checkpoint,) = broadcast_object_list([checkpoint_to_resume(trainer.args.output_dir, say)])
         if checkpoint is not None:
             refuse_finished(checkpoint, trainer.args)
             say(f"Continuing from {checkpoint}. To train from the first step, move the checkpoints to another folder")
@@ -208,6 +216,23 @@ class TrainingJob:
             from hf_memkit.setup.process_group import leave_process_group
 
             leave_process_group()
+
+
+class GroupedByEpoch(LengthGroupedSampler):  # type: ignore[misc]
+    """Groups rows by length, in an order that depends on the seed and the epoch only. Trainer's sampler draws it from
+    torch's random state, which a resume restores too late: rows of that epoch would train twice, others never
+    (transformers 5.23.0: trainer.py 1100). The epoch is Trainer's: accelerate's `set_epoch` reaches no sampler in a
+    resumed epoch with several processes (accelerate 1.15.0: data_loader.py 622-639)."""
+
+    def __init__(self, sampler: LengthGroupedSampler, trainer: Any) -> None:
+        super().__init__(sampler.batch_size, lengths=sampler.lengths)
+        self.trainer = trainer
+
+    def __iter__(self) -> Iterator[int]:
+        arguments, epoch = self.trainer.args, int(self.trainer.state.epoch or 0)
+        seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
+        self.generator = torch.Generator().manual_seed(seed + epoch)
+        return iter(super().__iter__())
 
 
 def tokenizer_texts(texts: Iterable[str]) -> Iterator[str]:
