@@ -106,8 +106,9 @@ def test_a_signal_to_all_processes_of_a_job_leaves_nothing(tmp_path: Path, numbe
     command = [sys.executable, "-m", "hf_memkit", "predict", "train.py", "--gpu", "T4"]
     with (tmp_path / "printed").open("w") as text:
         process = subprocess.Popen(
-            command, stdout=text, stderr=text, cwd=tmp_path, env=environment, start_new_session=True
-        )
+            command, stdout=text, stderr=text, cwd=tmp_path, env=environment, start_new_session=True,
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # `nohup scripts/test` ignores SIGHUP
+        )  # fmt: skip
     while not (tmp_path / "waits").exists():
         assert process.poll() is None, (tmp_path / "printed").read_text()
         time.sleep(0.05)

@@ -185,7 +185,6 @@ def test_engines_are_proposed_for_a_device_map_that_trl_sets(
     GPT2Config(**shape, architectures=["GPT2LMHeadModel"]).save_pretrained(model)
     (folder / "train.py").write_text(TRLS_OWN)
     with traces(str(model)) as started:
-        started.start()
         own = training(started.of(Overrides()))
         left_out: dict[str, str] = {}
         machine = described_machine("L4", None, None, None)
