@@ -4,6 +4,7 @@ its users; `scripts/older_environments` makes them, and CI calls it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -80,12 +81,10 @@ def test_each_phase_of_a_job_allocates_what_is_predicted(
         check_job(older_worker, older_folder, tmp_path / name, name)
 
 
-@pytest.mark.parametrize("environment", ["oldest"], scope="module")
-def test_nothing_is_sent_with_the_hub_client_of_requests(
-    environment: str, older_worker: Worker, tmp_path: Path
-) -> None:
-    with serving() as server:
-        check_writes(older_worker.run(online_request(server, tmp_path, WRITES)), server)
+def test_nothing_is_sent_with_the_hub_client_of_requests(tmp_path: Path) -> None:
+    # Without the fixture: pytest takes it for the one of the next test, whose only parameter is also its first.
+    with serving() as server, contextlib.closing(Worker(python=python_of("oldest"))) as worker:
+        check_writes(worker.run(online_request(server, tmp_path, WRITES)), server)
 
 
 def test_a_run_has_its_report(environment: str, older_folder: Path, tmp_path: Path) -> None:
